@@ -1,0 +1,55 @@
+# One command for each chore. `make` alone lists them.
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install --constraint constraints.txt
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench venv clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s%s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/stamp-demo  ## denoise a real picture, show what it did (output: demo/)
+	$(PY) examples/retina.py --out demo --workers $(WORKERS) $(ARGS)
+
+test: $(VENV)/stamp-test  ## run the whole suite
+	$(PY) -m pytest $(ARGS)
+
+check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy --strict
+	$(VENV)/bin/lint-imports
+	$(PY) -m pytest --doctest-modules halotile
+
+bench: $(VENV)/stamp-bench  ## measure against the peers (table: docs/benchmarks.md)
+	$(PY) tests/benchmarks/run.py $(ARGS)
+
+venv: $(VENV)/stamp-test  ## make .venv with everything the tests need
+
+clean:  ## remove .venv, caches and demo output
+	rm -rf $(VENV) demo bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp says that an extra was installed from these very requirements. A stamp that is up to date
+# costs nothing, and a half-made environment has none.
+$(VENV)/stamp-created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "halotile needs Python 3.11 or newer, and $(PYTHON) is `$(PYTHON) --version 2>&1`." >&2; \
+	  echo "Write: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "$(PYTHON) -m venv failed. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/stamp-%: $(VENV)/stamp-created pyproject.toml constraints.txt
+	@echo "Installing halotile[$*] into $(VENV): some minutes the first time ..."
+	$(INSTALL) --editable ".[$*]"
+	@touch $@

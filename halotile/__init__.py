@@ -1,0 +1,32 @@
+"""Denoise and reconstruct images bigger than memory: exact overlapping tiles on Dask, Zarr in, Zarr out."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from halotile.graphs.denoise import denoise
+    from halotile.graphs.overlap import map_overlap
+    from halotile.storage.arrays import open_source
+
+__all__ = ["denoise", "map_overlap", "open_source"]
+
+_PUBLIC = {
+    "denoise": "halotile.graphs.denoise",
+    "map_overlap": "halotile.graphs.overlap",
+    "open_source": "halotile.storage.arrays",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: Dask and torch take seconds to load."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'halotile' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

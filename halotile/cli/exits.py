@@ -1,0 +1,58 @@
+"""Exit codes, and the one message that an error becomes."""
+
+from __future__ import annotations
+
+from halotile.errors import (
+    ConfigError,
+    HalotileError,
+    InputError,
+    MissingPackage,
+    Refused,
+    Stopped,
+    WeightsError,
+)
+
+OK = 0
+FAILED = 1
+USAGE = 2
+QUARANTINED = 3
+BAD_DATA = 4
+REFUSED = 5
+STOPPED = 75
+"""EX_TEMPFAIL of sysexits.h: batch systems take it as "submit again"."""
+INTERRUPTED = 130
+
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (ConfigError, USAGE),
+    (MissingPackage, USAGE),
+    (WeightsError, USAGE),
+    (InputError, BAD_DATA),
+    (Refused, REFUSED),
+    (Stopped, STOPPED),
+    (KeyboardInterrupt, INTERRUPTED),
+)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code for an error.
+
+    Examples
+    --------
+    >>> from halotile.errors import DamagedData, OutputRefused
+    >>> exit_code(OutputRefused("in use")), exit_code(DamagedData("cut short")), exit_code(OSError())
+    (2, 4, 1)
+    """
+    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+
+
+def message_of(error: BaseException) -> str:
+    """What to say about an error, in words for the person who typed the command."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped; run again to resume"
+    if isinstance(error, Stopped):
+        return str(error)
+    if isinstance(error, HalotileError):
+        return f"error: {error}"
+    text = " ".join(str(error).split())
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"error: unexpected {named}\nrun again with --debug for the traceback"

@@ -1,0 +1,128 @@
+"""The figures of a plan and of a finished run, as rows for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from halotile.cli.screen import Row
+from halotile.cli.units import bytes_text, rate_text, seconds_text, shape_text
+
+if TYPE_CHECKING:
+    from halotile.graphs.tiles import Outcome
+
+
+def plan_rows(figures: Mapping[str, Any]) -> list[Row]:
+    """What ``Plan.summary()`` says, in the order in which it is asked."""
+    return [
+        ("input", str(figures["input"])),
+        ("", f"{shape_text(figures['shape'])} {figures['dtype']}, axes {figures['axes']}"),
+        ("output", str(figures["output"])),
+        ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}"),
+        ("denoiser", str(figures["denoiser"])),
+        ("", ""),
+        ("blocks", _blocks(figures)),
+        ("shards", f"{shape_text(figures['shard'])}, in chunks of {shape_text(figures['chunk'])}"),
+        ("tiles", f"{shape_text(figures['tile'])}, {figures['batch']} at once"),
+        ("depth", f"{_depth(figures['depth'])} pixels, {figures['depth_from']}"),
+        ("boundary", str(figures["boundary"])),
+        ("read", f"{figures['read_amplification']:.2f} × the picture"),
+        ("computed", f"{figures['compute_redundancy']:.2f} × the picture"),
+        ("", ""),
+        ("memory", _memory(figures)),
+        ("disk", _disk(figures)),
+        ("workers", str(figures["workers"])),
+        *[("note", str(note)) for note in figures.get("notes", ())],
+    ]
+
+
+def headline(figures: Mapping[str, Any]) -> str:
+    """A plan in one line."""
+    workers = f"{figures['workers']} worker{'' if figures['workers'] == 1 else 's'}"
+    return (
+        f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {figures['blocks']:,} blocks, "
+        f"depth {_depth(figures['depth'])} ({figures['depth_from']}), {workers}"
+    )
+
+
+def _blocks(figures: Mapping[str, Any]) -> str:
+    text = f"{figures['blocks']:,} of {shape_text(figures['block'])}"
+    resumed = figures.get("resumed_blocks", 0)
+    if resumed:
+        return f"{text}; {resumed:,} are done already"
+    return f"{text}; goes on with the run that stands there" if figures.get("resumes") else text
+
+
+def _depth(depth: Any) -> str:
+    """Halo widths: one number where all sides are alike.
+
+    Examples
+    --------
+    >>> _depth([[8, 8], [8, 8]]), _depth([[8, 8], [4, 2]])
+    ('8', '8 × 4+2')
+    """
+    pairs = [(pair, pair) if isinstance(pair, int) else tuple(pair) for pair in depth]
+    words = [str(before) if before == after else f"{before}+{after}" for before, after in pairs]
+    return words[0] if len(set(words)) == 1 else " × ".join(words)
+
+
+def _memory(figures: Mapping[str, Any]) -> str:
+    peak, allowed = figures["peak_memory_per_worker_bytes"], figures["memory_per_worker_bytes"]
+    return f"{bytes_text(peak)} at the peak in each worker, of {bytes_text(allowed)} allowed"
+
+
+def _disk(figures: Mapping[str, Any]) -> str:
+    text = f"up to {bytes_text(figures['output_bytes'])} of output"
+    if figures["scratch_bytes"]:
+        text += f" and {bytes_text(figures['scratch_bytes'])} of scratch"
+    return f"{text}; {bytes_text(figures['free_disk_bytes'])} free"
+
+
+def outcome_rows(outcome: Outcome) -> list[Row]:
+    """How a run went, and how to look at what it made."""
+    resumed = f", {outcome.resumed:,} of them by an earlier run" if outcome.resumed else ""
+    rows = [
+        ("output", outcome.output),
+        ("blocks", f"{outcome.done:,} of {outcome.total:,} done{resumed}"),
+    ]
+    if outcome.done > outcome.resumed:
+        rate = rate_text(outcome.megapixels_per_second)
+        rows += [
+            ("throughput", f"{rate} over {seconds_text(outcome.seconds)}"),
+            ("peak memory", f"{bytes_text(outcome.peak_memory_bytes)} in one worker"),
+        ]
+    return [
+        *rows,
+        ("journal", outcome.run_directory),
+        ("look at it", f"napari {_quoted(outcome.output)}"),
+        ("", f"recon-cli info {_quoted(outcome.output)}"),
+    ]
+
+
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """How a run went, for programs."""
+    plain = (
+        "output",
+        "run_directory",
+        "done",
+        "total",
+        "resumed",
+        "seconds",
+        "megapixels_per_second",
+        "peak_memory_bytes",
+    )
+    quarantined = [
+        {
+            "number": bad.number,
+            "index": list(bad.index),
+            "region": [list(bad.region.start), list(bad.region.stop)],
+            "error": bad.error,
+        }
+        for bad in outcome.quarantined
+    ]
+    return {name: getattr(outcome, name) for name in plain} | {"quarantined": quarantined}
+
+
+def _quoted(path: str) -> str:
+    return shlex.quote(path)

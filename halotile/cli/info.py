@@ -1,0 +1,131 @@
+"""What is known of a picture without reading it, and a configuration to begin with."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halotile.cli.screen import Row
+from halotile.cli.units import bytes_text, shape_text
+from halotile.errors import HalotileError
+
+if TYPE_CHECKING:
+    from halotile.storage.arrays import Source
+
+MOST_LEVELS = 32
+
+
+def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[str, Any]:
+    """The facts of a picture, as JSON values.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read.
+    """
+    from halotile.storage.arrays import open_source
+
+    source = open_source(path, level=level, dataset=dataset)
+    return {
+        "path": path,
+        "format": source.format,
+        "shape": list(source.shape),
+        "axes": "".join(source.axes),
+        "dtype": str(source.dtype),
+        "chunks": list(source.chunks),
+        "scale": list(source.scale),
+        "units": list(source.units),
+        "bytes": math.prod(source.shape) * source.dtype.itemsize,
+        "level": level,
+        "levels": [list(shape) for shape in _levels(path, dataset)],
+        "config": suggest(path, source, level=level, dataset=dataset),
+    }
+
+
+def _levels(path: str, dataset: str | None) -> list[tuple[int, ...]]:
+    """Shapes of the levels, finest first. Each is smaller than the one before, or it is none."""
+    from halotile.storage.arrays import open_source
+
+    shapes: list[tuple[int, ...]] = []
+    for level in range(MOST_LEVELS):
+        try:
+            shape = open_source(path, level=level, dataset=dataset).shape
+        except HalotileError:
+            break
+        if shapes and math.prod(shape) >= math.prod(shapes[-1]):
+            break
+        shapes.append(shape)
+    return shapes
+
+
+def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = None) -> str:
+    """A configuration that denoises the picture, to be changed to taste."""
+    name = Path(path.rstrip("/")).name
+    stem = re.sub(r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5)$", "", name, flags=re.IGNORECASE)
+    output = os.path.join(
+        os.path.dirname(path.rstrip("/")) if "://" not in path else "", f"{stem}.denoised.zarr"
+    )
+    chosen = {"path": _yaml_text(path)}
+    if level:
+        chosen["level"] = str(level)
+    if dataset is not None:
+        chosen["dataset"] = _yaml_text(dataset)
+    inside = ", ".join(f"{key}: {value}" for key, value in chosen.items())
+    return (
+        "version: 1\n"
+        "job: denoise\n"
+        f"input: {{{inside}}}\n"
+        f"output: {{path: {_yaml_text(output)}}}\n"
+        f"denoiser: {{name: tv, strength: {_strength(source)}}}\n"
+    )
+
+
+def _strength(source: Source) -> str:
+    # Integers are mapped to 0..1 by the range of their type, of which noise fills a small part.
+    return "0.05" if source.dtype.kind in "iu" else "0.1"
+
+
+def _yaml_text(text: str) -> str:
+    """A text as YAML, with quotes only where they are needed."""
+    import json
+
+    plain = re.fullmatch(r"[A-Za-z0-9_./~-]*[A-Za-z_/][A-Za-z0-9_./~-]*", text) and not text.startswith(
+        ("-", "~")
+    )
+    words = text.lower() in ("null", "true", "false")
+    return text if plain and not words and not _is_number(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def info_rows(facts: dict[str, Any]) -> list[Row]:
+    """The facts for people."""
+    rows = [
+        ("format", str(facts["format"])),
+        ("shape", f"{shape_text(facts['shape'])}, axes {facts['axes']}"),
+        ("pixels", f"{facts['dtype']}, {bytes_text(facts['bytes'])} uncompressed"),
+        ("chunks", shape_text(facts["chunks"])),
+        ("pixel size", _pixel_size(facts)),
+    ]
+    if len(facts["levels"]) > 1:
+        for number, shape in enumerate(facts["levels"]):
+            rows.append(("levels" if number == 0 else "", f"{number}: {shape_text(shape)}"))
+    return rows
+
+
+def _pixel_size(facts: dict[str, Any]) -> str:
+    known = [
+        f"{axis} {size:g} {unit}".rstrip() if unit else f"{axis} {size:g}"
+        for axis, size, unit in zip(facts["axes"], facts["scale"], facts["units"], strict=True)
+        if unit or size != 1.0
+    ]
+    return ", ".join(known) or "not known"

@@ -1,0 +1,318 @@
+"""The command ``recon-cli``.
+
+Each command reads its words, calls one function of another room, and shows what comes back. Heavy
+packages are imported by the command that needs them, so that ``--help`` answers at once. The
+interface of the engine that is used here::
+
+    halotile.graphs.planner.make_plan(job, *, fresh) -> Plan     Plan.summary() -> figures
+    halotile.graphs.tiles.run(plan, *, observer) -> Outcome
+    halotile.graphs.verify.verify(output, *, job, repair, observer) -> Verdict
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+
+import typer
+
+from halotile.cli import exits
+from halotile.cli.screen import complain, print_json, print_rows
+
+if TYPE_CHECKING:
+    from halotile.graphs.job import Job
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    name="recon-cli",
+    help="Denoise images bigger than memory: Zarr, OME-Zarr, TIFF, .npy or HDF5 in, Zarr out.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 done with quarantined blocks, "
+    "4 bad input data, 5 refused for memory or disk, 75 stopped and resumable, 130 Ctrl-C.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]
+RunPath = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run directory, or the output it belongs to.", show_default=False),
+]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Worker processes; replaces run.workers.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, such as tile.size=256."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+NoDashboard = Annotated[bool, typer.Option("--no-dashboard", help="Do not serve Dask's dashboard.")]
+AllowImport = Annotated[
+    bool, typer.Option("--allow-import", help="Allow the job to run code of your own. Trust its file first.")
+]
+
+
+def _told(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn an error of a command into one message and its exit code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except BrokenPipeError:
+            # The reader, such as `head`, has seen enough; Python would complain again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(exits.FAILED) from None
+        except (Exception, KeyboardInterrupt) as error:
+            _give_up(error, debug=bool(kwargs.get("debug")))
+
+    return wrapped
+
+
+def _give_up(error: BaseException, *, debug: bool) -> NoReturn:
+    if debug:
+        import traceback
+
+        complain("".join(traceback.format_exception(error)))
+    complain(exits.message_of(error))
+    raise typer.Exit(exits.exit_code(error)) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from halotile import __version__
+
+        typer.echo(f"halotile {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@_told
+def run(
+    config: Config,
+    workers: Workers = None,
+    overrides: Overrides = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")] = False,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_dashboard: NoDashboard = False,
+    debug: Debug = False,
+) -> None:
+    """Run a job; one that was interrupted goes on where it was."""
+    from halotile.cli.config import load_job
+
+    job = load_job(
+        config, overrides or (), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
+    )
+    _go(job, fresh=fresh, as_json=as_json, quiet=quiet)
+
+
+def _go(job: Job, *, fresh: bool, as_json: bool, quiet: bool) -> None:
+    from halotile.cli.figures import headline, outcome_json, outcome_rows
+    from halotile.cli.report import make_report
+    from halotile.graphs.planner import make_plan
+    from halotile.graphs.tiles import run as run_plan
+
+    plan = make_plan(job, fresh=fresh)
+    if not quiet:
+        complain(headline(plan.summary()))
+    with make_report(quiet=quiet) as report:
+        outcome = run_plan(plan, observer=report)
+    if as_json:
+        print_json(outcome_json(outcome))
+    elif not quiet:
+        print_rows(
+            "finished" if not outcome.quarantined else "finished, but for the bad blocks",
+            outcome_rows(outcome),
+        )
+    for bad in outcome.quarantined:
+        complain(
+            f"quarantined: block {bad.number} (index {bad.index}, region {bad.region.start}–{bad.region.stop}): {bad.error}"
+        )
+    if outcome.quarantined:
+        raise typer.Exit(exits.QUARANTINED)
+
+
+@app.command()
+@_told
+def plan(
+    config: Config,
+    workers: Workers = None,
+    overrides: Overrides = None,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a run would do and cost, or why it is refused."""
+    from halotile.cli.config import load_job
+    from halotile.cli.figures import plan_rows
+    from halotile.graphs.planner import make_plan
+
+    figures = make_plan(
+        load_job(config, overrides or (), workers=workers, allow_import=allow_import)
+    ).summary()
+    if as_json:
+        print_json(figures)
+    else:
+        print_rows("plan", plan_rows(figures))
+
+
+@app.command()
+@_told
+def validate(
+    config: Config, overrides: Overrides = None, as_json: Json = False, debug: Debug = False
+) -> None:
+    """Check a configuration; every mistake is shown at once."""
+    from halotile.cli.config import read_config
+    from halotile.cli.problems import raise_problems
+    from halotile.cli.sections import check_config
+
+    job, problems = check_config(read_config(config, overrides or ()), config.parent)
+    if as_json:
+        print_json({"ok": not problems, "problems": [problem.to_json() for problem in problems]})
+    raise_problems(str(config), problems)
+    if job is not None and not as_json:
+        typer.echo(f"{config}: ok, {job.denoiser.name} from {job.input.path} to {job.output.path}")
+
+
+@app.command()
+@_told
+def status(
+    run_path: RunPath,
+    follow: Annotated[bool, typer.Option("--watch", help="Go on showing until the run is over.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show how a run stands, from its directory alone."""
+    from halotile.cli.report import make_report
+    from halotile.cli.status import advice, find_run, read_status, status_rows, watch
+
+    directory = find_run(run_path)
+    now = watch(directory, make_report(quiet=as_json)) if follow else read_status(directory)
+    if as_json:
+        print_json(now.to_json())
+        return
+    print_rows(now.state, status_rows(now))
+    if said := advice(now):
+        typer.echo(said)
+
+
+@app.command()
+@_told
+def resume(
+    run_path: RunPath,
+    workers: Workers = None,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_dashboard: NoDashboard = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with an interrupted run, from what its directory holds."""
+    from halotile.cli.resume import saved_job
+    from halotile.cli.status import find_run
+
+    job = saved_job(
+        find_run(run_path), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
+    )
+    _go(job, fresh=False, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+@_told
+def verify(
+    output: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="A Zarr that a run wrote.", show_default=False)
+    ],
+    repair: Annotated[bool, typer.Option("--repair", help="Do the damaged blocks again.")] = False,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Check every stored block against its checksums."""
+    from halotile.cli.report import make_report
+    from halotile.cli.resume import saved_job_of
+    from halotile.graphs.verify import verify as verify_output
+
+    job = saved_job_of(output, allow_import=allow_import)
+    with make_report(quiet=quiet) as report:
+        verdict = verify_output(output, job=job, repair=repair, observer=report)
+    sound = not verdict.problems or verdict.repaired >= len(verdict.problems)
+    if as_json:
+        facts = {"blocks": verdict.blocks, "checked": verdict.checked}
+        print_json({"ok": sound} | facts | {"problems": list(verdict.problems), "repaired": verdict.repaired})
+    elif not quiet:
+        _tell_verdict(output, verdict, sound)
+    if not sound:
+        raise typer.Exit(exits.BAD_DATA)
+
+
+def _tell_verdict(output: Path, verdict: Any, sound: bool) -> None:
+    for problem in verdict.problems:
+        typer.echo(problem)
+    if not verdict.problems:
+        typer.echo(f"{output}: sound, {verdict.checked:,} of {verdict.blocks:,} blocks checked")
+    elif sound:
+        typer.echo(f"{output}: {verdict.repaired:,} problems repaired")
+    else:
+        complain(f"error: {output} is damaged. `recon-cli verify {output} --repair` does those blocks again.")
+
+
+@app.command()
+@_told
+def info(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A picture.", show_default=False)],
+    level: Annotated[int, typer.Option(help="Resolution level; 0 is the finest.")] = 0,
+    dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a picture is, and a configuration to begin with."""
+    from halotile.cli.info import describe, info_rows
+
+    facts = describe(path, level=level, dataset=dataset)
+    if as_json:
+        print_json(facts)
+        return
+    print_rows(path, info_rows(facts))
+    typer.echo(
+        f"\nTo denoise it, write this to config.yaml and type `recon-cli run config.yaml`:\n\n{facts['config']}",
+        nl=False,
+    )
+
+
+@app.command()
+@_told
+def schema(debug: Debug = False) -> None:
+    """Write the JSON Schema of a configuration, for editors."""
+    from halotile.cli.schema import config_schema
+
+    print_json(config_schema())
+
+
+def main() -> None:
+    """Entry point of ``recon-cli``."""
+    app(prog_name="recon-cli")
+
+
+if __name__ == "__main__":
+    main()

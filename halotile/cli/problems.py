@@ -1,0 +1,105 @@
+"""What is wrong with a configuration: each fault with its place, all told at once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from halotile.errors import ConfigError, HalotileError, InputError
+
+KeyPath = tuple[str | int, ...]
+"""Where a value stands in a configuration, such as ``("tile", "size")``."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault of a configuration.
+
+    Examples
+    --------
+    >>> print(Problem("config.yaml:7", ("tile", "siez"), "unknown key; did you mean size?"))
+    config.yaml:7: tile.siez: unknown key; did you mean size?
+    """
+
+    place: str
+    path: KeyPath
+    message: str
+    error: type[HalotileError] = ConfigError
+
+    def __str__(self) -> str:
+        # An option of the command line is its own place: `--set tile.size` says the key already.
+        key = dotted(self.path)
+        if not key or self.place in ("--workers", f"--set {key}"):
+            return f"{self.place}: {self.message}"
+        return f"{self.place}: {key}: {self.message}"
+
+    def to_json(self) -> dict[str, object]:
+        """The fault for programs."""
+        file, _, line = self.place.rpartition(":")
+        return {
+            "file": file if line.isdigit() else self.place,
+            "line": int(line) if line.isdigit() else None,
+            "key": dotted(self.path),
+            "message": self.message,
+        }
+
+
+def dotted(path: KeyPath) -> str:
+    """A path as it is written on the command line.
+
+    Examples
+    --------
+    >>> dotted(("tile", "size", 1))
+    'tile.size[1]'
+    """
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The word that was probably meant, if one is near.
+
+    Examples
+    --------
+    >>> nearest("siez", ["size", "depth"]), nearest("Size", ["size"]), nearest("colour", ["size"])
+    ('size', 'size', None)
+    """
+    by_lower = {known.lower(): known for known in words}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def shown(value: Any) -> str:
+    """A value as a person would write it in YAML, cut where it is long.
+
+    Examples
+    --------
+    >>> shown("NO"), shown([256, True]), shown(None)
+    ('"NO"', '[256, true]', 'null')
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def raise_problems(source: str, problems: Sequence[Problem]) -> None:
+    """Raise one error that tells every problem; do nothing when there is none.
+
+    Raises
+    ------
+    ConfigError
+        When a word or value is wrong.
+    InputError
+        When all words are right and only the input data is missing.
+    """
+    if not problems:
+        return
+    error = InputError if all(p.error is InputError for p in problems) else ConfigError
+    if len(problems) == 1:
+        raise error(str(problems[0]))
+    lines = "\n".join(str(problem) for problem in problems)
+    raise error(f"{len(problems)} problems in {source}; nothing was started\n{lines}")

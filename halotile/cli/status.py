@@ -1,0 +1,177 @@
+"""How a run stands, read from its directory alone: no scheduler is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halotile.cli.report import Lines, Report, counts
+from halotile.cli.screen import Row
+from halotile.cli.units import bytes_text, percent, rate_text, seconds_text
+from halotile.errors import ConfigError
+from halotile.graphs.progress import Progress
+from halotile.storage.rundir import RunDirectory
+
+ACTIVE = ("planned", "running", "draining")
+"""States of a run whose driver ought to be alive."""
+SILENCE_SECONDS = 120.0
+"""A driver on another host cannot be looked at; after this long without a word it counts as gone."""
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """What status.json said at one moment, and whether its driver still lives."""
+
+    directory: Path
+    recorded: Mapping[str, Any]
+    driver_gone: bool
+    age_seconds: float
+
+    @property
+    def state(self) -> str:
+        """The recorded state, or "interrupted" where nobody is left to change it."""
+        return "interrupted" if self.driver_gone else str(self.recorded.get("state", "unknown"))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.state not in ACTIVE
+
+    @property
+    def progress(self) -> Progress:
+        """The counts as the run's own value."""
+        names = [field.name for field in dataclasses.fields(Progress)]
+        return Progress(**_EMPTY | {name: self.recorded[name] for name in names if name in self.recorded})
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        progress = self.progress
+        return (
+            progress.to_json()
+            | dict(self.recorded)
+            | {
+                "state": self.state,
+                "recorded_state": self.recorded.get("state"),
+                "percent": percent(progress.done, progress.total),
+                "age_seconds": self.age_seconds,
+                "run_directory": str(self.directory),
+            }
+        )
+
+
+_EMPTY: dict[str, Any] = {
+    "phase": "", "done": 0, "resumed": 0, "total": 0, "pixels_done": 0, "pixels_total": 0, "seconds": 0.0
+}  # fmt: skip
+
+
+def find_run(path: Path) -> Path:
+    """The run directory that a path means: itself, or the one beside an output.
+
+    Raises
+    ------
+    ConfigError
+        When no run has been there.
+    """
+    beside = path.absolute().with_name(path.absolute().name + ".run")
+    for directory in (path, beside):
+        if RunDirectory(directory).job_path.is_file() or RunDirectory(directory).status_path.is_file():
+            return directory
+    raise ConfigError(
+        f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
+    )
+
+
+def read_status(directory: Path) -> Status:
+    """How the run in a directory stands now.
+
+    Raises
+    ------
+    ConfigError
+        When the directory holds no status that can be read.
+    """
+    run = RunDirectory(directory)
+    recorded = _recorded(run)
+    gone = recorded.get("state") in ACTIVE and _is_gone(run, recorded)
+    if gone:
+        # It may have ended, in good order, between the two looks.
+        recorded = _recorded(run)
+        gone = recorded.get("state") in ACTIVE
+    return Status(directory, recorded, gone, _age_seconds(recorded))
+
+
+def _recorded(run: RunDirectory) -> Mapping[str, Any]:
+    recorded = run.read_status()
+    if recorded is None:
+        raise ConfigError(
+            f"{run.path}: no status to read; the run has not begun, or status.json is damaged. "
+            f"What counts is the journal: `recon-cli resume {run.path}` goes on from it."
+        )
+    return recorded
+
+
+def _age_seconds(recorded: Mapping[str, Any]) -> float:
+    return max(0.0, time.time() - float(recorded.get("updated", 0.0)))
+
+
+def _is_gone(run: RunDirectory, recorded: Mapping[str, Any]) -> bool:
+    """Whether nobody holds the lock. One that is held on another host may not be seen from here."""
+    if run.is_running() is not None:
+        return False
+    return recorded.get("host") == socket.gethostname() or _age_seconds(recorded) > SILENCE_SECONDS
+
+
+def status_rows(status: Status) -> list[Row]:
+    """The status for people."""
+    progress, recorded = status.progress, status.recorded
+    rows = [("output", str(recorded.get("output", "?")))]
+    if progress.total:
+        rows.append(("blocks", f"{counts(progress)}, {percent(progress.done, progress.total):.1f} %"))
+    if progress.done > progress.resumed:
+        rate = rate_text(progress.megapixels_per_second)
+        rows.append(
+            (
+                "rate",
+                f"{rate}, {progress.megabytes_per_second:.0f} MB/s over {seconds_text(progress.seconds)}",
+            )
+        )
+    if not status.over:
+        rows.append(("left", seconds_text(progress.eta_seconds)))
+        rows.append(("workers", str(progress.workers)))
+    if progress.peak_memory_bytes:
+        rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))
+    rows.append(("last word", f"{seconds_text(status.age_seconds)} ago"))
+    if recorded.get("reason"):
+        rows.append(("reason", str(recorded["reason"])))
+    return rows
+
+
+def advice(status: Status) -> str:
+    """What to do about a run that is over and not complete; nothing where all is well."""
+    again = f"run `recon-cli resume {status.directory}`"
+    if status.driver_gone:
+        driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
+        return f"interrupted: the driver ({driver}) is gone; {again}"
+    if status.state == "stopped":
+        return f"stopped: {again} to go on"
+    if status.state == "failed":
+        return f"failed: when the cause is mended, {again}"
+    return ""
+
+
+def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time.sleep) -> Status:
+    """Show the progress of a run until it is over; the last status is returned."""
+    with report:
+        while True:
+            status = read_status(directory)
+            if status.over:
+                if isinstance(report, Lines):
+                    report(status.progress)
+                return status
+            report(status.progress)
+            sleep(POLL_SECONDS)

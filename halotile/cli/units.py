@@ -1,0 +1,78 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def bytes_text(count: float) -> str:
+    """A size in binary units.
+
+    Examples
+    --------
+    >>> bytes_text(0), bytes_text(1536), bytes_text(3 * 2**30)
+    ('0 B', '1.5 KiB', '3 GiB')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1023.95 or unit == "TiB":
+            return f"{_short(size)} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A length of time.
+
+    Examples
+    --------
+    >>> seconds_text(0.42), seconds_text(72), seconds_text(7384), seconds_text(200_000), seconds_text(None)
+    ('0.4 s', '1 min 12 s', '2 h 03 min', '2 d 7 h', '?')
+    """
+    if seconds is None:
+        return "?"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def rate_text(megapixels_per_second: float) -> str:
+    """Pixels for each second.
+
+    Examples
+    --------
+    >>> rate_text(85.21), rate_text(0.043), rate_text(2400)
+    ('85.2 Mpix/s', '43 kpix/s', '2.4 Gpix/s')
+    """
+    if megapixels_per_second >= 1000:
+        return f"{_short(megapixels_per_second / 1000)} Gpix/s"
+    if 0 < megapixels_per_second < 0.1:
+        return f"{_short(megapixels_per_second * 1000)} kpix/s"
+    return f"{_short(megapixels_per_second)} Mpix/s"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Lengths along the axes.
+
+    Examples
+    --------
+    >>> shape_text([3, 70000, 70000])
+    '3 × 70,000 × 70,000'
+    """
+    return " × ".join(f"{n:,}" for n in shape)
+
+
+def percent(part: int, whole: int) -> float:
+    """How much of a whole is done; of nothing, everything."""
+    return 100.0 * part / whole if whole else 100.0
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0") if abs(number) < 1000 else f"{number:,.0f}"

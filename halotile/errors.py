@@ -1,0 +1,85 @@
+"""The one error tree of halotile.
+
+::
+
+    HalotileError                     everything raised on purpose
+    ├── ConfigError (ValueError)      a wrong word or value in a job; nothing was touched
+    │   ├── UnknownName (LookupError) a name that no file here and no plug-in answers to
+    │   ├── OutputRefused             the output may not be written (not ours, same as the input, in use)
+    │   └── ResumeRefused             the run directory belongs to a different job
+    ├── MissingPackage (ImportError)  an optional package is needed; the message names the extra
+    ├── WeightsError (ValueError)     weights missing, of the wrong checksum, or not safe to load
+    ├── InputError (ValueError)       the input data cannot be used
+    │   └── DamagedData (OSError)     stored bytes do not match their checksum, or are cut short
+    ├── Refused                       the plan does not fit; nothing was started
+    │   ├── MemoryRefused (MemoryError)
+    │   └── DiskRefused (OSError)
+    ├── BlockFailed (RuntimeError)    one block failed after its retries
+    ├── Stalled (TimeoutError)        the cluster stopped making progress
+    └── Stopped (RuntimeError)        drained on request; the run can be resumed
+
+Every message says what was asked with its values, why it cannot be, and what to write instead.
+All of them survive pickling: they cross process borders.
+"""
+
+from __future__ import annotations
+
+
+class HalotileError(Exception):
+    """Base of every error that halotile raises on purpose."""
+
+
+class ConfigError(HalotileError, ValueError):
+    """A wrong word or value in a job; nothing was touched."""
+
+
+class UnknownName(ConfigError, LookupError):
+    """A name that no file of halotile and no installed plug-in answers to."""
+
+
+class OutputRefused(ConfigError):
+    """The output path may not be written."""
+
+
+class ResumeRefused(ConfigError):
+    """The run directory belongs to a different job."""
+
+
+class MissingPackage(HalotileError, ImportError):
+    """An optional package is needed; the message names the extra that brings it."""
+
+
+class WeightsError(HalotileError, ValueError):
+    """Weights are missing, have the wrong checksum, or are not safe to load."""
+
+
+class InputError(HalotileError, ValueError):
+    """The input data cannot be used."""
+
+
+class DamagedData(InputError, OSError):
+    """Stored bytes do not match their checksum, or are cut short."""
+
+
+class Refused(HalotileError):
+    """The plan does not fit this machine; nothing was started."""
+
+
+class MemoryRefused(Refused, MemoryError):
+    """The plan needs more memory than it may use."""
+
+
+class DiskRefused(Refused, OSError):
+    """The plan needs more disk than is free."""
+
+
+class BlockFailed(HalotileError, RuntimeError):
+    """One block failed after its retries."""
+
+
+class Stalled(HalotileError, TimeoutError):
+    """The cluster stopped making progress."""
+
+
+class Stopped(HalotileError, RuntimeError):
+    """Drained on request; the run can be resumed."""

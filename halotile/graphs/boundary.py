@@ -1,0 +1,132 @@
+"""Depth and boundary as Dask users write them, turned into halos and rim rules, and back."""
+
+from __future__ import annotations
+
+import operator
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.storage.grid import Depth
+from halotile.storage.rim import Rim
+
+NAMED_RULES = ("reflect", "nearest", "periodic")
+
+
+def for_each_array(given: Any, word: str, ndims: list[int]) -> list[list[Any]]:
+    """What was given for ``depth`` or ``boundary``, per array and axis; None where nothing was given.
+
+    A list has one entry for each array. A tuple counts axes from the first; a dict names them.
+
+    Examples
+    --------
+    >>> for_each_array({1: 3}, "depth", [2])
+    [[None, 3]]
+    >>> for_each_array([1, (2, 3)], "depth", [1, 2])
+    [[1], [2, 3]]
+    """
+    if not isinstance(given, list):
+        given = [given] * len(ndims)
+    if len(given) != len(ndims):
+        raise ConfigError(
+            f"{word} is a list of {len(given)} entries for {len(ndims)} arrays. Write an entry for each array, "
+            f"or a tuple for different axes."
+        )
+    return [_for_each_axis(entry, word, ndim, max(ndims)) for entry, ndim in zip(given, ndims, strict=True)]
+
+
+def _for_each_axis(given: Any, word: str, ndim: int, most_axes: int) -> list[Any]:
+    if isinstance(given, tuple):
+        given = dict(enumerate(given))
+    if not isinstance(given, dict):
+        return [given] * ndim
+    if strangers := [axis for axis in given if axis not in range(most_axes)]:
+        raise ConfigError(
+            f"{word} names the axes {strangers}, but the arrays have the axes {list(range(most_axes))}. Write those."
+        )
+    return [given.get(axis) for axis in range(ndim)]
+
+
+def as_halo(entries: list[Any]) -> Depth:
+    """Halo width (before, after) for each axis.
+
+    Examples
+    --------
+    >>> as_halo([2, (1, 0), None])
+    ((2, 2), (1, 0), (0, 0))
+    """
+    return tuple(_as_pair(entry) for entry in entries)
+
+
+def _as_pair(entry: Any) -> tuple[int, int]:
+    try:
+        before, after = entry if isinstance(entry, tuple) else (entry or 0,) * 2
+        pair = operator.index(before), operator.index(after)
+    except (TypeError, ValueError):
+        pair = (-1, -1)
+    if min(pair) < 0:
+        raise ConfigError(
+            f"depth is {entry!r} for an axis: a halo is a count of pixels. Write an integer >= 0, "
+            "or a pair (before, after) of them."
+        )
+    return pair
+
+
+def as_rim(entries: list[Any], dtype: np.dtype[Any]) -> Rim:
+    """The rim rule of each axis; constants become pixels of ``dtype``.
+
+    Examples
+    --------
+    >>> as_rim(["none", 7], np.dtype("uint8"))
+    Rim(rules=('cut', 'constant'), values=(0, 7))
+    """
+    rules, values = [], []
+    for entry in entries:
+        constant = isinstance(entry, Number | np.generic)
+        rules.append("constant" if constant else _rule(entry))
+        values.append(_as_pixel(entry if constant else 0, dtype))
+    return Rim(tuple(rules), tuple(values))
+
+
+def _rule(entry: Any) -> str:
+    if entry is None or (isinstance(entry, str) and entry in ("none", "cut")):
+        return "cut"
+    if isinstance(entry, str) and entry in NAMED_RULES:
+        return entry
+    raise ConfigError(
+        f"boundary is {entry!r}: no such rim rule. Write one of {', '.join(NAMED_RULES)}, none, or a number."
+    )
+
+
+def _as_pixel(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A constant as it stands in an array of ``dtype``, as a plain number."""
+    if dtype.kind in "iu" and value != value:
+        raise ConfigError(f"boundary is {value!r}, which {dtype} pixels cannot hold. Write an integer.")
+    try:
+        return np.full((), value, dtype).item()
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"boundary is {value!r}, which {dtype} pixels cannot hold. Write one they can."
+        ) from error
+
+
+def dask_depth(depth: Depth) -> dict[int, int | tuple[int, int]]:
+    """A halo in Dask's words."""
+    return {axis: pair[0] if pair[0] == pair[1] else pair for axis, pair in enumerate(depth)}
+
+
+def dask_boundary(rim: Rim) -> dict[int, Any]:
+    """A rim rule in Dask's words.
+
+    Examples
+    --------
+    >>> dask_boundary(Rim(("cut", "reflect"), (0, 0)))
+    {0: 'none', 1: 'reflect'}
+    """
+    words = {"cut": "none"}
+    return {
+        axis: value if rule == "constant" else words.get(rule, rule)
+        for axis, (rule, value) in enumerate(zip(rim.rules, rim.values, strict=True))
+    }

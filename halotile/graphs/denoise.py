@@ -1,0 +1,96 @@
+"""``halotile.denoise``: the main job as one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.planner import make_plan
+from halotile.graphs.progress import Observer
+from halotile.graphs.tiles import Outcome, run
+from halotile.tasks.denoisers.function import GivenFunction
+
+
+def denoise(
+    source: str | Path,
+    output: str | Path,
+    denoiser: str | Callable[..., Any],
+    *,
+    workers: int = 2,
+    memory_per_worker: str = "4GiB",
+    depth: int | None = None,
+    boundary: str = "auto",
+    overwrite: bool = False,
+    fresh: bool = False,
+    observer: Observer | None = None,
+    sides: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Outcome:
+    """Denoise a picture of any size from disk to disk, on worker processes of this machine.
+
+    The result has the same bits as the denoiser gives on the whole picture. Call it again after an
+    interruption, and it goes on where it was.
+
+    Parameters
+    ----------
+    source : path
+        Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5, two or more axes.
+    output : path
+        Zarr to write: same shape and dtype as the source (times the denoiser's scale).
+    denoiser : str or callable
+        Name of a denoiser, with ``options``; or a function from ndarray to ndarray of the same shape, which
+        then needs ``depth``: how far, in pixels, it looks.
+    workers : int
+        Number of worker processes.
+    memory_per_worker : str
+        Memory that one worker may use, such as ``"4GiB"``.
+    depth : int, optional
+        Halo width in pixels; by default the denoiser's receptive field.
+    boundary : str
+        ``reflect``, ``nearest``, ``periodic``, ``constant`` or ``cut``; by default the denoiser's own.
+    overwrite : bool
+        Replace a Zarr that stands at ``output``.
+    fresh : bool
+        Start over, even where an earlier run of ours can be resumed.
+    observer : callable, optional
+        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second.
+    sides : mapping, optional
+        Per-pixel inputs, name to path: ``sigma``, ``mask``.
+    **options
+        Options of the denoiser.
+
+    Returns
+    -------
+    Outcome
+        Blocks done, seconds, throughput, peak memory of a worker.
+
+    Raises
+    ------
+    HalotileError
+        See :mod:`halotile.errors`.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=0.1)  # doctest: +SKIP
+    """
+    choice: DenoiserChoice | GivenFunction
+    if isinstance(denoiser, str):
+        choice = DenoiserChoice(name=denoiser, options=options)
+    elif depth is None:
+        raise ConfigError("a function needs depth: how far, in pixels, it looks. Write depth=8, say.")
+    else:
+        choice = GivenFunction(call=partial(denoiser, **options) if options else denoiser, depth=depth)
+    job = Job(
+        input=Input(path=str(source), sides=dict(sides or {})),
+        output=Output(path=str(output), overwrite=overwrite),
+        denoiser=choice,
+        tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]
+        run=Run(workers=workers, memory_per_worker=memory_per_worker),
+        allow_import=True,
+    )
+    return run(make_plan(job, fresh=fresh), observer=observer)

@@ -1,0 +1,165 @@
+"""A job: what is asked for, as plain frozen values.
+
+These dataclasses are the one definition of the configuration. The command line validates YAML
+against them, a script builds them directly. A field left at ``"auto"`` is decided by the planner.
+Importing this module costs nothing: no Dask, no torch, no zarr.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
+"""How a configuration reader must treat these classes: unknown keys are errors."""
+
+Auto = Literal["auto"]
+Size = int | tuple[int, ...]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Number of bytes that a size such as ``4GiB`` names.
+
+    Raises
+    ------
+    ValueError
+        When the text is not a number followed by a unit.
+
+    Examples
+    --------
+    >>> parse_bytes("1.5GiB"), parse_bytes("300 MB"), parse_bytes(42)
+    (1610612736, 300000000, 42)
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?)?b?\s*", str(text).lower())
+    if not match:
+        raise ValueError(f"{text!r} is not a size. Write a number and a unit, such as 4GiB or 512MB.")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """Where the picture is read from."""
+
+    __pydantic_config__ = STRICT
+
+    path: str
+    """Zarr array or OME-Zarr group, TIFF, .npy or HDF5 file."""
+    level: int = 0
+    """Resolution level of an OME-Zarr or pyramidal TIFF; 0 is the finest."""
+    dataset: str | None = None
+    """Path of the dataset inside an HDF5 file or a Zarr group."""
+    axes: str | None = None
+    """One letter for each axis, such as "zyx" or "tcyx", where the file does not say."""
+    range: tuple[float, float] | Auto = "auto"
+    """The values mapped to 0 and 1 before denoising, and back after. auto: integers by the range of
+    their type, floats as they are."""
+    sides: Mapping[str, str] = field(default_factory=dict)
+    """Per-pixel inputs that are tiled along, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where the result is written: a sharded Zarr v3 array."""
+
+    __pydantic_config__ = STRICT
+
+    path: str
+    """Path of the Zarr to write."""
+    overwrite: bool = False
+    """Replace a Zarr that stands at this path."""
+    shard: Size | Auto = "auto"
+    """Edge of one shard file in pixels: the unit of safe write."""
+    chunk: Size | Auto = "auto"
+    """Edge of the inner chunks in pixels, the unit of decode; auto: 256, or 64 where three axes are tiled."""
+    codec: Literal["lz4", "zstd", "none"] = "lz4"
+    """Compression of the inner chunks; a crc32c checksum is always added."""
+    dtype: str = "auto"
+    """Type of the result; auto: that of the input. Integers are rounded and clipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """How the picture is cut."""
+
+    __pydantic_config__ = STRICT
+
+    size: Size | Auto = "auto"
+    """Edge of one compute tile in pixels."""
+    depth: Size | Auto = "auto"
+    """Halo width in pixels; auto: the denoiser's receptive field."""
+    boundary: Literal["auto", "reflect", "nearest", "periodic", "constant", "cut"] = "auto"
+    """What is read past the edge of the picture; auto: the denoiser's own rule."""
+    batch: int | Auto = "auto"
+    """Tiles computed at once."""
+    block: Size | Auto = "auto"
+    """Edge of one super-block in pixels, a whole number of shards: the unit of work."""
+    axes: str | Auto = "auto"
+    """Axes that are tiled, such as "yx"; the other axes are looped over."""
+    seams: Literal["refuse", "allow"] = "refuse"
+    """Whether a depth smaller than the receptive field is allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How the job is run."""
+
+    __pydantic_config__ = STRICT
+
+    workers: int = 2
+    """Number of worker processes."""
+    memory_per_worker: str = "4GiB"
+    """Memory that one worker may use."""
+    retries: int = 3
+    """How often a failing block is tried again."""
+    on_bad_block: Literal["fail", "quarantine"] = "fail"
+    """fail: the run ends with exit code 1; quarantine: with exit code 3. The good blocks stay either way."""
+    on_nan: Literal["propagate", "fail"] = "propagate"
+    """What a NaN or infinity in the input does."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the computation; bfloat16 is faster on some processors, at about 1 % error."""
+    stall_seconds: float = 300.0
+    """Time without a finished block after which the cluster is started anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where the workers live."""
+
+    __pydantic_config__ = STRICT
+
+    kind: str = "local"
+    """Kind of cluster: a name in halotile.graphs.clusters."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of that kind."""
+    dashboard: bool = True
+    """Whether the scheduler serves its dashboard, on 127.0.0.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoiserChoice:
+    """A denoiser by name, with its options."""
+
+    name: str
+    """Name of a file in halotile.tasks.denoisers or of a plug-in."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that denoiser."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A whole denoising job."""
+
+    input: Input
+    output: Output
+    denoiser: Any
+    """A :class:`DenoiserChoice`, or from Python a denoiser itself."""
+    tile: Tile = field(default_factory=Tile)
+    run: Run = field(default_factory=Run)
+    cluster: Cluster = field(default_factory=Cluster)
+    allow_import: bool = False
+    """Whether the job may import code of the user's own."""

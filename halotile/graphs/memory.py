@@ -1,0 +1,81 @@
+"""How much memory one worker needs for one block: the model that plans are refused by.
+
+A test holds it against measured peaks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MIB = 1024**2
+IMPORTS_BYTES = 700 * MIB
+"""Resident memory of a worker before its first block: Python, Dask, zarr, torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that one worker holds while it processes one block, by what they are for."""
+
+    imports_bytes: int
+    weights_bytes: int
+    read_bytes: int
+    result_bytes: int
+    encode_bytes: int
+    tiles_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The projected peak."""
+        return (
+            self.imports_bytes
+            + self.weights_bytes
+            + self.read_bytes
+            + self.result_bytes
+            + self.encode_bytes
+            + self.tiles_bytes
+        )
+
+
+def footprint(
+    *,
+    window: tuple[int, ...],
+    core_out: tuple[int, ...],
+    shard: tuple[int, ...],
+    tile_window_pixels: int,
+    batch: int,
+    itemsize_in: int,
+    itemsize_out: int,
+    sides: int,
+    bytes_per_pixel: float,
+    weights_bytes: int,
+    overlap: bool,
+) -> Footprint:
+    """The footprint of a block of this size.
+
+    Parameters
+    ----------
+    window, core_out, shard : tuple of int
+        What a block reads (pixels of the input), what it writes and one shard (pixels of the output).
+    tile_window_pixels, batch : int
+        Pixels of one compute window, all channels, and how many windows are computed at once.
+    itemsize_in, itemsize_out : int
+        Bytes of one pixel.
+    sides : int
+        Number of per-pixel side inputs.
+    bytes_per_pixel : float
+        The denoiser's working memory for each pixel of a window.
+    weights_bytes : int
+        Size of the model.
+    overlap : bool
+        Whether the next read and the last write go on beside the computation.
+    """
+    copies = 2 if overlap else 1
+    return Footprint(
+        imports_bytes=IMPORTS_BYTES,
+        weights_bytes=weights_bytes,
+        read_bytes=math.prod(window) * itemsize_in * (1 + sides) * copies,
+        result_bytes=math.prod(core_out) * itemsize_out * copies,
+        encode_bytes=2 * math.prod(shard) * itemsize_out,
+        tiles_bytes=int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
+    )

@@ -1,0 +1,116 @@
+"""A plan: a job with every size decided, checked against memory and disk, ready to run or refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halotile.graphs.identity import fingerprint
+from halotile.graphs.job import Job, parse_bytes
+from halotile.graphs.memory import Footprint
+from halotile.graphs.reach import Reach
+from halotile.storage.grid import Grid
+from halotile.storage.output import Layout
+from halotile.tasks.block import BlockTask
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job that can start: what a worker does with a block, where it goes, and what it will cost."""
+
+    job: Job
+    task: BlockTask
+    layout: Layout
+    reach: Reach
+    output: Path
+    run_directory: Path
+    identity: dict[str, Any]
+    differs: tuple[str, ...]
+    resumes: bool
+    fresh: bool
+    footprint: Footprint
+    free_disk_bytes: int
+    notes: tuple[str, ...]
+
+    @property
+    def grid(self) -> Grid:
+        """The blocks of the job."""
+        return self.task.grid
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the identity: a journal belongs to one."""
+        return fingerprint(self.identity)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that one worker may use."""
+        return parse_bytes(self.job.run.memory_per_worker)
+
+    @property
+    def output_bytes(self) -> int:
+        """Size of the output without compression: the most it can take, but for a few checksums."""
+        shards = math.prod(-(-n // s) for n, s in zip(self.layout.shape, self.layout.shard, strict=True))
+        return shards * math.prod(self.layout.shard) * np.dtype(self.layout.dtype).itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        """What the run directory keeps of a plan."""
+        return {
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "layout": self.layout.to_json(),
+            "block": list(self.grid.block),
+            "summary": self.summary(),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the plan, for people and for ``--json``."""
+        grid, task = self.grid, self.task
+        middle = grid.block_at(len(grid) // 2)
+        roles = task.roles
+        spatial_core = roles.spatial_part(middle.core).size
+        spatial_window = roles.spatial_part(task.rim.reach(middle.window, grid.shape)).size
+        tile = math.prod(task.tiling.tile)
+        window = math.prod(t + a + b for t, (a, b) in zip(task.tiling.tile, task.tiling.depth, strict=True))
+        return {
+            "input": self.job.input.path,
+            "output": str(self.output),
+            "shape": list(grid.shape),
+            "axes": "".join(roles.axes),
+            "tiled_axes": "".join(roles.axes[i] for i in roles.spatial),
+            "dtype": str(task.source.dtype),
+            "output_shape": list(self.layout.shape),
+            "output_dtype": self.layout.dtype,
+            "denoiser": task.denoiser.name,
+            "blocks": len(grid),
+            "block": list(grid.block),
+            "shard": list(self.layout.shard),
+            "chunk": list(self.layout.chunk),
+            "codec": self.layout.codec,
+            "tile": list(task.tiling.tile),
+            "batch": task.tiling.batch,
+            "depth": [list(d) for d in task.tiling.depth],
+            "depth_from": self.reach.origin,
+            "boundary": task.rim.rules[roles.spatial[0]],
+            "read_amplification": round(spatial_window / spatial_core, 4),
+            "compute_redundancy": round(window / tile, 4),
+            "peak_memory_per_worker_bytes": self.footprint.total_bytes,
+            "memory_per_worker_bytes": self.memory_bytes,
+            "output_bytes": self.output_bytes,
+            "scratch_bytes": 0,
+            "free_disk_bytes": self.free_disk_bytes,
+            "workers": self.job.run.workers,
+            "resumes": self.resumes,
+            "fingerprint": self.fingerprint,
+            "notes": list(self.notes),
+        }
+
+
+def run_directory_of(output: str | Path) -> Path:
+    """The run directory beside an output: ``clean.zarr.run`` for ``clean.zarr``."""
+    path = Path(output)
+    return path.with_name(path.name + ".run")

@@ -1,0 +1,302 @@
+"""The planner: every size of a job decided, checked against memory and disk, or refused with the numbers."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import ConfigError, DiskRefused, MemoryRefused
+from halotile.graphs.identity import code_versions, differences
+from halotile.graphs.job import Job, parse_bytes
+from halotile.graphs.memory import Footprint, footprint
+from halotile.graphs.plan import Plan, run_directory_of
+from halotile.graphs.reach import Reach, resolve_reach
+from halotile.graphs.resolve import (
+    assign_axes,
+    check_paths,
+    describe_denoiser,
+    make_denoiser,
+    open_sides,
+    settle_noise_level,
+    value_range,
+)
+from halotile.graphs.sizes import (
+    Geometry,
+    block_unit,
+    candidate_blocks,
+    check_block,
+    choose_chunk,
+    choose_shard,
+    choose_tile,
+)
+from halotile.storage.arrays import Source, open_source
+from halotile.storage.grid import Grid
+from halotile.storage.output import Layout, ShardWriter
+from halotile.storage.rim import Readable, Rim
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.axes import Roles
+from halotile.tasks.block import BlockTask
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.weights import file_sha256
+from halotile.tasks.window import Tiling
+
+LEAST_WINDOW = 64
+"""Convolution libraries switch kernels, and so rounding, on windows of a few dozen pixels."""
+BATCH_PIXELS = 512 * 512
+"""Pixels computed at once when the batch is left to the planner."""
+
+
+def make_plan(job: Job, *, fresh: bool = False) -> Plan:
+    """Decide every size of a job and check that it fits.
+
+    Reads metadata, not pixels, unless a noise level or a receptive field has to be found out.
+
+    Parameters
+    ----------
+    job : Job
+        What is asked for.
+    fresh : bool
+        Plan anew, even where a run directory of an unfinished run stands.
+
+    Raises
+    ------
+    ConfigError, InputError, WeightsError
+        When the job cannot be run as it is written.
+    MemoryRefused, DiskRefused
+        When it does not fit.
+    """
+    output = Path(os.path.abspath(job.output.path))
+    previous = None if fresh else RunDirectory(run_directory_of(output)).read_plan()
+    original = open_source(
+        job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
+    )
+    check_paths(original, output)
+    denoiser = make_denoiser(job)
+    roles, source = assign_axes(job, denoiser, original)
+    sides = open_sides(job, denoiser, source, roles)
+    values = value_range(job, source.dtype)
+    asked = denoiser
+    denoiser, noise_level = settle_noise_level(denoiser, source, values, previous)
+    reach = resolve_reach(job, denoiser, len(roles.spatial), previous)
+    if reach.probed:
+        denoiser = denoiser.probed(*reach.probed)
+    geometry = _geometry(source, denoiser, roles, reach)
+    layout = _layout(job, original, geometry, roles)
+    rim = _rim(job, denoiser, roles)
+    unit = block_unit(geometry, layout.shard)
+
+    def with_block(block: tuple[int, ...]) -> tuple[BlockTask, Footprint]:
+        tile = choose_tile(geometry, job.tile.size, block)
+        tiling = _tiling(job, denoiser, roles, reach, geometry, tile, values, source.dtype)
+        grid = _grid(geometry, roles, reach, block, tiling)
+        task = BlockTask(
+            source=source,
+            sides=sides,
+            writer=ShardWriter(output, layout),
+            grid=grid,
+            rim=rim,
+            roles=roles,
+            denoiser=denoiser,
+            tiling=tiling,
+            channels_out=denoiser.channels[1],
+            precision=job.run.precision,
+            on_nan=job.run.on_nan,
+            overlap=_overlap_pays(job),
+        )
+        return task, _footprint(task, layout, denoiser)
+
+    task, needed = _choose_block(job, geometry, unit, previous, with_block)
+    identity = _identity(job, original, asked, task, layout) | {
+        "noise_level": noise_level,
+        "probed": list(reach.probed) if reach.probed else None,
+    }
+    differs = tuple(differences(previous["identity"], identity)) if previous else ()
+    free = shutil.disk_usage(_existing_parent(output)).free
+    plan = Plan(
+        job=job,
+        task=task,
+        layout=layout,
+        reach=reach,
+        output=output,
+        run_directory=run_directory_of(output),
+        identity=identity,
+        differs=differs,
+        resumes=previous is not None and not differs,
+        fresh=fresh,
+        footprint=needed,
+        free_disk_bytes=free,
+        notes=_notes(noise_level, reach),
+    )
+    _check_disk(plan)
+    return plan
+
+
+def _geometry(source: Readable, denoiser: Denoiser, roles: Roles, reach: Reach) -> Geometry:
+    output_shape = [n * f for n, f in zip(source.shape, roles.per_axis(denoiser.scale, 1), strict=True)]
+    if roles.channel is not None:
+        output_shape[roles.channel] = denoiser.channels[1]
+    return Geometry(source.shape, tuple(output_shape), roles, denoiser.scale, reach.align)
+
+
+def _layout(job: Job, source: Source, geometry: Geometry, roles: Roles) -> Layout:
+    chunk = choose_chunk(geometry, job.output.chunk)
+    dtype = str(source.dtype) if job.output.dtype == "auto" else job.output.dtype
+    added = len(roles.axes) - len(source.axes)
+    factor = roles.per_axis(geometry.scale, 1)
+    return Layout(
+        shape=geometry.output_shape,
+        dtype=dtype,
+        shard=choose_shard(geometry, job.output.shard, chunk),
+        chunk=chunk,
+        codec=job.output.codec,
+        axes=roles.axes,
+        scale=tuple(s / f for s, f in zip((1.0,) * added + tuple(source.scale), factor, strict=True)),
+        units=(None,) * added + tuple(source.units),
+        ome=source.format == "ome",
+    )
+
+
+def _rim(job: Job, denoiser: Denoiser, roles: Roles) -> Rim:
+    rule = denoiser.boundary if job.tile.boundary == "auto" else job.tile.boundary
+    return Rim(tuple(rule if i in roles.spatial else "cut" for i in range(len(roles.axes))))
+
+
+def _tiling(
+    job: Job,
+    denoiser: Denoiser,
+    roles: Roles,
+    reach: Reach,
+    geometry: Geometry,
+    tile: tuple[int, ...],
+    values: tuple[float, float] | None,
+    dtype: np.dtype[Any],
+) -> Tiling:
+    wide = dtype.itemsize >= 4 and dtype != np.float32 and not denoiser.convolutional
+    window = math.prod(t + a + b for t, (a, b) in zip(tile, reach.depth, strict=True))
+    batch = max(1, BATCH_PIXELS // window) if job.tile.batch == "auto" else job.tile.batch
+    if batch < 1:
+        raise ConfigError(f"tile.batch is {batch}: write 1 or more.")
+    return Tiling(
+        tile=tile,
+        depth=reach.depth,
+        align=(reach.align,) * len(roles.spatial),
+        picture=tuple(geometry.shape[i] for i in roles.spatial),
+        scale=denoiser.scale,
+        batch=batch,
+        range=values,
+        work_dtype="float64" if wide else "float32",
+    )
+
+
+def _grid(geometry: Geometry, roles: Roles, reach: Reach, block: tuple[int, ...], tiling: Tiling) -> Grid:
+    depth = dict(zip(roles.spatial, reach.depth, strict=True))
+    return Grid(
+        shape=geometry.shape,
+        block=tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True)),
+        depth=tuple(depth.get(i, (0, 0)) for i in range(len(geometry.shape))),
+        align=roles.per_axis(reach.align, 1),
+        least=tuple(
+            LEAST_WINDOW + 2 * max(depth[i]) if i in depth else 1 for i in range(len(geometry.shape))
+        ),
+    )
+
+
+def _overlap_pays(job: Job) -> bool:
+    """Whether there are cores to spare for reading and writing beside the computation."""
+    return (os.cpu_count() or 1) > job.run.workers
+
+
+def _footprint(task: BlockTask, layout: Layout, denoiser: Denoiser) -> Footprint:
+    tiling = task.tiling
+    middle = task.grid.block_at(len(task.grid) // 2)
+    channels = max(denoiser.channels) if task.roles.channel is not None else 1
+    window = math.prod(t + a + b for t, (a, b) in zip(tiling.tile, tiling.depth, strict=True))
+    core_out = task.roles.output_region(middle.core, tiling.scale, task.channels_out)
+    return footprint(
+        window=middle.window.shape,
+        core_out=core_out.shape,
+        shard=layout.shard,
+        tile_window_pixels=window * channels * tiling.scale ** len(tiling.tile),
+        batch=tiling.batch,
+        itemsize_in=task.source.dtype.itemsize,
+        itemsize_out=np.dtype(layout.dtype).itemsize,
+        sides=len(task.sides),
+        bytes_per_pixel=denoiser.bytes_per_pixel(),
+        weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
+        overlap=task.overlap,
+    )
+
+
+def _choose_block(
+    job: Job, geometry: Geometry, unit: tuple[int, ...], previous: dict[str, Any] | None, with_block: Any
+) -> tuple[BlockTask, Footprint]:
+    """The largest super-block that fits the memory of a worker; a resumed run keeps its own."""
+    if job.tile.block != "auto":
+        candidates = [check_block(geometry, job.tile.block, unit)]
+    elif previous is not None and _fits_unit(tuple(previous["block"]), unit, geometry.shape):
+        candidates = [tuple(previous["block"])]
+    else:
+        candidates = candidate_blocks(geometry, unit, job.run.workers)
+    allowed = parse_bytes(job.run.memory_per_worker)
+    for block in candidates:
+        task, needed = with_block(block)
+        if needed.total_bytes <= allowed:
+            return task, needed
+    raise MemoryRefused(
+        f"run.memory_per_worker is {job.run.memory_per_worker}; one block of {list(task.grid.block)} needs "
+        f"{needed.total_bytes / 2**30:.2f} GiB, of which {needed.imports_bytes / 2**30:.2f} are the program itself and "
+        f"{needed.tiles_bytes / 2**30:.2f} the tiles. Give more memory, or write a smaller output.shard, tile.size or tile.batch."
+    )
+
+
+def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(block) == len(unit) and all(
+        b % u == 0 or b >= n for b, u, n in zip(block, unit, shape, strict=True)
+    )
+
+
+def _identity(
+    job: Job, source: Source, denoiser: Denoiser, task: BlockTask, layout: Layout
+) -> dict[str, Any]:
+    return {
+        "code": code_versions(),
+        "input": source.fingerprint(),
+        "sides": {name: open_source(path).fingerprint() for name, path in sorted(job.input.sides.items())},
+        "denoiser": describe_denoiser(denoiser),
+        "weights": {path.name: file_sha256(path) for path in denoiser.files()},
+        "range": list(task.tiling.range) if task.tiling.range else None,
+        "tiled_axes": "".join(task.roles.axes[i] for i in task.roles.spatial),
+        "depth": [list(pair) for pair in task.tiling.depth],
+        "boundary": list(task.rim.rules),
+        "precision": task.precision,
+        "on_nan": task.on_nan,
+        "layout": layout.to_json(),
+        "block": list(task.grid.block),
+    }
+
+
+def _notes(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
+    estimated = (
+        () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole picture",)
+    )
+    return (*estimated, *reach.notes)
+
+
+def _existing_parent(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.exists())
+
+
+def _check_disk(plan: Plan) -> None:
+    """Refuse an output larger than the free disk; what a resumed run has written is not counted twice."""
+    if plan.resumes:
+        return
+    if plan.output_bytes > plan.free_disk_bytes:
+        raise DiskRefused(
+            f"the output takes up to {plan.output_bytes / 2**30:.2f} GiB and {_existing_parent(plan.output)} has "
+            f"{plan.free_disk_bytes / 2**30:.2f} GiB free. Write output.path on a larger disk, or a smaller output.dtype."
+        )

@@ -1,0 +1,57 @@
+"""How far a run is: one immutable value, handed to whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A moment of a run. Counts are blocks unless a name says otherwise."""
+
+    phase: str
+    done: int
+    resumed: int
+    total: int
+    pixels_done: int
+    pixels_total: int
+    seconds: float
+    read_bytes: int = 0
+    written_bytes: int = 0
+    workers: int = 0
+    peak_memory_bytes: int = 0
+    retried: int = 0
+    failed: int = 0
+    message: str = ""
+
+    @property
+    def megapixels_per_second(self) -> float:
+        """Pixels denoised by this run, per second of it."""
+        return self.pixels_done / 1e6 / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """Bytes read and written by this run, per second of it."""
+        return (self.read_bytes + self.written_bytes) / 1e6 / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Time left at the rate of the blocks that this run itself has done. None before the first."""
+        own = self.done - self.resumed
+        if own <= 0:
+            return None
+        return (self.total - self.done) * self.seconds / own
+
+    def to_json(self) -> dict[str, Any]:
+        """The value and what is derived from it, for status files."""
+        return asdict(self) | {
+            "megapixels_per_second": self.megapixels_per_second,
+            "megabytes_per_second": self.megabytes_per_second,
+            "eta_seconds": self.eta_seconds,
+        }
+
+
+Observer = Callable[[Progress], None]
+"""Called from the driver about twice a second, and whenever there is a message."""

@@ -1,0 +1,179 @@
+"""What the words of a job mean for this picture: its denoiser, axes, side inputs, values and noise level."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import ConfigError, InputError, OutputRefused
+from halotile.graphs.job import DenoiserChoice, Job
+from halotile.registry import find
+from halotile.storage.arrays import Source, open_source
+from halotile.storage.rim import Readable
+from halotile.storage.views import with_channel_axis
+from halotile.tasks.axes import Roles
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.noise import estimate_noise_level
+from halotile.tasks.options import job_key
+
+
+def make_denoiser(job: Job) -> Denoiser:
+    """The denoiser a job names, with its options checked.
+
+    Raises
+    ------
+    UnknownName
+        When there is none of that name.
+    ConfigError
+        When its options are wrong, or it would run the user's code without being allowed to.
+    """
+    choice = job.denoiser
+    if not isinstance(choice, DenoiserChoice):
+        given: Denoiser = choice
+        return given
+    kind = find("denoisers", choice.name).DENOISER
+    fields = {job_key(field.name): field.name for field in dataclasses.fields(kind)}
+    unknown = sorted(set(choice.options) - set(fields))
+    if unknown:
+        raise ConfigError(
+            f"denoiser {choice.name} has no option {unknown[0]!r}. Write some of {', '.join(sorted(fields))}."
+        )
+    if "import" in fields and not job.allow_import:
+        raise ConfigError(
+            f"denoiser {choice.name} runs code of your own ({choice.options.get('import')}). "
+            "If you trust this job file, add --allow-import."
+        )
+    try:
+        denoiser: Denoiser = kind(**{fields[key]: value for key, value in choice.options.items()})
+    except TypeError as error:
+        raise ConfigError(f"denoiser {choice.name}: {error}. `recon-cli schema` lists its options.") from None
+    return denoiser
+
+
+def describe_denoiser(denoiser: Denoiser) -> dict[str, Any]:
+    """A denoiser as JSON: its name and every option. A function is told by its name and its code."""
+    options = {
+        job_key(field.name): getattr(denoiser, field.name)
+        for field in dataclasses.fields(denoiser)  # type: ignore[arg-type]
+    }
+    return {"name": denoiser.name} | {key: _as_json(value) for key, value in options.items()}
+
+
+def _as_json(value: Any) -> Any:
+    if callable(value):
+        code = getattr(value, "__code__", None)
+        digest = hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16] if code else ""
+        return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', value)} {digest}".strip()
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_as_json(inner) for inner in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def check_paths(source: Source, output: Path) -> None:
+    """Refuse an output that is the input, lies in it, or holds it."""
+    read, written = Path(source.path).resolve(), output.resolve()
+    if read == written:
+        raise OutputRefused(f"output.path is {output}: that is the input. Write another path.")
+    if read in written.parents:
+        raise OutputRefused(
+            f"output.path is {output}: that lies inside the input {read}. Write it elsewhere."
+        )
+    if written in read.parents:
+        raise OutputRefused(f"output.path is {output}: the input {read} lies inside it. Write it elsewhere.")
+
+
+def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Readable]:
+    axes = source.axes
+    space = [letter for letter in axes if letter in "zyx"]
+    if job.tile.axes != "auto":
+        tiled = list(job.tile.axes)
+    else:
+        tiled = space if len(space) in denoiser.dims else [letter for letter in space if letter != "z"]
+    missing = [letter for letter in tiled if letter not in axes]
+    if missing or len(set(tiled)) != len(tiled):
+        raise ConfigError(
+            f"tile.axes is {''.join(tiled)!r}, the picture's axes are {''.join(axes)!r}. Write some of these, once each."
+        )
+    if len(tiled) not in denoiser.dims:
+        raise ConfigError(
+            f"tile.axes is {''.join(tiled)!r}: {denoiser.name} works on {' or '.join(map(str, denoiser.dims))} axes. "
+            f"The picture has {''.join(axes)!r}; choose that many of them."
+        )
+    readable: Readable = source
+    channels = denoiser.channels[0]
+    if denoiser.channels == (1, 1):
+        return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), None), readable
+    if "c" not in axes:
+        if channels != 1:
+            raise InputError(
+                f"{denoiser.name} takes {channels} channels, the picture has axes {''.join(axes)!r} without c. "
+                "Name its channel axis with input.axes, or use a network of one channel."
+            )
+        readable, axes = with_channel_axis(source), ("c", *axes)
+    channel = axes.index("c")
+    if readable.shape[channel] != channels:
+        raise InputError(
+            f"{denoiser.name} takes {channels} channels, the picture has {readable.shape[channel]}. "
+            "Use a network of as many channels."
+        )
+    return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), channel), readable
+
+
+def open_sides(job: Job, denoiser: Denoiser, source: Readable, roles: Roles) -> dict[str, Readable]:
+    sides: dict[str, Readable] = {}
+    allowed = {*denoiser.side_inputs, "mask"}
+    spatial_shape = tuple(source.shape[i] for i in roles.spatial)
+    for name, path in job.input.sides.items():
+        if name not in allowed:
+            raise ConfigError(
+                f"input.sides.{name}: {denoiser.name} has no such side input. Write one of {', '.join(sorted(allowed))}."
+            )
+        if name == "mask" and (denoiser.scale != 1 or denoiser.channels[0] != denoiser.channels[1]):
+            raise ConfigError(
+                f"input.sides.mask: {denoiser.name} changes the picture's shape, so no pixel can be kept. Leave the mask out."
+            )
+        side = open_source(path)
+        if side.shape not in (source.shape, spatial_shape):
+            raise InputError(
+                f"input.sides.{name} has shape {side.shape}. Give it the picture's shape {source.shape} "
+                f"or that of its tiled axes {spatial_shape}."
+            )
+        sides[name] = side
+    return sides
+
+
+def value_range(job: Job, dtype: np.dtype[Any]) -> tuple[float, float] | None:
+    given = job.input.range
+    if given != "auto":
+        if not given[0] < given[1]:
+            raise ConfigError(
+                f"input.range is {list(given)}: the second number must be the larger. Write [low, high]."
+            )
+        return (float(given[0]), float(given[1]))
+    return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
+
+
+def settle_noise_level(
+    denoiser: Denoiser,
+    source: Readable,
+    values: tuple[float, float] | None,
+    previous: Mapping[str, Any] | None,
+) -> tuple[Denoiser, float | None]:
+    """The denoiser told the noise level, if it wants one: estimated once, for the whole picture.
+
+    A resumed run keeps the estimate it began with.
+    """
+    if not denoiser.wants_noise_level:
+        return denoiser, None
+    level = previous["identity"].get("noise_level") if previous else None
+    if level is None:
+        low, high = values or (0.0, 1.0)
+        level = estimate_noise_level(source) / (high - low)
+    return denoiser.with_noise_level(level), level

@@ -1,0 +1,130 @@
+"""The three sizes of a job: the shard that is written, the super-block that is worked on, the tile that is computed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from halotile.errors import ConfigError
+from halotile.graphs.job import Auto, Size
+from halotile.tasks.axes import Roles
+
+CHUNK = {2: 256, 3: 64}
+SHARD_CHUNKS = 4
+TILE = {2: 512, 3: 96}
+LARGEST_BLOCK = {2: 4096, 3: 512}
+BLOCKS_PER_WORKER = 8
+"""Fewer super-blocks than this for each worker, and the last ones leave workers idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What is known of the picture before sizes are chosen."""
+
+    shape: tuple[int, ...]
+    """Shape of the input, in pixels."""
+    output_shape: tuple[int, ...]
+    """Shape of the output, in pixels."""
+    roles: Roles
+    scale: int
+    align: int
+
+    @property
+    def dims(self) -> int:
+        """Number of tiled axes."""
+        return len(self.roles.spatial)
+
+    def spread(self, field: str, size: Size, other: tuple[int, ...]) -> tuple[int, ...]:
+        """A size given for the tiled axes, as one number for each axis; ``other`` elsewhere."""
+        spatial = self.roles.spatial
+        edges = (size,) * len(spatial) if isinstance(size, int) else tuple(size)
+        if len(edges) != len(spatial):
+            raise ConfigError(
+                f"{field} is {list(edges)}: {len(edges)} numbers for the {len(spatial)} tiled axes "
+                f"{''.join(self.roles.axes[i] for i in spatial)}. Write one number, or one for each."
+            )
+        if min(edges) < 1:
+            raise ConfigError(f"{field} is {size}: write 1 or more.")
+        full = list(other)
+        for position, edge in zip(spatial, edges, strict=True):
+            full[position] = edge
+        return tuple(full)
+
+
+def choose_chunk(geometry: Geometry, size: Size | Auto) -> tuple[int, ...]:
+    """Inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels."""
+    other = [1] * len(geometry.output_shape)
+    if geometry.roles.channel is not None:
+        other[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
+    chosen = CHUNK.get(geometry.dims, 64) if size == "auto" else size
+    chunk = geometry.spread("output.chunk", chosen, tuple(other))
+    return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))
+
+
+def choose_shard(geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    """Shard, in output pixels: a whole number of chunks, no longer than covers the array."""
+    if size == "auto":
+        shard = tuple(
+            min(c * SHARD_CHUNKS, -(-n // c) * c) if i in geometry.roles.spatial else c
+            for i, (c, n) in enumerate(zip(chunk, geometry.output_shape, strict=True))
+        )
+    else:
+        wanted = geometry.spread("output.shard", size, chunk)
+        shard = tuple(
+            min(s, -(-n // c) * c) for s, c, n in zip(wanted, chunk, geometry.output_shape, strict=True)
+        )
+    for s, c in zip(shard, chunk, strict=True):
+        if s % c:
+            raise ConfigError(
+                f"output.shard is {size} and output.chunk {list(chunk)}: a shard holds whole chunks. "
+                f"Write a multiple of {c}."
+            )
+    return shard
+
+
+def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:
+    """The least super-block, in input pixels: whole shards of output, aligned for the network."""
+    unit = []
+    for i, s in enumerate(shard):
+        if i in geometry.roles.spatial:
+            unit.append(math.lcm(s // math.gcd(s, geometry.scale), geometry.align))
+        else:
+            unit.append(geometry.shape[i] if i == geometry.roles.channel else s)
+    return tuple(unit)
+
+
+def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[int, ...]:
+    """A super-block that was given: refused unless it is a whole number of shards."""
+    block = geometry.spread("tile.block", size, unit)
+    for b, u, n in zip(block, unit, geometry.shape, strict=True):
+        if b % u and b < n:
+            raise ConfigError(
+                f"tile.block is {size}: a block writes whole shards, which take {u} pixels of the input. "
+                f"Write a multiple of {u}."
+            )
+    return block
+
+
+def candidate_blocks(geometry: Geometry, unit: tuple[int, ...], workers: int) -> list[tuple[int, ...]]:
+    """Super-blocks worth considering, largest first: k units on each tiled axis.
+
+    Larger ones read less halo; but there must be enough of them to keep all workers busy.
+    """
+    candidates = []
+    largest = LARGEST_BLOCK.get(geometry.dims, 512)
+    for k in range(1, 65):
+        block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))
+        blocks = math.prod(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
+        too_long = any(block[i] > largest for i in geometry.roles.spatial)
+        if k > 1 and (too_long or blocks < workers * BLOCKS_PER_WORKER):
+            break
+        candidates.append(block)
+    return candidates[::-1]
+
+
+def choose_tile(geometry: Geometry, size: Size | Auto, block: tuple[int, ...]) -> tuple[int, ...]:
+    """Compute tile on the tiled axes, in input pixels: no longer than the block, aligned for the network."""
+    chosen = TILE.get(geometry.dims, 64) if size == "auto" else size
+    spread = geometry.spread("tile.size", chosen, geometry.shape)
+    align = geometry.align
+    return tuple(-(-min(spread[i], block[i]) // align) * align for i in geometry.roles.spatial)

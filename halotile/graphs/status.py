@@ -1,0 +1,127 @@
+"""What a run says of itself: status.json and events.jsonl in its directory, and its observer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from halotile.graphs.progress import Observer, Progress
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.block import Receipt
+
+if TYPE_CHECKING:
+    from halotile.graphs.plan import Plan
+
+STATUS_SECONDS = 1.0
+TELL_SECONDS = 0.4
+
+
+class StatusFile:
+    """Sums up receipts and tells the observer and the run directory about it."""
+
+    def __init__(self, directory: RunDirectory, plan: Plan, observer: Observer | None) -> None:
+        self.directory = directory
+        self.plan = plan
+        self.observer = observer
+        self.resumed = 0
+        self.retried = 0
+        self.pixels = 0
+        self.read_bytes = 0
+        self.written_bytes = 0
+        self.peak_memory_bytes = 0
+        self._began: float | None = None
+        self._told = 0.0
+        self._written = 0.0
+        self._message = ""
+
+    def begin(self, progress: Progress) -> None:
+        """The run has the output for itself."""
+        self.resumed = progress.done
+        self.event("begin", fingerprint=self.plan.fingerprint, resumed=self.resumed)
+        self._write("running", progress)
+        if self.resumed:
+            self.say(f"{self.resumed} of {progress.total} blocks are done already")
+
+    def work_begins(self) -> None:
+        """The cluster is up: the clock for rates starts, unless it runs already."""
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def count(self, receipt: Receipt) -> None:
+        """Enter a receipt into the sums."""
+        self.pixels += receipt.pixels
+        self.read_bytes += receipt.read_bytes
+        self.written_bytes += receipt.written_bytes
+        self.peak_memory_bytes = max(self.peak_memory_bytes, receipt.peak_memory_bytes)
+
+    def progress(self, phase: str, *, done: int, failed: int) -> Progress:
+        """The sums as a value."""
+        return Progress(
+            phase=phase,
+            done=done,
+            resumed=self.resumed,
+            total=len(self.plan.grid),
+            pixels_done=self.pixels,
+            pixels_total=_pixels(self.plan),
+            seconds=time.perf_counter() - self._began if self._began is not None else 0.0,
+            read_bytes=self.read_bytes,
+            written_bytes=self.written_bytes,
+            workers=self.plan.job.run.workers,
+            peak_memory_bytes=self.peak_memory_bytes,
+            retried=self.retried,
+            failed=failed,
+            message=self._message,
+        )
+
+    def tell(self, progress: Progress) -> None:
+        """Tell the observer and the status file, each not more often than it needs."""
+        now = time.monotonic()
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            self._notify(progress)
+        if now - self._written >= STATUS_SECONDS:
+            self._write("draining" if progress.phase == "drain" else "running", progress)
+
+    def say(self, message: str) -> None:
+        """Pass a line on to whoever watches, and keep it."""
+        self.event("message", text=message)
+        self._message = message
+        self._told = 0.0
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Keep something that happened."""
+        self.directory.append_event({"time": time.time(), "event": kind} | details)
+
+    def end(self, state: str, progress: Progress, reason: str) -> None:
+        """The run is over."""
+        self.event(state, reason=reason, done=progress.done)
+        self._write(state, progress, reason)
+        self._notify(progress)
+
+    def _notify(self, progress: Progress) -> None:
+        if self.observer is not None:
+            self.observer(progress)
+        self._message = ""
+
+    def _write(self, state: str, progress: Progress, reason: str = "") -> None:
+        self._written = time.monotonic()
+        self.directory.write_status(
+            progress.to_json()
+            | {
+                "state": state,
+                "reason": reason,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "updated": time.time(),
+                "output": str(self.plan.output),
+            }
+        )
+
+
+def _pixels(plan: Plan) -> int:
+    total = 1
+    for n in plan.grid.shape:
+        total *= n
+    return total

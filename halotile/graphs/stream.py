@@ -1,0 +1,209 @@
+"""A bounded stream of tasks: a million numbered blocks pass through a cluster, a few at a time.
+
+There is never one large graph. A handful of tasks for each worker is in flight; each carries a
+group of block numbers, and as many are submitted as came back. Futures are let go at once, so the
+scheduler, the client and their memory stay as they were at the first block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Client, Future
+
+from halotile.errors import Stalled
+
+RPC_SECONDS = 60.0
+"""Longest wait for any single answer from the scheduler."""
+TASKS_PER_WORKER = 3
+"""Tasks in flight for each worker: one that runs, one that waits there, one on its way."""
+LARGEST_GROUP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one task: its block numbers, and either its result or its error."""
+
+    numbers: tuple[int, ...]
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Grouping:
+    """How many blocks go into one task.
+
+    A task should last about ``target_seconds``, so that Dask's 2 ms for each task stay small beside
+    it, and towards the end groups shrink so that all workers finish together.
+    """
+
+    def __init__(self, workers: int, target_seconds: float = 1.0, least: int = 1) -> None:
+        self.workers = workers
+        self.target_seconds = target_seconds
+        self.least = least
+        self._seconds_per_block: float | None = None
+
+    def learn(self, blocks: int, seconds: float) -> None:
+        """Take the time of a finished task into account."""
+        observed = seconds / max(blocks, 1)
+        known = self._seconds_per_block
+        self._seconds_per_block = observed if known is None else 0.7 * known + 0.3 * observed
+
+    def size(self, remaining: int) -> int:
+        """Blocks for the next task when ``remaining`` are left to hand out."""
+        if self._seconds_per_block is None:
+            wanted = self.least
+        else:
+            wanted = int(min(LARGEST_GROUP, self.target_seconds / max(self._seconds_per_block, 1e-9)))
+        fair = -(-remaining // (self.workers * TASKS_PER_WORKER))
+        return max(1, min(max(wanted, self.least), fair))
+
+
+class Stream:
+    """Sends numbered blocks through a cluster and yields the answers as they come.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Connected to the cluster.
+    function : callable
+        ``function(numbers)``, run on a worker; its result is small.
+    name : str
+        Phase that the dashboard shows, at most 15 characters: the prefix of every key.
+    grouping : Grouping
+        Decides the size of each task.
+    stall_seconds : float
+        Raise :class:`Stalled` when nothing comes back for this long.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        grouping: Grouping,
+        stall_seconds: float = 300.0,
+    ) -> None:
+        self.client = client
+        self.function = function
+        self.name = name
+        self.grouping = grouping
+        self.stall_seconds = stall_seconds
+        self.draining = False
+        self._in_flight: dict[Future, tuple[int, ...]] = {}
+        self._arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        self._serial = itertools.count()
+        self._again: list[tuple[int, ...]] = []
+
+    def drain(self) -> None:
+        """Hand out no more blocks; those in flight still come back."""
+        self.draining = True
+
+    def again(self, numbers: Iterable[int]) -> None:
+        """Send these blocks once more, each as a task of its own."""
+        self._again.extend((number,) for number in numbers)
+
+    def answers(
+        self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
+    ) -> Iterator[list[Answer]]:
+        """The answers, in groups as they arrive; an empty list when ``poll_seconds`` pass without one.
+
+        Raises
+        ------
+        Stalled
+            When tasks are in flight and nothing came back for ``stall_seconds``.
+        """
+        handed_out = 0
+        heard = time.monotonic()
+        slots = self.grouping.workers * TASKS_PER_WORKER
+        while True:
+            while not self.draining and len(self._in_flight) < slots:
+                group = self._next_group(numbers, total - handed_out)
+                if not group:
+                    break
+                handed_out += len(group)
+                self._submit(group)
+            if not self._in_flight:
+                return
+            arrived = self._wait(poll_seconds)
+            if arrived:
+                heard = time.monotonic()
+                yield self._collect(arrived)
+            elif time.monotonic() - heard > self.stall_seconds:
+                raise Stalled(
+                    f"no block came back for {self.stall_seconds:.0f} s; {len(self._in_flight)} tasks are in flight. "
+                    "If single blocks take this long, raise run.stall_seconds."
+                )
+            else:
+                yield []
+
+    def _next_group(self, numbers: Iterator[int], remaining: int) -> tuple[int, ...]:
+        if self._again:
+            return self._again.pop()
+        return tuple(itertools.islice(numbers, self.grouping.size(remaining)))
+
+    def _submit(self, group: tuple[int, ...]) -> None:
+        key = f"{self.name}-{next(self._serial)}"
+        future = self.client.submit(self.function, group, key=key, pure=False)
+        self._in_flight[future] = group
+        future.add_done_callback(self._arrived.put)
+
+    def _wait(self, seconds: float) -> list[Future]:
+        """Everything that has arrived, waiting for the first at most this long."""
+        try:
+            arrived = [self._arrived.get(timeout=seconds)]
+        except queue.Empty:
+            return []
+        while True:
+            try:
+                arrived.append(self._arrived.get_nowait())
+            except queue.Empty:
+                return arrived
+
+    def _collect(self, arrived: list[Future]) -> list[Answer]:
+        """Fetch the results of all finished futures in one call, and let go of the futures."""
+        good = [future for future in arrived if future.status == "finished"]
+        results = dict(zip([f.key for f in good], self._gather(good), strict=True))
+        answers = []
+        for future in arrived:
+            numbers = self._in_flight.pop(future)
+            if future.key in results and results[future.key] is not None:
+                answers.append(Answer(numbers, results[future.key]))
+                self.grouping.learn(len(numbers), getattr(results[future.key], "seconds", 0.0))
+            else:
+                answers.append(Answer(numbers, error=self._error_of(future)))
+            future.release()
+        return answers
+
+    def _gather(self, futures: list[Future]) -> list[Any]:
+        """Results of finished futures; None where the worker is gone with its result."""
+        if not futures:
+            return []
+        wanted = {future.key: future for future in futures}
+
+        async def fetch() -> Any:
+            return await self.client.gather(wanted, errors="skip", asynchronous=True)
+
+        kept: dict[str, Any] = self.client.sync(fetch, callback_timeout=RPC_SECONDS)
+        return [kept.get(future.key) for future in futures]
+
+    @staticmethod
+    def _error_of(future: Future) -> BaseException:
+        if future.status == "error":
+            error = future.exception(timeout=RPC_SECONDS)
+            if isinstance(error, BaseException):
+                return error
+        return ConnectionError(
+            f"task {future.key} was lost ({future.status}): its worker or the scheduler is gone"
+        )
+
+    def abandon(self) -> None:
+        """Let go of everything in flight without waiting for it."""
+        for future in list(self._in_flight):
+            future.release()
+        self._in_flight.clear()

@@ -1,0 +1,271 @@
+"""The run: blocks that are not yet done stream through a cluster, receipts come back, the journal grows."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+from distributed import KilledWorker
+
+from halotile.errors import BlockFailed, DiskRefused, Stalled, Stopped
+from halotile.graphs.claim import claim
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.plan import Plan
+from halotile.graphs.progress import Observer, Progress
+from halotile.graphs.setup import BlockPlugin, prepared, run_blocks
+from halotile.graphs.signals import Signals
+from halotile.graphs.status import StatusFile
+from halotile.graphs.stream import Answer, Grouping, Stream
+from halotile.registry import find
+from halotile.storage.journal import Journal
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.block import BadBlock, Receipt
+
+SYNC_SECONDS = 5.0
+RESTARTS = 3
+"""Times that a cluster is started anew without a block done in between before a run gives up."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: every block is done, or quarantined by name."""
+
+    done: int
+    total: int
+    resumed: int
+    quarantined: tuple[BadBlock, ...]
+    seconds: float
+    megapixels_per_second: float
+    peak_memory_bytes: int
+    output: str
+    run_directory: str
+
+
+def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None = None) -> Outcome:
+    """Run a plan to its end, or go on with one that was interrupted.
+
+    Parameters
+    ----------
+    plan : Plan
+        From :func:`halotile.graphs.planner.make_plan`.
+    observer : callable, optional
+        Called with a :class:`Progress` about twice a second.
+    cluster : Cluster, optional
+        A running cluster to use; by default the one the job names is started, and ended.
+
+    Raises
+    ------
+    OutputRefused, ResumeRefused
+        When the output is not this job's to write, or another run is writing it.
+    BlockFailed
+        When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All others are done.
+    DiskRefused
+        When the disk is full. What is done stays done.
+    Stopped
+        When SIGTERM or SIGUSR1 asked the run to drain.
+    """
+    directory = RunDirectory(plan.run_directory)
+    with claim(plan, directory) as journal, Signals() as signals:
+        return _Driver(plan, directory, journal, signals, observer, cluster).run()
+
+
+class _Driver:
+    """The driver's state during one run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: RunDirectory,
+        journal: Journal,
+        signals: Signals,
+        observer: Observer | None,
+        cluster: Cluster | None,
+    ) -> None:
+        self.plan = plan
+        self.cluster = cluster
+        self.journal = journal
+        self.signals = signals
+        self.status = StatusFile(directory, plan, observer)
+        self.attempts: dict[int, int] = {}
+        self.bad: dict[int, BadBlock] = {}
+        self.disk_error: str | None = None
+        self.synced = time.monotonic()
+
+    def run(self) -> Outcome:
+        """Until nothing is left to do; a cluster that stops answering is started anew."""
+        self.status.begin(self.progress("start"))
+        try:
+            self._until_done()
+        except BaseException as error:
+            self.journal.sync()
+            stopped = isinstance(error, Stopped | KeyboardInterrupt)
+            self.status.end("stopped" if stopped else "failed", self.progress("stop"), str(error))
+            raise
+        self.journal.sync()
+        return self._conclude()
+
+    def _until_done(self) -> None:
+        restarts = 0
+        while self._left():
+            before = len(self.journal.done)
+            try:
+                with self._cluster() as cluster:
+                    self._stream(cluster)
+            except (Stalled, ConnectionError) as error:
+                restarts = 0 if len(self.journal.done) > before else restarts + 1
+                if restarts >= RESTARTS:
+                    raise
+                self.status.say(f"no progress: {error} Starting the cluster anew, going on from the journal.")
+
+    def _left(self) -> int:
+        return len(self.plan.grid) - len(self.journal.done) - len(self.bad)
+
+    def _cluster(self) -> AbstractContextManager[Cluster]:
+        if self.cluster is not None:
+            return nullcontext(self.cluster)
+        run = self.plan.job.run
+        kind = find("clusters", self.plan.job.cluster.kind)
+        started: AbstractContextManager[Cluster] = kind.start(
+            workers=run.workers,
+            memory_bytes=self.plan.memory_bytes,
+            dashboard=self.plan.job.cluster.dashboard,
+            **self.plan.job.cluster.options,
+        )
+        return started
+
+    def _stream(self, cluster: Cluster) -> None:
+        if cluster.dashboard:
+            self.status.say(f"dashboard: {cluster.dashboard}")
+        token = uuid.uuid4().hex[:12]
+        with prepared(cluster.client, BlockPlugin(token, self.plan.task, self.plan.run_directory)):
+            self._pass_through(cluster, token)
+        if self.disk_error:
+            raise DiskRefused(
+                f"the disk ran full: {self.disk_error}. {len(self.journal.done)} of {len(self.plan.grid)} blocks are safe. "
+                "Free some space and run again."
+            )
+        if self.signals.asked and self._left():
+            raise Stopped(
+                f"stopped on {self.signals.name} with {len(self.journal.done)} of {len(self.plan.grid)} blocks done. "
+                "Run again to go on."
+            )
+
+    def _pass_through(self, cluster: Cluster, token: str) -> None:
+        least = 4 if self.plan.task.overlap else 1
+        stream = Stream(
+            cluster.client,
+            partial(run_blocks, token=token),
+            name="denoise",
+            grouping=Grouping(cluster.workers, least=least),
+            stall_seconds=self.plan.job.run.stall_seconds,
+        )
+        self.status.work_begins()
+        try:
+            for answers in stream.answers(self._todo(), self._left()):
+                for answer in answers:
+                    self._take(answer, stream)
+                self._watch(stream)
+        finally:
+            stream.abandon()
+
+    def _todo(self) -> Iterator[int]:
+        todo = self.journal.done.complement(len(self.plan.grid))
+        return itertools.filterfalse(self.bad.__contains__, iter(todo))
+
+    def _take(self, answer: Answer, stream: Stream) -> None:
+        """Enter an answer: good blocks into the journal, bad ones back into the stream."""
+        if answer.error is not None:
+            self._lost(answer, stream)
+            return
+        receipt: Receipt = answer.result
+        if receipt.done:
+            self.journal.mark(receipt.done)
+        self.status.count(receipt)
+        for bad in receipt.bad:
+            self._retry(bad, stream)
+
+    def _lost(self, answer: Answer, stream: Stream) -> None:
+        """A task that died with its worker. Alone in its task, the block itself is to blame."""
+        error = answer.error
+        if isinstance(error, ConnectionError):
+            raise error
+        if len(answer.numbers) > 1:
+            stream.again(answer.numbers)
+            return
+        block = self.plan.grid.block_at(answer.numbers[0])
+        if isinstance(error, KilledWorker):
+            text = f"every worker that took it died ({error}). Less memory may help: write a smaller tile.size or tile.batch."
+        else:
+            text = f"{type(error).__name__}: {error}"
+        self._retry(BadBlock(block.number, block.index, block.core, text, text, "task"), stream)
+
+    def _retry(self, bad: BadBlock, stream: Stream) -> None:
+        if bad.kind == "disk":
+            self.disk_error = bad.error
+            stream.drain()
+            return
+        tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
+        if tried <= self.plan.job.run.retries:
+            self.status.retried += 1
+            self.status.event("retry", block=bad.number, error=bad.error)
+            stream.again([bad.number])
+            return
+        self.bad[bad.number] = bad
+        self.status.event(
+            "bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback
+        )
+        self.status.say(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
+
+    def _watch(self, stream: Stream) -> None:
+        """Between answers: heed signals, sync the journal, tell how far it is."""
+        if self.signals.asked and not stream.draining:
+            stream.drain()
+            self.status.say(f"{self.signals.name}: finishing the blocks in flight, starting no more")
+        if time.monotonic() - self.synced > SYNC_SECONDS:
+            self.journal.sync()
+            self.synced = time.monotonic()
+        self.status.tell(self.progress("drain" if stream.draining else "denoise"))
+
+    def progress(self, phase: str) -> Progress:
+        """How far the run is now."""
+        return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
+
+    def _conclude(self) -> Outcome:
+        progress = self.progress("stop")
+        bad = tuple(self.bad[number] for number in sorted(self.bad))
+        if bad and self.plan.job.run.on_bad_block == "fail":
+            self.status.end("failed", progress, f"{len(bad)} blocks failed")
+            raise BlockFailed(_describe(bad, self.plan))
+        self.status.end("finished", progress, "")
+        return Outcome(
+            done=progress.done,
+            total=progress.total,
+            resumed=progress.resumed,
+            quarantined=bad,
+            seconds=progress.seconds,
+            megapixels_per_second=progress.megapixels_per_second,
+            peak_memory_bytes=progress.peak_memory_bytes,
+            output=str(self.plan.output),
+            run_directory=str(self.plan.run_directory),
+        )
+
+
+def _describe(bad: tuple[BadBlock, ...], plan: Plan) -> str:
+    lines = [
+        f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {b.error}"
+        for b in bad[:5]
+    ]
+    more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
+    return "\n".join(
+        [
+            f"{len(bad)} of {len(plan.grid)} blocks failed after {plan.job.run.retries} retries; the others are done.",
+            *lines,
+            *more,
+            f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. Mend the cause and run again: only these are redone.",
+        ]
+    )

@@ -1,0 +1,176 @@
+"""A stored array cut into overlapping windows, one for each block of a Dask array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from os import PathLike
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import normalize_token
+
+from halotile.errors import ConfigError
+from halotile.storage.grid import Depth, Region
+from halotile.storage.rim import Pixels, Readable, Rim, read_window
+
+Chunks = tuple[tuple[int, ...], ...]
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A store cut into cores, each of which is read with its halo."""
+
+    source: Readable
+    chunks: Chunks
+    depth: Depth
+    rim: Rim
+
+    @cached_property
+    def edges(self) -> Chunks:
+        """Where the cores start along each axis, and after them where the last one stops."""
+        return tuple(tuple(accumulate(c, initial=0)) for c in self.chunks)
+
+    @cached_property
+    def halos(self) -> tuple[Depth, ...]:
+        """The halo (before, after) that each core along each axis really gets: a cut one ends at the edge."""
+        return tuple(
+            tuple((min(before, a), min(after, edges[-1] - b)) for a, b in pairwise(edges))
+            if rule == "cut"
+            else ((before, after),) * (len(edges) - 1)
+            for edges, (before, after), rule in zip(self.edges, self.depth, self.rim.rules, strict=True)
+        )
+
+    @cached_property
+    def lengths(self) -> Chunks:
+        """Lengths of the windows along each axis."""
+        return tuple(
+            tuple(n + before + after for n, (before, after) in zip(sizes, halos, strict=True))
+            for sizes, halos in zip(self.chunks, self.halos, strict=True)
+        )
+
+    def read(self, block_id: Index) -> Pixels:
+        """The pixels of one window."""
+        start = tuple(edges[i] for edges, i in zip(self.edges, block_id, strict=True))
+        stop = tuple(edges[i + 1] for edges, i in zip(self.edges, block_id, strict=True))
+        return read_window(self.source, Region(start, stop).grow(self.depth), self.rim)
+
+    def merge(self, axes: Sequence[int]) -> Windows:
+        """The same store with one core along each of ``axes``."""
+        sizes = tuple((sum(c),) if axis in axes else c for axis, c in enumerate(self.chunks))
+        return Windows(self.source, sizes, self.depth, self.rim)
+
+    def __dask_tokenize__(self) -> object:
+        # A file that was overwritten must get new keys, or a scheduler may answer with the old result.
+        fingerprint = getattr(self.source, "fingerprint", None)
+        identity = fingerprint() if callable(fingerprint) else self.source
+        return normalize_token(("halotile.Windows", identity, self.chunks, self.depth, self.rim))
+
+
+@dataclass(frozen=True)
+class ZarrReadable:
+    """An open Zarr array as a Readable."""
+
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Unit of decode, in pixels."""
+        return tuple(self.array.chunks)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        return np.asarray(self.array[region.slices])
+
+
+def open_store(array: Any) -> Readable:
+    """The store behind a path, a Zarr array or a Readable."""
+    if isinstance(array, str | PathLike):
+        from halotile.storage.arrays import open_source
+
+        array = open_source(array)
+    elif type(array).__module__.partition(".")[0] == "zarr" and hasattr(array, "chunks"):
+        array = ZarrReadable(array)
+    if not all(hasattr(array, word) for word in ("shape", "dtype", "read")):
+        raise ConfigError(
+            f"an array is a {type(array).__name__}: its blocks cannot be read. Write a path, a Readable, a zarr.Array, "
+            "a NumPy array, or dask.array.from_array(it)."
+        )
+    if 0 in array.shape:
+        raise ConfigError(f"an array has shape {array.shape}: there are no pixels to map. Leave it out.")
+    store: Readable = array
+    return store
+
+
+def chunks_of(store: Readable, block: Any, most_axes: int) -> Chunks:
+    """Core sizes: ``block`` as given for the array with most axes, or the store's own chunks."""
+    if block is None:
+        block = getattr(store, "chunks", None) or "auto"
+    elif isinstance(block, tuple | list):
+        if len(block) != most_axes:
+            raise ConfigError(
+                f"block is {block!r}: it has {len(block)} entries for {most_axes} axes. Write one for each axis."
+            )
+        block = tuple(block)[most_axes - len(store.shape) :]
+    try:
+        cut: Chunks = da.core.normalize_chunks(block, shape=store.shape, dtype=store.dtype)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"block is {block!r}: an array of shape {store.shape} cannot be cut so ({error}). Write a size per axis."
+        ) from error
+    return cut
+
+
+def align(cuts: Sequence[Chunks], refine: bool) -> list[Chunks]:
+    """The cuts made fine enough that all blocks match; arrays match from the last axis on, as in NumPy.
+
+    Examples
+    --------
+    >>> align([((4, 4),), ((6, 2),)], refine=True)
+    [((4, 2, 2),), ((4, 2, 2),)]
+    """
+    aligned = [list(cut) for cut in cuts]
+    for back in range(1, max(map(len, cuts), default=0) + 1):
+        members = [cut for cut in aligned if len(cut) >= back and sum(cut[-back]) > 1]
+        found = {cut[-back] for cut in members}
+        if len({sum(sizes) for sizes in found}) > 1:
+            raise ConfigError(
+                f"the arrays are {sorted(sum(sizes) for sizes in found)} pixels long along axis {-back}: they cannot "
+                "be broadcast together. Give arrays of one length, or of length 1."
+            )
+        if len(found) > 1 and not refine:
+            raise ConfigError(
+                f"the arrays are cut into {sorted(found)} along axis {-back}, but align_arrays is False. "
+                "Write align_arrays=True, or one block= for all."
+            )
+        edges = sorted({0}.union(*(accumulate(sizes) for sizes in found)))
+        for cut in members:
+            cut[-back] = tuple(b - a for a, b in pairwise(edges))
+    return [tuple(cut) for cut in aligned]
+
+
+def as_dask(array: Any) -> da.Array:
+    """A store, or an array in memory, as an ordinary Dask array."""
+    if isinstance(array, da.Array):
+        return array
+    if isinstance(array, np.ndarray):
+        return da.from_array(array)
+    cut = chunks_of(array, None, len(array.shape))
+    axes = len(cut)
+    windows = Windows(array, cut, ((0, 0),) * axes, Rim.everywhere("cut", axes))
+    return da.map_blocks(windows.read, chunks=cut, dtype=array.dtype, meta=np.empty((0,) * axes, array.dtype))

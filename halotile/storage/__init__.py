@@ -1,0 +1,1 @@
+"""Where the numbers lie: grids of blocks, arrays, shards, journals. Knows neither Dask nor torch."""

@@ -1,0 +1,109 @@
+"""How the stored bytes of one Zarr chunk become pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import google_crc32c
+import numcodecs
+import numcodecs.blosc
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import DamagedData
+from halotile.storage.rim import Pixels
+
+# Blosc's own threads hold the GIL and fight with ours.
+numcodecs.blosc.use_threads = False
+
+Bytes = NDArray[np.uint8]
+
+COMPRESSORS = ("blosc", "zstd", "gzip")
+"""Compressors of Zarr v3 that are understood here."""
+CHECKSUM_BYTES = 4
+_ORDERS: dict[str, Literal["<", ">"]] = {"little": "<", "big": ">"}
+_BLOSC_HEADER_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Chain:
+    """How the bytes of one chunk become pixels."""
+
+    shape: tuple[int, ...]
+    stored: np.dtype[np.generic]
+    compressor: Any = None
+    checked: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one decoded chunk."""
+        return math.prod(self.shape) * self.stored.itemsize
+
+    @property
+    def raw(self) -> bool:
+        """Whether the stored bytes are the pixels."""
+        return self.compressor is None and not self.checked
+
+    def decode(self, data: Bytes) -> Pixels:
+        """The pixels of a chunk.
+
+        Raises
+        ------
+        DamagedData
+            When the checksum or the length is wrong, or the bytes do not decompress.
+        """
+        if self.checked:
+            data = checked_bytes(data)
+        if self.compressor is not None:
+            data = self._decompress(data)
+        if len(data) != self.nbytes:
+            raise DamagedData(f"it holds {len(data)} bytes of pixels instead of {self.nbytes}")
+        return data.view(self.stored).reshape(self.shape)
+
+    def _decompress(self, data: Bytes) -> Bytes:
+        if self.compressor.codec_id == "blosc":
+            self._refuse_blosc_lengths(data)
+        try:
+            return np.frombuffer(self.compressor.decode(data), np.uint8)
+        except Exception as error:  # every codec has errors of its own
+            raise DamagedData(f"{self.compressor.codec_id} cannot decompress it ({error})") from error
+
+    def _refuse_blosc_lengths(self, data: Bytes) -> None:
+        # Blosc trusts the lengths in its header: wrong ones would make it read past the buffer.
+        if len(data) < _BLOSC_HEADER_BYTES:
+            raise DamagedData(f"it is cut short: {len(data)} bytes")
+        pixels, _, packed = (int(n) for n in data[4:_BLOSC_HEADER_BYTES].view("<u4"))
+        if (pixels, packed) != (self.nbytes, len(data)):
+            raise DamagedData(
+                f"its header names {packed} bytes for {pixels} of pixels, but it has {len(data)} for {self.nbytes}"
+            )
+
+
+def checked_bytes(data: Bytes) -> Bytes:
+    """The bytes before a trailing crc32c, which must be right."""
+    if len(data) < CHECKSUM_BYTES:
+        raise DamagedData(f"it is cut short: {len(data)} bytes")
+    body, stored = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:].tobytes()
+    if google_crc32c.value(body) != int.from_bytes(stored, "little"):
+        raise DamagedData("its crc32c checksum does not match")
+    return body
+
+
+def parse_chain(
+    codecs: Sequence[Mapping[str, Any]], shape: tuple[int, ...], native: np.dtype[np.generic]
+) -> Chain | None:
+    """The chain of v3 codecs: bytes, then at most one compressor, then at most one crc32c; else None."""
+    codecs = list(codecs)
+    if not codecs or codecs[0].get("name") != "bytes":
+        return None
+    order = _ORDERS.get((codecs.pop(0).get("configuration") or {}).get("endian", "little"))
+    compressor = None
+    if codecs and codecs[0].get("name") in COMPRESSORS:
+        compressor = numcodecs.get_codec({"id": codecs.pop(0)["name"]})
+    checked = [codec.get("name") for codec in codecs] == ["crc32c"]
+    if order is None or (codecs and not checked):
+        return None
+    return Chain(shape, native.newbyteorder(order), compressor, checked)

@@ -1,0 +1,96 @@
+"""The physical size of a TIFF's pixels, from OME-XML, ImageJ's description or the resolution tags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+_UNITS = {
+    "µm": "micrometer",
+    "μm": "micrometer",
+    "um": "micrometer",
+    "micron": "micrometer",
+    "microns": "micrometer",
+    "\\u00B5m": "micrometer",
+    "nm": "nanometer",
+    "pm": "picometer",
+    "mm": "millimeter",
+    "cm": "centimeter",
+    "m": "meter",
+    "Å": "angstrom",
+    "ms": "millisecond",
+    "s": "second",
+    "sec": "second",
+    "min": "minute",
+}
+_CENTIMETER = 3
+
+Sizes = dict[str, tuple[float, str | None]]
+"""Axis letter to size of a pixel and its unit."""
+
+
+def pixel_sizes(file: Any, series: int) -> Sizes:
+    """What the file says of its pixels' size; axes it does not speak of are left out."""
+    if file.is_ome:
+        return _from_ome(file.ome_metadata, series)
+    if file.is_imagej:
+        return _from_imagej(file)
+    return _from_tags(file)
+
+
+def _from_ome(xml: str, series: int) -> Sizes:
+    """PhysicalSizeX and the like of one image in OME-XML, micrometers where no unit stands."""
+    try:
+        images = [e for e in ElementTree.fromstring(xml) if e.tag.endswith("}Image") or e.tag == "Image"]
+        pixels = next(e for e in images[series] if e.tag.endswith("Pixels")).attrib
+    except (ElementTree.ParseError, IndexError, StopIteration):
+        return {}
+    sizes = {axis: _size(pixels, f"PhysicalSize{axis.upper()}", "µm") for axis in "zyx"}
+    sizes["t"] = _size(pixels, "TimeIncrement", "s")
+    return {axis: size for axis, size in sizes.items() if size is not None}
+
+
+def _size(pixels: Mapping[str, str], name: str, unit: str) -> tuple[float, str | None] | None:
+    """One attribute and its unit."""
+    try:
+        return float(pixels[name]), _unit(pixels.get(f"{name}Unit", unit))
+    except (KeyError, ValueError):
+        return None
+
+
+def _from_imagej(file: Any) -> Sizes:
+    """Resolution tags in the unit that ImageJ's description names; spacing and frame interval beside them."""
+    said = file.imagej_metadata or {}
+    unit = _unit(str(said.get("unit", "")))
+    if unit is None:
+        return {}
+    sizes = _resolution(file, unit, 1.0)
+    if said.get("spacing"):
+        sizes["z"] = (float(said["spacing"]), unit)
+    if said.get("finterval"):
+        sizes["t"] = (float(said["finterval"]), "second")
+    return sizes
+
+
+def _from_tags(file: Any) -> Sizes:
+    """Resolution tags in pixels per centimeter. Those per inch are about printing, and are left aside."""
+    tag = file.pages[0].tags.get("ResolutionUnit")
+    return _resolution(file, "micrometer", 1e4) if tag is not None and int(tag.value) == _CENTIMETER else {}
+
+
+def _resolution(file: Any, unit: str, length: float) -> Sizes:
+    """Pixel sizes from the two resolution tags, which are fractions of pixels per ``length``."""
+    sizes: Sizes = {}
+    for axis in "xy":
+        tag = file.pages[0].tags.get(f"{axis.upper()}Resolution")
+        pixels, per = tag.value if tag is not None else (0, 0)
+        if pixels and per:
+            sizes[axis] = (length * per / pixels, unit)
+    return sizes
+
+
+def _unit(text: str) -> str | None:
+    """The unit's name in OME-Zarr; a word that is not known stays as it is."""
+    word = text.strip()
+    return _UNITS.get(word, word) if word and word not in ("pixel", "pixels", "none") else None

@@ -1,0 +1,162 @@
+"""What a file format gives: a source, which is an array in a file.
+
+A format is one module. It has two functions::
+
+    claims(path: Path) -> bool                            cheap: looks at a name or a few bytes
+    open(path, *, level, dataset, axes) -> Source         raises InputError where it cannot be used
+
+Most formats write a reader, which has a ``header`` and ``read(region)``, and let
+:class:`halotile.storage.stored.StoredArray` carry it over process borders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from halotile.errors import InputError
+from halotile.storage.axes import choose_axes
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+
+DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
+"""Types of pixels that can be read."""
+
+
+class Source(Readable, Protocol):
+    """An array that lies in a file or store.
+
+    It pickles as its path and options, and opens again on the other side. ``read`` may be called from
+    several threads.
+    """
+
+    path: str
+    format: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """One lower-case letter for each axis, such as ``("c", "y", "x")``."""
+        ...
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The unit of decode, in pixels; 1 on every axis where any pixel can be read by itself."""
+        ...
+
+    @property
+    def scale(self) -> tuple[float, ...]:
+        """Physical size of a pixel along each axis; 1.0 where it is unknown."""
+        ...
+
+    @property
+    def units(self) -> tuple[str | None, ...]:
+        """Unit of ``scale`` for each axis, such as ``"micrometer"``."""
+        ...
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the data, as JSON values: cheap, never reads pixels."""
+        ...
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of an array before any pixel is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    axes: tuple[str, ...]
+    chunks: tuple[int, ...]
+    scale: tuple[float, ...]
+    units: tuple[str | None, ...]
+    identity: Mapping[str, Any]
+    """What else the fingerprint holds."""
+
+
+def make_header(
+    shape: Sequence[int],
+    dtype: Any,
+    *,
+    asked: str | None,
+    named: Sequence[str | None] | None = None,
+    chunks: Sequence[int] | None = None,
+    scale: Sequence[float] | None = None,
+    units: Sequence[str | None] | None = None,
+    identity: Mapping[str, Any],
+) -> Header:
+    """A header of an array that halotile can read.
+
+    Raises
+    ------
+    InputError
+        For a type of pixels, a shape or axes that cannot be used.
+    """
+    pixels = tuple(int(n) for n in shape)
+    native = np.dtype(dtype).newbyteorder("=")
+    _refuse_dtype(native)
+    if len(pixels) < 2:
+        raise InputError(
+            f"the array's shape is {pixels}: a picture has at least the axes y and x. Reshape it."
+        )
+    if 0 in pixels:
+        raise InputError(f"the array's shape is {pixels}: an axis without pixels leaves nothing to do.")
+    return Header(
+        shape=pixels,
+        dtype=native,
+        axes=choose_axes(asked, named, pixels, native),
+        chunks=tuple(int(n) for n in chunks) if chunks else (1,) * len(pixels),
+        scale=tuple(float(s) for s in scale) if scale else (1.0,) * len(pixels),
+        units=tuple(units) if units else (None,) * len(pixels),
+        identity=dict(identity),
+    )
+
+
+def _refuse_dtype(dtype: np.dtype[np.generic]) -> None:
+    """Raise for a type that is no number, or that float computation cannot hold."""
+    if dtype.name in DTYPES:
+        return
+    advice = "Convert it first."
+    if dtype.kind == "c":
+        advice = "Write its real and imaginary parts, or magnitude and phase, as channels."
+    elif dtype.kind in "iu":
+        advice = "Its values are computed as floats, which cannot hold them all: convert it to int32 or float64 first."
+    raise InputError(
+        f"the pixels are of type {dtype}, which cannot be used. {advice} Readable: {', '.join(DTYPES)}."
+    )
+
+
+class Reader(Protocol):
+    """An open file."""
+
+    @property
+    def header(self) -> Header:
+        """What is known of the array."""
+        ...
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of a region inside the array, in any byte order and memory layout."""
+        ...
+
+
+def file_identity(path: str) -> dict[str, Any]:
+    """Size in bytes and time of change in nanoseconds of a file."""
+    status = os.stat(path)
+    return {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def digest(document: Any) -> str:
+    """A short checksum of a JSON value."""
+    text = json.dumps(document, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def refuse_option(kind: str, reason: str, **options: Any) -> None:
+    """Raise for options that this format has no use for: they would be ignored silently."""
+    for name, value in options.items():
+        if value:
+            raise InputError(f"{name} is {value!r}, but {reason}. Leave {name} out for a {kind} file.")

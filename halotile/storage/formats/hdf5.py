@@ -1,0 +1,96 @@
+"""Datasets in HDF5 files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import DamagedData, InputError, MissingPackage
+from halotile.storage.formats.base import Source, file_identity, make_header, refuse_option
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels
+from halotile.storage.stored import StoredArray
+
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+
+
+def claims(path: Path) -> bool:
+    """Whether an HDF5 signature stands at the start, or behind a user block of 512, 1024, ... bytes."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        for offset in (0, 512, 1024, 2048, 4096):
+            file.seek(offset)
+            if file.read(len(_MAGIC)) == _MAGIC:
+                return True
+    return False
+
+
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
+    """A dataset of an HDF5 file: the one named, or the only one with two or more axes."""
+    refuse_option("hdf5", "an HDF5 dataset has one resolution (name another dataset instead)", level=level)
+    return StoredArray(path, "hdf5", Hdf5Reader, dataset=dataset, axes=axes)
+
+
+class Hdf5Reader:
+    """An open HDF5 file. h5py lets one thread in at a time."""
+
+    def __init__(self, path: str, *, dataset: str | None, axes: str | None) -> None:
+        h5py = _import_h5py()
+        try:
+            self._file = h5py.File(path, "r")
+        except OSError as error:
+            raise DamagedData(f"HDF5 cannot open it: {error}. Copy it again from its origin.") from error
+        self.pixels = _choose(h5py, self._file, dataset)
+        self.header = make_header(
+            self.pixels.shape,
+            self.pixels.dtype,
+            asked=axes,
+            named=[dimension.label for dimension in self.pixels.dims],
+            chunks=self.pixels.chunks,
+            identity={"dataset": self.pixels.name, **file_identity(path)},
+        )
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        pixels: Pixels = self.pixels[region.slices]
+        return pixels
+
+
+def _import_h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingPackage(
+            'an HDF5 file is read with h5py, which is not installed. Write: pip install "halotile[hdf5]"'
+        ) from error
+    return h5py
+
+
+def _choose(h5py: Any, file: Any, dataset: str | None) -> Any:
+    """The dataset that is meant."""
+    if dataset is not None:
+        found = file.get(dataset)
+        if isinstance(found, h5py.Dataset):
+            return found
+        raise InputError(f"dataset is {dataset!r}, but the file has no such dataset. {_listed(h5py, file)}")
+    pictures = [d for d in _datasets(h5py, file) if len(d.shape or ()) >= 2]
+    if len(pictures) == 1:
+        return pictures[0]
+    raise InputError(
+        f"the file holds {len(pictures)} datasets with two or more axes: which one is meant is not clear. "
+        + _listed(h5py, file)
+    )
+
+
+def _datasets(h5py: Any, file: Any) -> list[Any]:
+    """Every dataset in the file."""
+    found: list[Any] = []
+    file.visititems(lambda _, node: found.append(node) if isinstance(node, h5py.Dataset) else None)
+    return found
+
+
+def _listed(h5py: Any, file: Any) -> str:
+    """The datasets in words."""
+    shown = [f"{d.name.lstrip('/')} {d.dtype} {d.shape}" for d in _datasets(h5py, file)]
+    return f"Write dataset: one of {'; '.join(shown)}." if shown else "It holds no datasets at all."

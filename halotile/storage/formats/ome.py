@@ -1,0 +1,104 @@
+"""OME-Zarr 0.4 and 0.5 groups: one resolution level of a multiscale picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import InputError
+from halotile.storage.formats import zarr as plain
+from halotile.storage.formats.base import Header, Source, digest, make_header
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels
+from halotile.storage.stored import StoredArray
+
+
+def claims(path: Path) -> bool:
+    """Whether the attributes at the root of a Zarr describe a multiscale picture."""
+    if not (path.is_dir() or path.suffix == ".zip"):
+        return False
+    new = plain.read_document(path, "zarr.json")
+    attributes = new.get("attributes", {}) if isinstance(new, dict) else plain.read_document(path, ".zattrs")
+    return isinstance(attributes, dict) and bool(plain.ome_attributes(attributes).get("multiscales"))
+
+
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
+    """One level of an OME-Zarr picture; with ``dataset``, that array of the group and nothing else."""
+    if dataset is not None:
+        return plain.open(path, level=level, dataset=dataset, axes=axes)
+    return StoredArray(path, "ome", OmeReader, level=level, axes=axes)
+
+
+class OmeReader:
+    """An open level of an OME-Zarr picture."""
+
+    def __init__(self, path: str, *, level: int, axes: str | None) -> None:
+        group = plain.open_node(path)
+        picture = _first_picture(plain.ome_attributes(group.attrs).get("multiscales"))
+        entry = _level_entry(picture, level)
+        array = plain.choose_array(group, entry["path"])
+        named, units = _axis_words(picture.get("axes"), len(array.shape))
+        self.pixels = plain.ArrayPixels(path, array)
+        self.header: Header = make_header(
+            array.shape,
+            array.dtype,
+            asked=axes,
+            named=named,
+            chunks=array.chunks,
+            scale=_scale(picture, entry, len(array.shape)),
+            units=units,
+            identity={"level": level, "multiscales": digest(picture), **self.pixels.identity()},
+        )
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        return self.pixels.read(region)
+
+
+def _first_picture(multiscales: Any) -> Mapping[str, Any]:
+    """The first picture of a group, checked as far as it is used here."""
+    picture = multiscales[0] if isinstance(multiscales, list) and multiscales else None
+    entries = picture.get("datasets") if isinstance(picture, dict) else None
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries
+    ):
+        raise InputError(
+            "its OME-Zarr attributes name no levels: multiscales[0].datasets is not a list with a path in each entry. "
+            "Repair the attributes, or write dataset: the path of an array inside."
+        )
+    found: Mapping[str, Any] = picture
+    return found
+
+
+def _level_entry(picture: Mapping[str, Any], level: int) -> Mapping[str, Any]:
+    """The entry of one level in the multiscale attributes."""
+    entries: Sequence[Mapping[str, Any]] = picture["datasets"]
+    if level < len(entries):
+        return entries[level]
+    known = ", ".join(f"{number} ({entry['path']!r})" for number, entry in enumerate(entries))
+    raise InputError(f"level is {level}, but this picture has no such level. Write one of: {known or 'none'}.")
+
+
+def _axis_words(entries: Any, count: int) -> tuple[Sequence[str | None] | None, Sequence[str | None] | None]:
+    """Name and unit of each axis; entries are dictionaries since 0.4, and were plain names in 0.3."""
+    if not isinstance(entries, list) or len(entries) != count:
+        return None, None
+    described = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
+    return [_axis_name(axis) for axis in described], [axis.get("unit") for axis in described]
+
+
+def _axis_name(axis: Mapping[str, Any]) -> str:
+    """A plain letter where the name is one, else the kind of axis where that is plain."""
+    name = str(axis.get("name", ""))
+    return str(axis["type"]) if len(name) != 1 and axis.get("type") in ("time", "channel") else name
+
+
+def _scale(picture: Mapping[str, Any], entry: Mapping[str, Any], count: int) -> list[float]:
+    """Size of a pixel of one level: the level's own scale times the scale of the whole picture."""
+    scale = [1.0] * count
+    for holder in (entry, picture):
+        for step in holder.get("coordinateTransformations") or []:
+            if step.get("type") == "scale" and len(step.get("scale") or []) == count:
+                scale = [a * float(b) for a, b in zip(scale, step["scale"], strict=True)]
+    return scale

@@ -1,0 +1,214 @@
+"""Zarr v2 and v3 arrays: directories, .zip stores and URLs."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zarr
+import zarr.storage
+
+from halotile.errors import DamagedData, InputError, MissingPackage
+from halotile.storage.formats.base import (
+    Header,
+    Source,
+    digest,
+    file_identity,
+    make_header,
+    refuse_option,
+)
+from halotile.storage.grid import Region
+from halotile.storage.localread import open_local
+from halotile.storage.rim import Pixels
+from halotile.storage.stored import StoredArray
+
+_MARKS = ("zarr.json", ".zarray", ".zgroup")
+
+
+def claims(path: Path) -> bool:
+    """Whether Zarr metadata stand at the root."""
+    if path.is_dir():
+        return any((path / mark).is_file() for mark in _MARKS)
+    return path.suffix == ".zip" and any(_zip_member(path, mark) is not None for mark in _MARKS)
+
+
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
+    """A Zarr array, or an array of a Zarr group: the one named, or the only one."""
+    if "://" in path and dataset is None and ome_attributes(open_node(path).attrs).get("multiscales"):
+        from halotile.storage.formats import ome
+
+        return ome.open(path, level=level, axes=axes)
+    refuse_option("plain Zarr", "a Zarr array without OME metadata has one resolution", level=level)
+    return StoredArray(path, "zarr", ZarrReader, dataset=dataset, axes=axes)
+
+
+class ZarrReader:
+    """An open Zarr array."""
+
+    def __init__(self, path: str, *, dataset: str | None, axes: str | None) -> None:
+        array = choose_array(open_node(path), dataset)
+        self.pixels = ArrayPixels(path, array)
+        self.header: Header = make_header(
+            array.shape,
+            array.dtype,
+            asked=axes,
+            named=_dimension_names(array),
+            chunks=array.chunks,
+            identity=self.pixels.identity(),
+        )
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        return self.pixels.read(region)
+
+
+class ArrayPixels:
+    """The pixels of an open Zarr array, read straight from its chunk files where that is possible."""
+
+    def __init__(self, path: str, array: Any) -> None:
+        self.array = array
+        self._path = path
+        self._folder = Path(path, array.path) if os.path.isdir(path) else None
+        self.local = open_local(self._folder, array.dtype, array.fill_value) if self._folder else None
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        if self.local is not None:
+            return self.local.read(region)
+        pixels: Pixels = self.array[region.slices]
+        return pixels
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this array from another at its path."""
+        found: dict[str, Any] = {"array": self.array.path, "metadata": digest(self.array.metadata.to_dict())}
+        for mark in ("zarr.json", ".zarray"):
+            if self._folder is not None and (self._folder / mark).exists():
+                found["mtime_ns"] = (self._folder / mark).stat().st_mtime_ns
+        return found if self._folder or "://" in self._path else {**found, **file_identity(self._path)}
+
+
+def open_node(path: str) -> Any:
+    """The Zarr array or group at a path, read-only.
+
+    Raises
+    ------
+    InputError
+        When there is none.
+    DamagedData
+        When its metadata cannot be read.
+    """
+    store = _store(path)
+    try:
+        return zarr.open(store, mode="r", zarr_format=_zarr_format(path))
+    except json.JSONDecodeError as error:
+        raise DamagedData(
+            f"its Zarr metadata are not JSON: {error}. Restore them from their origin."
+        ) from error
+    except FileNotFoundError as error:
+        raise InputError("no Zarr array or group is there. Write the path of an existing one.") from error
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise InputError(
+            f"zarr cannot open it: {error}. Write it again with a supported type and codec."
+        ) from error
+
+
+def _store(path: str) -> Any:
+    """The store at a path or URL."""
+    if "://" in path:
+        return zarr.storage.ObjectStore(_import_obstore().store.from_url(path), read_only=True)
+    if os.path.isdir(path):
+        return zarr.storage.LocalStore(path, read_only=True)
+    return zarr.storage.ZipStore(path, mode="r")
+
+
+def _import_obstore() -> Any:
+    try:
+        import obstore.store
+    except ImportError as error:
+        raise MissingPackage(
+            'a Zarr at a URL is read with obstore, which is not installed. Write: pip install "halotile[s3]"'
+        ) from error
+    return obstore
+
+
+def _zarr_format(path: str) -> int | None:
+    """The version to read where both may stand side by side; None: let zarr look."""
+    return 3 if os.path.isfile(os.path.join(path, "zarr.json")) else None
+
+
+def choose_array(node: Any, dataset: str | None) -> Any:
+    """The array that is meant."""
+    if isinstance(node, zarr.Array):
+        if dataset:
+            raise InputError(
+                f"dataset is {dataset!r}, but an array stands at the path itself. Leave dataset out."
+            )
+        return node
+    found = _member(node, dataset) if dataset else None
+    if isinstance(found, zarr.Array):
+        return found
+    arrays, groups = _members(node)
+    if dataset is None and len(arrays) == 1:
+        return node[arrays[0]]
+    if dataset:
+        asked = f"dataset is {dataset!r}, but the group has no such array"
+    else:
+        asked = f"the group holds {len(arrays)} arrays: which one is meant is not clear"
+    raise InputError(f"{asked}. Write dataset: one of {_listed(arrays)} (groups inside: {_listed(groups)}).")
+
+
+def _member(group: Any, name: str) -> Any:
+    """What a group holds under a name; None where the name leads nowhere."""
+    try:
+        return group[name]
+    except (KeyError, ValueError):  # ValueError: zarr refuses names such as "../other"
+        return None
+
+
+def _members(group: Any) -> tuple[list[str], list[str]]:
+    """Names of the arrays and of the groups in a group."""
+    with warnings.catch_warnings():
+        # Files beside the arrays, such as a file manager's, are nobody's business here.
+        warnings.simplefilter("ignore")
+        members = sorted(group.members())
+    arrays = [name for name, node in members if isinstance(node, zarr.Array)]
+    return arrays, [name for name, node in members if not isinstance(node, zarr.Array)]
+
+
+def _listed(found: Sequence[str]) -> str:
+    return ", ".join(found[:20]) or "none"
+
+
+def ome_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The OME-Zarr part of a node's attributes: under "ome" in 0.5, at the top in 0.4."""
+    nested = attributes.get("ome")
+    return nested if isinstance(nested, dict) else attributes
+
+
+def read_document(path: Path, name: str) -> Any:
+    """A JSON document at the root of a directory or .zip store; None where there is none."""
+    try:
+        text = (path / name).read_bytes() if path.is_dir() else _zip_member(path, name)
+        return None if text is None else json.loads(text)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _zip_member(path: Path, name: str) -> bytes | None:
+    """The bytes of one member of a .zip file; None where there is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(name)
+    except (KeyError, zipfile.BadZipFile):
+        return None
+
+
+def _dimension_names(array: Any) -> Sequence[str | None] | None:
+    """What the array calls its axes: v3 metadata, or xarray's attribute in v2."""
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return list(names) if names else None

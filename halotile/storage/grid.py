@@ -1,0 +1,225 @@
+"""How an array is cut into blocks: integers only, no pixels.
+
+A :class:`Grid` cuts an array of any number of axes into blocks numbered in C order. Each
+:class:`Block` carries two regions: its ``core``, which it alone writes, and its ``window``, which it
+reads: the core grown by the depth, then outward to the alignment. Nothing here reads or
+computes; a grid of a million blocks costs as much as a grid of one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from halotile.errors import ConfigError
+
+Depth = tuple[tuple[int, int], ...]
+"""Halo width (before, after) for each axis, in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box of pixels: ``start[i] <= coordinate < stop[i]`` on every axis.
+
+    Coordinates are global. A region may reach outside the array it talks about, so negative
+    starts are allowed.
+
+    Examples
+    --------
+    >>> Region((0, 10), (4, 30)).shape
+    (4, 20)
+    >>> Region((0, 10), (4, 30)).grow(((1, 1), (5, 0)))
+    Region(start=(-1, 5), stop=(5, 30))
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Region:
+        """Every pixel of an array of this shape."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length along each axis, in pixels."""
+        return tuple(max(0, b - a) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of pixels."""
+        return math.prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The region as an index for an array (valid where no start is negative)."""
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    def grow(self, depth: Depth) -> Region:
+        """The region with ``depth`` pixels more on each side."""
+        return Region(
+            tuple(a - d[0] for a, d in zip(self.start, depth, strict=True)),
+            tuple(b + d[1] for b, d in zip(self.stop, depth, strict=True)),
+        )
+
+    def clip(self, other: Region) -> Region:
+        """The part that lies inside ``other``."""
+        start = tuple(max(a, o) for a, o in zip(self.start, other.start, strict=True))
+        stop = tuple(min(b, o) for b, o in zip(self.stop, other.stop, strict=True))
+        return Region(start, tuple(max(a, b) for a, b in zip(start, stop, strict=True)))
+
+    def inside(self, other: Region) -> bool:
+        """Whether every pixel lies in ``other``."""
+        return self.clip(other) == self
+
+    def shift(self, offset: tuple[int, ...]) -> Region:
+        """The region moved by ``offset``."""
+        return Region(
+            tuple(a + o for a, o in zip(self.start, offset, strict=True)),
+            tuple(b + o for b, o in zip(self.stop, offset, strict=True)),
+        )
+
+    def relative_to(self, origin: Region) -> Region:
+        """The region in coordinates that count from the start of ``origin``."""
+        return self.shift(tuple(-a for a in origin.start))
+
+    def scale(self, factor: tuple[int, ...]) -> Region:
+        """The region in a picture that is ``factor`` times finer on each axis."""
+        return Region(
+            tuple(a * f for a, f in zip(self.start, factor, strict=True)),
+            tuple(b * f for b, f in zip(self.stop, factor, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One unit of work: what it writes (``core``) and what it reads for that (``window``)."""
+
+    number: int
+    index: tuple[int, ...]
+    core: Region
+    window: Region
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An array cut into blocks.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the array that is cut, in pixels.
+    block : tuple of int
+        Core length along each axis. The last block along an axis is shorter when the length does not
+        divide.
+    depth : tuple of (int, int)
+        Halo width before and after, for each axis. It may exceed the block and the array.
+    align : tuple of int
+        Window starts (and stops, where the array goes on) fall on multiples of this: strided networks
+        need it. 1 leaves an axis as it is.
+    least : tuple of int
+        Windows are at least this long (or as long as the array with its halo): a convolution library may
+        round differently on a sliver.
+
+    Examples
+    --------
+    >>> grid = Grid((100, 100), (64, 64), ((8, 8), (8, 8)))
+    >>> len(grid), grid.counts
+    (4, (2, 2))
+    >>> grid.block_at(3).core
+    Region(start=(64, 64), stop=(100, 100))
+    >>> grid.block_at(3).window
+    Region(start=(56, 56), stop=(108, 108))
+    """
+
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
+    depth: Depth
+    align: tuple[int, ...] = ()
+    least: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("align", "least"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, (1,) * len(self.shape))
+        if len({len(v) for v in (self.shape, self.block, self.depth, self.align, self.least)}) != 1:
+            raise ConfigError(
+                f"shape {self.shape}, block {self.block}, depth {self.depth}, align {self.align} and "
+                f"least {self.least} name different numbers of axes. Write one entry for each axis."
+            )
+        if any(n < 1 for n in self.shape):
+            raise ConfigError(
+                f"shape is {self.shape}: an axis without pixels has no blocks. Give each axis >= 1."
+            )
+        if any(n < 1 for n in self.block):
+            raise ConfigError(f"block is {self.block}: write at least 1 on each axis.")
+        if any(d < 0 for pair in self.depth for d in pair):
+            raise ConfigError(f"depth is {self.depth}: a halo cannot be negative. Write 0 or more.")
+        if any(n < 1 for n in self.align):
+            raise ConfigError(f"align is {self.align}: write at least 1 on each axis.")
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Number of blocks along each axis."""
+        return tuple(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
+
+    def __len__(self) -> int:
+        return math.prod(self.counts)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (self.block_at(number) for number in range(len(self)))
+
+    def index_of(self, number: int) -> tuple[int, ...]:
+        """Position of block ``number`` in the grid."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"block {number} of a grid of {len(self)} blocks")
+        index = []
+        for count in reversed(self.counts):
+            number, position = divmod(number, count)
+            index.append(position)
+        return tuple(reversed(index))
+
+    def number_of(self, index: tuple[int, ...]) -> int:
+        """Number of the block at a grid position."""
+        number = 0
+        for position, count in zip(index, self.counts, strict=True):
+            if not 0 <= position < count:
+                raise IndexError(f"block index {index} of a grid of {self.counts} blocks")
+            number = number * count + position
+        return number
+
+    def block_at(self, number: int) -> Block:
+        """Block ``number``, in C order."""
+        index = self.index_of(number)
+        start = tuple(i * b for i, b in zip(index, self.block, strict=True))
+        stop = tuple(min(a + b, n) for a, b, n in zip(start, self.block, self.shape, strict=True))
+        core = Region(start, stop)
+        return Block(number, index, core, self.window_of(core))
+
+    def window_of(self, core: Region) -> Region:
+        """What has to be read to compute ``core``: grown by the depth, to the least length, to the alignment."""
+        reach = Region.whole(self.shape).grow(self.depth)
+        window = core.grow(self.depth)
+        start = tuple(
+            min(a, max(b - least, r))
+            for a, b, least, r in zip(window.start, window.stop, self.least, reach.start, strict=True)
+        )
+        stop = tuple(
+            max(b, min(a + least, r))
+            for a, b, least, r in zip(start, window.stop, self.least, reach.stop, strict=True)
+        )
+        return align_outward(Region(start, stop), self.align, self.shape)
+
+
+def align_outward(window: Region, align: tuple[int, ...], shape: tuple[int, ...]) -> Region:
+    """Grow a window so that it starts and stops on multiples of ``align``.
+
+    A stop at or past the array's end stays: there the rim rule decides what follows.
+    """
+    start = tuple(a // k * k for a, k in zip(window.start, align, strict=True))
+    stop = tuple(
+        b if b >= n else min(-(-b // k) * k, n) for b, k, n in zip(window.stop, align, shape, strict=True)
+    )
+    return Region(start, stop)

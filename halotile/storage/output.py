@@ -1,0 +1,284 @@
+"""The output of a run: a sharded Zarr v3 array that only whole shards are written to.
+
+One shard is one file and has one writer. The metadata is written as JSON by hand, so that its fsyncs are
+ours; zarr-python, tensorstore and OME-Zarr viewers read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError, InputError, OutputRefused
+from halotile.storage.disk import DISK, PARTIAL, Buffers, Disk
+from halotile.storage.grid import Region
+from halotile.storage.layout import METADATA, Layout, read_layout
+from halotile.storage.shards import encode_shard, find_problems
+
+__all__ = [
+    "Layout",
+    "ShardWriter",
+    "check_block",
+    "create_metadata",
+    "create_output",
+    "metadata_digest",
+    "open_output",
+    "to_dtype",
+]
+
+open_output = read_layout
+
+_MARKS = (METADATA, ".zgroup", ".zarray")
+"""What a Zarr has at its top, and so what tells one from any other directory."""
+
+
+def create_output(path: str | Path, layout: Layout, disk: Disk = DISK, *, overwrite: bool = False) -> None:
+    """Make an empty output; durable on return.
+
+    Parameters
+    ----------
+    path : path
+        Where the Zarr goes. Parents that are missing are made.
+    layout : Layout
+        What it looks like.
+    overwrite : bool
+        Remove a Zarr that stands there. Anything that is not a Zarr stays.
+    disk : Disk
+        What writes it.
+
+    Raises
+    ------
+    OutputRefused
+        When something stands at ``path`` that may not be removed; nothing was touched.
+    """
+    root = Path(path)
+    _check_path(root)
+    if os.path.lexists(root):
+        if not overwrite:
+            raise OutputRefused(
+                f"output.path is {root}: something stands there. Write another path, or output.overwrite: true."
+            )
+        _check_removable(root)
+        disk.remove_tree(root, last=_MARKS)
+    create_metadata(root, layout, disk)
+
+
+def create_metadata(path: str | Path, layout: Layout, disk: Disk = DISK) -> None:
+    """Write the metadata of an output, the file at the top first; durable on return."""
+    root = Path(path)
+    for name, content in layout.documents().items():
+        disk.make_directory((root / name).parent)
+        disk.write_file(root / name, [content])
+
+
+def metadata_digest(path: str | Path, layout: Layout) -> str:
+    """SHA-256 of the metadata files of an output; a file that is missing counts as one of its own."""
+    digest = hashlib.sha256()
+    for name in layout.documents():
+        file = Path(path, name)
+        content = file.read_bytes() if file.is_file() else None
+        digest.update(f"{name} {'missing' if content is None else len(content)}\n".encode())
+        digest.update(content or b"")
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Writes whole shards of an output. Travels to workers: it holds no open files.
+
+    Parameters
+    ----------
+    path : path
+        The output, as given to :func:`create_output`.
+    layout : Layout
+        Its layout.
+    disk : Disk
+        What writes.
+    """
+
+    path: str | Path
+    layout: Layout
+    disk: Disk = field(default=DISK, compare=False)
+    _durable: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    def write(self, region: Region, pixels: NDArray[Any]) -> int:
+        """Write a block; durable on return.
+
+        Parameters
+        ----------
+        region : Region
+            Starts on shard borders; stops on them or at the array's end.
+        pixels : ndarray
+            Pixels of that shape; :func:`to_dtype` makes them the output's dtype.
+
+        Returns
+        -------
+        int
+            Bytes written.
+
+        Raises
+        ------
+        ConfigError
+            When the region is not a whole number of shards, or the pixels have another shape.
+        InputError
+            When a NaN would have to become an integer.
+        OSError
+            When the disk is full or fails. Shards that stood there are whole, old or new.
+        """
+        self.layout.check_whole_shards(region)
+        if pixels.shape != region.shape:
+            raise ConfigError(f"pixels of shape {pixels.shape} do not fill {region} of shape {region.shape}.")
+        return self.disk.write_files(self._encoded(region, pixels))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_durable": set()}
+
+    def _encoded(self, region: Region, pixels: NDArray[Any]) -> Iterator[tuple[Path, Buffers]]:
+        for index, inside in _shards_of(self.layout, region):
+            path = self.layout.shard_path(self.path, index)
+            self._make_directory(path.parent)
+            part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
+            yield path, encode_shard(part, self.layout.form)
+
+    def _make_directory(self, path: Path) -> None:
+        """Make a directory of shards durable, from the array downwards, once for each process.
+
+        That it exists does not say that it would survive a power cut: another worker may be about to
+        fsync it.
+        """
+        if path == self.layout.array_path(self.path) or (path in self._durable and path.exists()):
+            return
+        self._make_directory(path.parent)
+        self.disk.make_directory(path)
+        self._durable.add(path)
+
+
+def check_block(path: str | Path, layout: Layout, region: Region) -> list[str]:
+    """Read every shard that a region touches and check it; one line for each problem.
+
+    A shard has to be there, of the size that its index says, with every chunk that lies in the array,
+    and every checksum has to match.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> layout = Layout((4,), "uint8", (2,), (2,), "none", ("x",), (1.0,), (None,), False)
+    >>> folder = tempfile.mkdtemp() + "/a.zarr"
+    >>> create_output(folder, layout)
+    >>> ShardWriter(folder, layout).write(Region((0,), (2,)), np.array([1, 2]))
+    26
+    >>> [problem.removeprefix(folder) for problem in check_block(folder, layout, Region.whole((4,)))]
+    ['/c/1: the shard is missing']
+    """
+    problems = []
+    for index, inside in _shards_of(layout, region.clip(Region.whole(layout.shape))):
+        file = layout.shard_path(path, index)
+        problems += [f"{file}: {problem}" for problem in _check_shard(file, layout, inside.shape)]
+    return problems
+
+
+def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
+    """Pixels in the dtype of an output. Integers are rounded half to even and clipped, never wrapped.
+
+    Returns the same array when nothing is to be done.
+
+    Raises
+    ------
+    InputError
+        When a NaN would have to become an integer.
+
+    Examples
+    --------
+    >>> to_dtype(np.array([-3.0, 0.5, 1.5, 300.0]), "uint8")
+    array([  0,   0,   2, 255], dtype=uint8)
+    """
+    target = np.dtype(dtype)
+    if pixels.dtype == target or not pixels.size:
+        return pixels.astype(target, copy=False)
+    if target.kind not in "iu":
+        with np.errstate(over="ignore"):
+            return pixels.astype(target)
+    if pixels.dtype.kind == "f":
+        return _round(pixels, target)
+    low, high = _common_limits(pixels.dtype, target)
+    clipped: NDArray[Any] = np.clip(pixels, low, high).astype(target)
+    return clipped
+
+
+def _round(pixels: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+    # The limits of an integer type need more digits than a narrow float has.
+    digits = np.float64 if target.itemsize > 2 else np.float32
+    whole: NDArray[Any] = np.rint(pixels, dtype=np.promote_types(pixels.dtype, digits))
+    if np.isnan(whole.max()):
+        raise InputError(
+            f"a pixel is NaN, and the output is {target}, which has none. "
+            "Mend the picture, or write output.dtype: float32."
+        )
+    limits = np.iinfo(target)
+    return np.clip(whole, limits.min, limits.max, out=whole).astype(target)
+
+
+def _common_limits(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, int]:
+    if source.kind == "b":
+        return 0, 1
+    ours, theirs = np.iinfo(target), np.iinfo(source)
+    return max(ours.min, theirs.min), min(ours.max, theirs.max)
+
+
+def _shards_of(layout: Layout, region: Region) -> Iterator[tuple[tuple[int, ...], Region]]:
+    """Position of each shard that a region touches, with what of the shard lies in the array."""
+    first = tuple(a // edge for a, edge in zip(region.start, layout.shard, strict=True))
+    stop = tuple(-(-b // edge) for b, edge in zip(region.stop, layout.shard, strict=True))
+    for offset in np.ndindex(tuple(b - a for a, b in zip(first, stop, strict=True))):
+        index = tuple(a + i for a, i in zip(first, offset, strict=True))
+        yield index, layout.grid.block_at(layout.grid.number_of(index)).core
+
+
+def _check_shard(file: Path, layout: Layout, shape: tuple[int, ...]) -> list[str]:
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return ["the shard is missing"]
+    except OSError as error:
+        return [f"the shard cannot be read: {error.strerror}"]
+    return list(find_problems(content, layout.form, shape))
+
+
+def _check_path(root: Path) -> None:
+    """Refuse a path that a symlink turns into another."""
+    if root.is_symlink():
+        raise OutputRefused(f"output.path is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
+    if os.path.realpath(root) != os.path.realpath(os.path.abspath(root)):
+        raise OutputRefused(
+            f"output.path is {root}: behind a symlink, its .. leads to {os.path.realpath(root)}. Write that path."
+        )
+
+
+def _check_removable(root: Path) -> None:
+    """Only a Zarr that holds nothing but its own may be removed."""
+    here = root.resolve()
+    for name, place in (("home directory", Path.home()), ("working directory", Path.cwd())):
+        if place.resolve().is_relative_to(here):
+            raise OutputRefused(f"output.path is {root}: it holds your {name}, and is not removed.")
+    if not root.is_dir():
+        raise OutputRefused(f"output.path is {root}: a file stands there, not a Zarr. Write another path.")
+    entries = os.listdir(root)
+    if not any((root / mark).is_file() for mark in _MARKS) and not all(e.endswith(PARTIAL) for e in entries):
+        raise OutputRefused(
+            f"output.path is {root}: it is no Zarr (none of {', '.join(_MARKS)} in it), and is not removed. "
+            "Write another path."
+        )
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            if os.path.islink(os.path.join(folder, name)):
+                raise OutputRefused(
+                    f"output.path is {root}: {os.path.join(folder, name)} is a symlink, so not all of it is its own. "
+                    "Remove it by hand, or write another path."
+                )

@@ -1,0 +1,175 @@
+"""What a window reads where it reaches past the edge of the array.
+
+======== ==========================================================  ==================
+rule     pixels outside                                               ``| a b c d |``
+======== ==========================================================  ==================
+reflect  mirrored, the edge pixel repeated (Dask's ``reflect``)       ``b a | a b c d``
+nearest  the edge pixel                                               ``a a | a b c d``
+periodic the other end of the array                                   ``c d | a b c d``
+constant one value                                                    ``v v | a b c d``
+cut      nothing: the window ends at the edge, so that whatever       ``| a b c d``
+         works on it pads by its own rule, as it would on the whole
+======== ==========================================================  ==================
+
+Windows may be deeper than the array: the rule then simply goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError
+from halotile.storage.grid import Region
+
+RULES = ("reflect", "nearest", "periodic", "constant", "cut")
+
+Pixels = NDArray[np.generic]
+
+
+class Readable(Protocol):
+    """Anything with a shape and dtype whose regions can be read as NumPy arrays."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one pixel."""
+        ...
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``, which lies inside the array."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rim:
+    """The rim rule of each axis, with the value that ``constant`` fills in.
+
+    Examples
+    --------
+    >>> Rim.everywhere("reflect", 2).rules
+    ('reflect', 'reflect')
+    """
+
+    rules: tuple[str, ...]
+    values: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for rule in self.rules:
+            if rule not in RULES:
+                raise ConfigError(f"boundary is {rule!r}: no such rim rule. Write one of {', '.join(RULES)}.")
+        if not self.values:
+            object.__setattr__(self, "values", (0.0,) * len(self.rules))
+
+    @classmethod
+    def everywhere(cls, rule: str, axes: int, value: float = 0.0) -> Rim:
+        """The same rule on every axis."""
+        return cls((rule,) * axes, (value,) * axes)
+
+    def reach(self, window: Region, shape: tuple[int, ...]) -> Region:
+        """The window as it is delivered: clipped to the array on the axes that are cut."""
+        whole = Region.whole(shape)
+        inside = window.clip(whole)
+        pick = [rule == "cut" for rule in self.rules]
+        return Region(
+            tuple(i if cut else w for i, w, cut in zip(inside.start, window.start, pick, strict=True)),
+            tuple(i if cut else w for i, w, cut in zip(inside.stop, window.stop, pick, strict=True)),
+        )
+
+
+def source_positions(start: int, stop: int, length: int, rule: str) -> NDArray[np.intp]:
+    """Where each position ``start..stop`` of an axis is read from; ``-1`` where a constant stands.
+
+    Examples
+    --------
+    >>> source_positions(-2, 5, 4, "reflect").tolist()
+    [1, 0, 0, 1, 2, 3, 3]
+    >>> source_positions(-2, 5, 4, "periodic").tolist()
+    [2, 3, 0, 1, 2, 3, 0]
+    """
+    at = np.arange(start, stop, dtype=np.intp)
+    if rule == "reflect":
+        at %= 2 * length
+        return np.minimum(at, 2 * length - 1 - at)
+    if rule == "nearest":
+        return np.clip(at, 0, length - 1)
+    if rule == "periodic":
+        return at % length
+    if rule == "constant":
+        return np.where((at >= 0) & (at < length), at, -1)
+    return at[(at >= 0) & (at < length)]
+
+
+def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
+    """The pixels of ``window``, those outside the array made up by the rim rule.
+
+    Only what is needed is read, each pixel once: a periodic window reads two slabs, not the
+    array between them.
+
+    Returns
+    -------
+    ndarray
+        Of shape ``rim.reach(window, source.shape).shape``.
+    """
+    whole = Region.whole(source.shape)
+    if window.inside(whole):
+        return source.read(window)
+    positions = [
+        source_positions(a, b, n, rule)
+        for a, b, n, rule in zip(window.start, window.stop, source.shape, rim.rules, strict=True)
+    ]
+    needed = [np.unique(p[p >= 0]) for p in positions]
+    pixels = _read_slabs(source, needed)
+    for axis, (position, need) in enumerate(zip(positions, needed, strict=True)):
+        pixels = _spread(pixels, axis, position, need, rim.values[axis])
+    return pixels
+
+
+def _read_slabs(source: Readable, needed: list[NDArray[np.intp]]) -> Pixels:
+    """The pixels at the cross product of the needed positions, one read for each run of them."""
+    runs = [_runs(need) for need in needed]
+    if all(len(r) == 1 for r in runs):
+        return source.read(Region(tuple(r[0][0] for r in runs), tuple(r[0][1] for r in runs)))
+    pixels = np.empty([len(need) for need in needed], source.dtype)
+    for corner in itertools.product(*runs):
+        region = Region(tuple(a for a, _ in corner), tuple(b for _, b in corner))
+        target = tuple(
+            slice(int(np.searchsorted(need, a)), int(np.searchsorted(need, a)) + b - a)
+            for need, (a, b) in zip(needed, corner, strict=True)
+        )
+        pixels[target] = source.read(region)
+    return pixels
+
+
+def _runs(sorted_positions: NDArray[np.intp]) -> list[tuple[int, int]]:
+    """Sorted positions as half-open runs without gaps."""
+    if not len(sorted_positions):
+        return []
+    breaks = np.flatnonzero(np.diff(sorted_positions) > 1)
+    starts = sorted_positions[np.concatenate(([0], breaks + 1))]
+    stops = sorted_positions[np.concatenate((breaks, [len(sorted_positions) - 1]))] + 1
+    return [(int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
+
+
+def _spread(
+    pixels: Pixels, axis: int, position: NDArray[np.intp], need: NDArray[np.intp], value: float
+) -> Pixels:
+    """Lay the pixels that were read out at every position of one axis."""
+    if len(position) == len(need) and np.array_equal(position, need):
+        return pixels
+    if not len(need):
+        shape = (*pixels.shape[:axis], len(position), *pixels.shape[axis + 1 :])
+        return np.full(shape, value, pixels.dtype)
+    spread = np.take(pixels, np.searchsorted(need, np.maximum(position, need[0])), axis=axis)
+    outside = position < 0
+    if outside.any():
+        spread[(slice(None),) * axis + (outside,)] = value
+    return spread

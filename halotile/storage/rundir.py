@@ -1,0 +1,285 @@
+"""The directory of a run: what it was asked, how far it is, and who may write.
+
+==============  ======================================================================
+``job.json``    the job as it was asked for; the first file, it claims the output
+``plan.json``   the plan and its fingerprint; the last file, without it nothing resumes
+``journal``     which blocks are done
+``status.json`` how far the run is, replaced about once a second
+``events.jsonl``  what happened, one JSON object a line
+``lock``        held by the driver while it runs
+``workers.lock``  held by every worker while it lives
+==============  ======================================================================
+
+Only the owner may enter it: it names paths, and whoever can write it can steer a resumed run. The locks
+are ``flock``: the system lets go of them when a process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import DamagedData, OutputRefused
+from halotile.storage.disk import DISK, Disk
+
+JOB = "job.json"
+PLAN = "plan.json"
+JOURNAL = "journal"
+STATUS = "status.json"
+EVENTS = "events.jsonl"
+LOCK = "lock"
+WORKERS_LOCK = "workers.lock"
+
+_DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+_LOCK_PATIENCE_SECONDS = 0.5
+"""Longer than :meth:`RunDirectory.is_running` holds the lock to see whether it is free."""
+_POLL_SECONDS = 0.05
+
+_worker_locks: dict[Path, int] = {}
+_worker_locks_guard = threading.Lock()
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run directory. Nothing is made before :meth:`lock` or :meth:`create`.
+
+    Parameters
+    ----------
+    path : Path
+        The directory.
+    disk : Disk
+        What writes in it.
+    """
+
+    path: Path
+    disk: Disk = DISK
+
+    @property
+    def job_path(self) -> Path:
+        """The job as it was asked for."""
+        return self.path / JOB
+
+    @property
+    def plan_path(self) -> Path:
+        """The plan."""
+        return self.path / PLAN
+
+    @property
+    def journal_path(self) -> Path:
+        """The journal of blocks."""
+        return self.path / JOURNAL
+
+    @property
+    def status_path(self) -> Path:
+        """How far the run is."""
+        return self.path / STATUS
+
+    @property
+    def events_path(self) -> Path:
+        """What happened."""
+        return self.path / EVENTS
+
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / LOCK).is_file()
+
+    def create(self) -> None:
+        """Make the directory, for its owner alone; durable on return.
+
+        Raises
+        ------
+        OutputRefused
+            When something else stands there.
+        """
+        if self.path.is_symlink() or (self.path.exists() and not self._is_ours()):
+            raise OutputRefused(
+                f"{self.path} is where this run would keep its journal, and something that no run made stands there. "
+                "Move it away, or write another output.path."
+            )
+        self.disk.make_directory(self.path, _DIRECTORY_MODE)
+        self.path.chmod(_DIRECTORY_MODE)
+
+    def forget(self) -> None:
+        """Remove what is known of the run, the plan first; the job stays, it claims the output."""
+        for path in (self.plan_path, self.journal_path, self.status_path, self.events_path):
+            self.disk.remove(path)
+
+    def write_job(self, job: dict[str, Any]) -> None:
+        """Keep the job; durable on return."""
+        self._write(self.job_path, job)
+
+    def read_job(self) -> dict[str, Any] | None:
+        """The job, or None when there is none. Raises DamagedData when it cannot be read."""
+        return self._read(self.job_path)
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """Keep the plan; durable on return."""
+        self._write(self.plan_path, plan)
+
+    def read_plan(self) -> dict[str, Any] | None:
+        """The plan, or None when there is none. Raises DamagedData when it cannot be read."""
+        return self._read(self.plan_path)
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Replace the status in one step. It is not fsynced: the journal is what counts."""
+        data = json.dumps(status).encode()
+        self.disk.write_file(self.status_path, [data], mode=_FILE_MODE, sync=False)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """The status, or None when there is none that can be read: a power cut may have cost it."""
+        with contextlib.suppress(DamagedData):
+            return self._read(self.status_path)
+        return None
+
+    def append_event(self, event: dict[str, Any]) -> None:
+        """Add a line to the events; not fsynced."""
+        if not self.events_path.exists():
+            self.disk.write_file(self.events_path, [b""], mode=_FILE_MODE, sync=False)
+        self.disk.append(self.events_path, json.dumps(event).encode() + b"\n")
+
+    def read_events(self) -> Iterator[dict[str, Any]]:
+        """The events in order; lines that cannot be read are left out."""
+        if not self.events_path.exists():
+            return
+        with self.events_path.open("rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one driver of this run, for the length of the context.
+
+        Raises
+        ------
+        OutputRefused
+            When another driver is: the message says which. Or when something else stands at the path.
+        """
+        self.create()
+        fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _FILE_MODE)
+        try:
+            if not _acquire(fd, _LOCK_PATIENCE_SECONDS):
+                raise OutputRefused(
+                    f"{self.path} is in use: {_in_words(_read_holder(fd))} is writing this output. "
+                    "Wait until it ends, or write another output.path."
+                )
+            _write_holder(fd)
+            yield
+        finally:
+            os.close(fd)
+
+    def is_running(self) -> dict[str, Any] | None:
+        """The driver that runs here now, as ``pid``, ``host`` and ``started`` (Unix time); None if none does."""
+        try:
+            fd = os.open(self.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_holder(fd)
+        finally:
+            os.close(fd)
+        return None
+
+    def hold_worker_lock(self) -> None:
+        """Show that this process may write to the output, until it ends or lets go. May be called again."""
+        path = Path(os.path.abspath(self.path / WORKERS_LOCK))
+        with _worker_locks_guard:
+            if path in _worker_locks:
+                return
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _FILE_MODE)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())
+            _worker_locks[path] = fd
+
+    def release_worker_lock(self) -> None:
+        """Let go of the lock: this process will write nothing more to the output."""
+        with _worker_locks_guard:
+            fd = _worker_locks.pop(Path(os.path.abspath(self.path / WORKERS_LOCK)), None)
+            if fd is not None:
+                os.close(fd)
+
+    def wait_for_workers(self, timeout_seconds: float) -> None:
+        """Wait until no worker of an earlier driver is left that could still write.
+
+        Raises
+        ------
+        OutputRefused
+            When some still live after ``timeout_seconds``.
+        """
+        fd = os.open(self.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _FILE_MODE)
+        try:
+            if not _acquire(fd, timeout_seconds):
+                seen = ", ".join(os.pread(fd, 4096, 0).decode(errors="replace").split("\n")[:-1])
+                raise OutputRefused(
+                    f"workers of an earlier run still hold {self.path} after {timeout_seconds:g} s; "
+                    f"these have been seen there: processes {seen}. End them, then run again."
+                )
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
+
+    def _is_ours(self) -> bool:
+        return self.path.is_dir() and (self.exists() or not any(self.path.iterdir()))
+
+    def _write(self, path: Path, value: dict[str, Any]) -> None:
+        self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=_FILE_MODE)
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        try:
+            value = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise DamagedData(f"{path} is damaged. Run with --fresh to start over.")
+        return value
+
+
+def _acquire(fd: int, timeout_seconds: float) -> bool:
+    """Try for an exclusive lock until the time is over."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        else:
+            return True
+
+
+def _write_holder(fd: int) -> None:
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(holder).encode(), 0)
+
+
+def _read_holder(fd: int) -> dict[str, Any]:
+    """Who holds a lock. It may not have come to write it down."""
+    with contextlib.suppress(ValueError):
+        holder = json.loads(os.pread(fd, 4096, 0))
+        if isinstance(holder, dict):
+            return holder
+    return {}
+
+
+def _in_words(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another run"
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("started", 0)))
+    return f"process {holder.get('pid')} on {holder.get('host')}, started {started},"

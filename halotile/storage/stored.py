@@ -1,0 +1,172 @@
+"""An array in a file that opens itself once in every process that reads from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import DamagedData, HalotileError, InputError
+from halotile.storage.formats.base import Header, Reader
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels
+
+Opener = Callable[..., Reader]
+"""``opener(path, **options) -> Reader``: importable by name, so that it can be pickled."""
+
+
+class StoredArray:
+    """A :class:`Source` that opens itself once in every process that reads from it.
+
+    Parameters
+    ----------
+    path : str
+        Path or URL; a path is made absolute, because a worker may have another working directory.
+    kind : str
+        Name of the format.
+    opener : callable
+        Opens the file.
+    **options
+        What ``opener`` takes besides the path.
+
+    Raises
+    ------
+    InputError
+        Whatever ``opener`` refuses, with the path in front.
+    """
+
+    def __init__(self, path: str, kind: str, opener: Opener, **options: Any) -> None:
+        self.path = path if "://" in path else os.path.abspath(path)
+        self.format = kind
+        self._opener = opener
+        self._options = options
+        reader = _opened(opener, self.path, options)
+        self._reader: tuple[int, Reader] | None = (os.getpid(), reader)
+        self._header = reader.header
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self._header.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one pixel, in native byte order."""
+        return self._header.dtype
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """One lower-case letter for each axis."""
+        return self._header.axes
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The unit of decode, in pixels."""
+        return self._header.chunks
+
+    @property
+    def scale(self) -> tuple[float, ...]:
+        """Physical size of a pixel along each axis."""
+        return self._header.scale
+
+    @property
+    def units(self) -> tuple[str | None, ...]:
+        """Unit of ``scale`` for each axis."""
+        return self._header.units
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``, C-contiguous and in native byte order.
+
+        Raises
+        ------
+        InputError
+            When the region reaches outside the array.
+        DamagedData
+            When what is stored there does not decode, or fails its checksum.
+        """
+        if not region.inside(Region.whole(self.shape)):
+            raise InputError(
+                f"{self.path}: {region} reaches outside the array of shape {self.shape}. Clip it to the array."
+            )
+        try:
+            pixels = self.reader().read(region)
+        except Exception as error:
+            if not _is_damage(error):
+                raise
+            raise DamagedData(
+                f"{self.path}: the pixels from {region.start} to {region.stop} cannot be read: "
+                f"{_words(error)}. The stored data are damaged: restore this file from its origin."
+            ) from error
+        return np.ascontiguousarray(pixels, dtype=self.dtype)
+
+    def reader(self) -> Reader:
+        """The open file of this process."""
+        pid = os.getpid()
+        # A forked child shares file offsets with its parent, so it must not use the parent's reader.
+        if self._reader is None or self._reader[0] != pid:
+            options = tuple(sorted(self._options.items()))
+            stamp = json.dumps(self.fingerprint(), sort_keys=True)
+            self._reader = (pid, _reopened(pid, self._opener, self.path, options, stamp))
+            self._refuse_change(self._reader[1].header)
+        return self._reader[1]
+
+    def _refuse_change(self, now: Header) -> None:
+        """Raise when the file is no longer the one that was opened at first."""
+        if (now.shape, now.dtype) != (self.shape, self.dtype):
+            raise InputError(
+                f"{self.path} was {self.dtype} of shape {self.shape} when it was opened, and is now {now.dtype} "
+                f"of shape {now.shape}. Leave the input alone during a run; start the job again."
+            )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the data, as JSON values: cheap, never reads pixels."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "shape": list(self.shape),
+            "dtype": self.dtype.name,
+            "axes": "".join(self.axes),
+            **self._header.identity,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+    def __repr__(self) -> str:
+        return f"<{self.format} {self.path} {self.dtype} {''.join(self.axes)} {self.shape}>"
+
+
+def _opened(opener: Opener, path: str, options: Mapping[str, Any]) -> Reader:
+    """The open file; a refusal names the path."""
+    try:
+        return opener(path, **options)
+    except DamagedData as error:
+        raise DamagedData(f"{path}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _reopened(
+    pid: int, opener: Opener, path: str, options: tuple[tuple[str, Any], ...], stamp: str
+) -> Reader:
+    """The open file of a source that came from another process: the many copies share it."""
+    return _opened(opener, path, dict(options))
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether an error tells of bad bytes, and not of the system or of a wrong request."""
+    if isinstance(error, DamagedData):
+        return True
+    if isinstance(error, (HalotileError, MemoryError)):
+        return False
+    return not (isinstance(error, OSError) and error.errno is not None)
+
+
+def _words(error: Exception) -> str:
+    """An error in words, also when its message is empty."""
+    return str(error).rstrip(".") or type(error).__name__

@@ -1,0 +1,36 @@
+"""Arrays seen through another shape, without touching a pixel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelAxis:
+    """An array of no channels seen as one of a single channel: shape (1, *shape)."""
+
+    source: Readable
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return (1, *self.source.shape)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one pixel."""
+        return self.source.dtype
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        return self.source.read(Region(region.start[1:], region.stop[1:]))[None]
+
+
+def with_channel_axis(source: Readable) -> ChannelAxis:
+    """The same array with a channel axis of length 1 in front."""
+    return ChannelAxis(source)

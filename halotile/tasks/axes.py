@@ -1,0 +1,68 @@
+"""Which axis of an array does what: tiled (spatial), taken whole (channels), or looped over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.grid import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The axes of one array and the part each plays.
+
+    Parameters
+    ----------
+    axes : tuple of str
+        One letter for each axis of the array.
+    spatial : tuple of int
+        Positions of the axes that are tiled.
+    channel : int or None
+        Position of the axis that the denoiser takes whole. None: every plane is denoised by itself.
+
+    Examples
+    --------
+    >>> roles = Roles(("t", "y", "x", "c"), spatial=(1, 2), channel=3)
+    >>> roles.looped
+    (0,)
+    >>> roles.arrange(np.zeros((5, 30, 40, 3))).shape
+    (5, 3, 30, 40)
+    """
+
+    axes: tuple[str, ...]
+    spatial: tuple[int, ...]
+    channel: int | None
+
+    @property
+    def looped(self) -> tuple[int, ...]:
+        """Positions of the axes that are neither tiled nor channels."""
+        return tuple(i for i in range(len(self.axes)) if i not in self.spatial and i != self.channel)
+
+    def arrange(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """A view of shape (*looped, channels, *spatial); never a copy."""
+        channel = () if self.channel is None else (self.channel,)
+        view = pixels.transpose(self.looped + channel + self.spatial)
+        return view if channel else np.expand_dims(view, len(self.looped))
+
+    def spatial_part(self, region: Region) -> Region:
+        """The region on the tiled axes alone."""
+        return Region(
+            tuple(region.start[i] for i in self.spatial), tuple(region.stop[i] for i in self.spatial)
+        )
+
+    def per_axis(self, spatial: int, other: int) -> tuple[int, ...]:
+        """One number for each axis: ``spatial`` where it is tiled, ``other`` elsewhere."""
+        return tuple(spatial if i in self.spatial else other for i in range(len(self.axes)))
+
+    def output_region(self, core: Region, scale: int, channels_out: int) -> Region:
+        """Where the result of ``core`` lies in the output: scaled in space, all output channels."""
+        region = core.scale(self.per_axis(scale, 1))
+        if self.channel is None:
+            return region
+        start, stop = list(region.start), list(region.stop)
+        start[self.channel], stop[self.channel] = 0, channels_out
+        return Region(tuple(start), tuple(stop))

@@ -1,0 +1,205 @@
+"""One block on one worker: read core and halo, denoise the tiles, write the core once."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
+from halotile.storage.grid import Block, Grid, Region
+from halotile.storage.output import ShardWriter
+from halotile.storage.rim import Pixels, Readable, Rim, read_window
+from halotile.tasks.axes import Roles
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.device import Device, all_finite
+from halotile.tasks.lanes import Lanes
+from halotile.tasks.window import TileRunner, Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class BadBlock:
+    """A block that could not be computed, and why."""
+
+    number: int
+    index: tuple[int, ...]
+    region: Region
+    error: str
+    traceback: str
+    kind: str
+    """``input`` (damaged or refused data), ``disk`` (no space), or ``task``."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What a worker reports of the blocks it was given: a few hundred bytes, never pixels."""
+
+    done: list[int] = field(default_factory=list)
+    bad: list[BadBlock] = field(default_factory=list)
+    pixels: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    write_seconds: float = 0.0
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    batch: int = 0
+    worker: str = ""
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """Everything a worker must know to process any block of a job; pickles to a few kilobytes."""
+
+    source: Readable
+    sides: dict[str, Readable]
+    writer: ShardWriter
+    grid: Grid
+    rim: Rim
+    roles: Roles
+    denoiser: Denoiser
+    tiling: Tiling
+    channels_out: int
+    precision: str
+    on_nan: str
+    overlap: bool
+
+
+class BlockRunner:
+    """Processes blocks of one job in this process; the model is loaded once."""
+
+    def __init__(self, task: BlockTask, device: str = "cpu") -> None:
+        self.task = task
+        spatial = len(task.roles.spatial)
+        channels_last = task.denoiser.convolutional and spatial == 2
+        self.tiles = TileRunner(
+            task.denoiser.build(),
+            Device(device, task.precision, channels_last),
+            task.tiling,
+            task.denoiser.name,
+        )
+        self.lanes = Lanes(overlap=task.overlap)
+
+    def run(self, numbers: Iterable[int]) -> Receipt:
+        """Process these blocks. One that fails is reported; the others go on."""
+        began = time.perf_counter()
+        receipt = Receipt()
+        blocks = (self.task.grid.block_at(number) for number in numbers)
+        for block, fetched in self.lanes.ahead(blocks, lambda block: self._read(block)):
+            try:
+                pixels, sides = self._timed(receipt, "read_seconds", fetched)
+                result = self._denoise(block, pixels, sides, receipt)
+            except Exception as error:
+                receipt.bad.append(self._bad(block, error))
+                continue
+            receipt.read_bytes += pixels.nbytes + sum(side.nbytes for side in sides.values())
+            del pixels, sides
+            self.lanes.behind(block, lambda b=block, r=result: self._write(b, r, receipt))
+            self._collect(receipt)
+        self.lanes.finish()
+        self._collect(receipt)
+        receipt.seconds = time.perf_counter() - began
+        receipt.peak_memory_bytes = peak_memory_bytes()
+        receipt.batch = self.tiles.batch
+        return receipt
+
+    def _read(self, block: Block) -> tuple[Pixels, dict[str, Pixels]]:
+        task = self.task
+        pixels = read_window(task.source, block.window, task.rim)
+        if task.on_nan == "fail" and not all_finite(pixels):
+            raise InputError(
+                f"the input holds NaN or infinity in {block.window}. "
+                "Mend the picture, or write run.on_nan: propagate."
+            )
+        return pixels, {name: self._read_side(side, block) for name, side in task.sides.items()}
+
+    def _read_side(self, side: Readable, block: Block) -> Pixels:
+        """A side input of the picture's shape, or of its tiled axes alone."""
+        if len(side.shape) == len(self.task.grid.shape):
+            return read_window(side, block.window, self.task.rim)
+        roles = self.task.roles
+        rim = Rim(tuple(self.task.rim.rules[i] for i in roles.spatial))
+        return read_window(side, roles.spatial_part(block.window), rim)
+
+    def _denoise(
+        self, block: Block, pixels: Pixels, sides: dict[str, Pixels], receipt: Receipt
+    ) -> NDArray[Any]:
+        task, roles = self.task, self.task.roles
+        began = time.perf_counter()
+        written = roles.output_region(block.core, task.tiling.scale, task.channels_out)
+        result = np.empty(written.shape, task.writer.layout.dtype)
+        reach = task.rim.reach(block.window, task.grid.shape)
+        arranged = {name: self._arrange_side(side) for name, side in sides.items()}
+        mask = arranged.pop("mask", None)
+        self.tiles(
+            roles.arrange(pixels),
+            roles.spatial_part(reach),
+            roles.spatial_part(block.core),
+            roles.arrange(result),
+            arranged,
+        )
+        if mask is not None:
+            inner = roles.spatial_part(block.core).relative_to(roles.spatial_part(reach)).slices
+            kept = np.broadcast_to(mask[(..., *inner)] == 0, roles.arrange(result).shape)
+            np.copyto(
+                roles.arrange(result), roles.arrange(pixels)[(..., *inner)], where=kept, casting="unsafe"
+            )
+        receipt.compute_seconds += time.perf_counter() - began
+        receipt.pixels += block.core.size
+        return result
+
+    def _arrange_side(self, side: Pixels) -> NDArray[Any]:
+        roles = self.task.roles
+        if side.ndim == len(roles.axes):
+            return roles.arrange(side)
+        return side[(None,) * (len(roles.looped) + 1)]
+
+    def _write(self, block: Block, result: NDArray[Any], receipt: Receipt) -> None:
+        began = time.perf_counter()
+        region = self.task.roles.output_region(block.core, self.task.tiling.scale, self.task.channels_out)
+        receipt.written_bytes += self.task.writer.write(region, result)
+        receipt.write_seconds += time.perf_counter() - began
+
+    def _collect(self, receipt: Receipt) -> None:
+        """Note the blocks whose write has ended."""
+        for block, error in self.lanes.written():
+            if error is None:
+                receipt.done.append(block.number)
+            else:
+                receipt.bad.append(self._bad(block, error))
+
+    def _timed(self, receipt: Receipt, phase: str, fetched: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return fetched()
+        finally:
+            setattr(receipt, phase, getattr(receipt, phase) + time.perf_counter() - began)
+
+    @staticmethod
+    def _bad(block: Block, error: BaseException) -> BadBlock:
+        if isinstance(error, InputError):
+            kind = "input"
+        elif isinstance(error, OSError) and error.errno is not None:
+            kind = "disk"
+        else:
+            kind = "task"
+        lines = traceback.format_exception(error)
+        return BadBlock(
+            block.number, block.index, block.core, f"{type(error).__name__}: {error}", "".join(lines), kind
+        )
+
+
+def peak_memory_bytes() -> int:
+    """The most resident memory this process has had."""
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max(peak if sys.platform == "darwin" else peak * 1024, psutil.Process().memory_info().rss)

@@ -1,0 +1,100 @@
+"""Sums over shifted slices, in one order for every pixel.
+
+A convolution routine picks its algorithm by the size of what it is given, and a running sum
+depends on where it starts: their last bits depend on the tile. Here each output pixel is the same
+sequence of single multiplications and additions wherever it lies in whatever window, so its bits
+are the same too. For that reason nothing here uses a fused multiply-add (``alpha=``, ``addcmul``),
+which may be rounded once in a vector loop and twice in its remainder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+STRIP_PIXELS = 1 << 16
+"""Pixels worked on at once on a CPU, so that the intermediates stay in its cache."""
+
+
+def strips(batch: torch.Tensor, pixels: int = STRIP_PIXELS) -> Iterator[tuple[int, int]]:
+    """Runs of the first spatial axis that hold about ``pixels`` pixels; one run on a GPU."""
+    length = batch.shape[2]
+    rows = length if batch.is_cuda else max(1, pixels * length // max(1, batch.numel()))
+    return ((start, min(start + rows, length)) for start in range(0, length, max(1, rows)))
+
+
+def rows_around(batch: torch.Tensor, start: int, stop: int, depth: int) -> torch.Tensor:
+    """Rows ``start - depth`` to ``stop + depth`` of the first spatial axis, the outermost ones repeated."""
+    import torch
+
+    length = batch.shape[2]
+    if start >= depth and stop + depth <= length:
+        return batch.narrow(2, start - depth, stop - start + 2 * depth)
+    rows = torch.arange(start - depth, stop + depth, device=batch.device).clamp_(0, length - 1)
+    return batch.index_select(2, rows)
+
+
+def widened(like: torch.Tensor, axis: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for ``like`` with ``depth`` pixels more at both ends of an axis, and the middle of that room."""
+    shape = list(like.shape)
+    shape[axis] += 2 * depth
+    room = like.new_empty(shape)
+    return room, room.narrow(axis, depth, like.shape[axis])
+
+
+def repeat_edges(room: torch.Tensor, axis: int, depth: int) -> None:
+    """Fill both ends of a widened array with its outermost pixels."""
+    if depth:
+        last = room.shape[axis] - depth
+        room.narrow(axis, 0, depth).copy_(room.narrow(axis, depth, 1).expand_as(room.narrow(axis, 0, depth)))
+        room.narrow(axis, last, depth).copy_(
+            room.narrow(axis, last - 1, 1).expand_as(room.narrow(axis, last, depth))
+        )
+
+
+def weigh_symmetric(source: torch.Tensor, axis: int, taps: Sequence[float], out: torch.Tensor) -> None:
+    """``out[i] = taps[0] s[i] + sum_k taps[k] (s[i-k] + s[i+k])`` along an axis.
+
+    Parameters
+    ----------
+    source : tensor
+        Longer than ``out`` by ``len(taps) - 1`` pixels at both ends of the axis.
+    axis : int
+        The axis to sum along.
+    taps : sequence of float
+        Weight of the middle pixel, then of its neighbours at distance 1, 2, ...
+    out : tensor
+        Where the sum goes.
+    """
+    import torch
+
+    middle, length = len(taps) - 1, out.shape[axis]
+    torch.mul(source.narrow(axis, middle, length), taps[0], out=out)
+    pair = torch.empty_like(out)
+    for k, tap in enumerate(taps[1:], start=1):
+        before, after = source.narrow(axis, middle - k, length), source.narrow(axis, middle + k, length)
+        torch.add(before, after, out=pair)
+        out.add_(pair.mul_(tap))
+
+
+def box_sum(source: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """Sums of ``size`` neighbours along an axis; the result is ``size - 1`` pixels shorter.
+
+    Doubles the run that is summed, so the number of passes grows with the logarithm of the size.
+    """
+    length = source.shape[axis] - size + 1
+    total: torch.Tensor | None = None
+    taken, run = 0, 1
+    while True:
+        if size & run:
+            part = source.narrow(axis, taken, length)
+            total = part if total is None else total + part
+            taken += run
+        if taken == size:
+            return total if total is not None else source
+        short = source.shape[axis] - run
+        source = source.narrow(axis, 0, short) + source.narrow(axis, run, short)
+        run *= 2

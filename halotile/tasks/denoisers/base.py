@@ -1,0 +1,169 @@
+"""What a denoiser declares, so that tiling it cannot change its result.
+
+A denoiser is a frozen dataclass of its options. Its declarations need no torch: a plan is made
+from them. ``build`` turns it into a function on tensors, on the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
+
+from halotile.errors import ConfigError
+from halotile.tasks.options import check_level
+
+if TYPE_CHECKING:
+    import torch
+
+Model = Callable[..., "torch.Tensor"]
+"""``model(batch, **sides) -> batch``: float tensors of shape (tiles, channels, *spatial), in the
+units of the picture; each side input has shape (tiles, 1, *spatial). The result has the spatial
+shape times the denoiser's ``scale``. A model neither keeps nor changes state between calls."""
+
+
+class Denoiser(Protocol):
+    """A denoiser's options and what it promises."""
+
+    name: ClassVar[str]
+    """The word that a job file uses."""
+    dims: ClassVar[tuple[int, ...]]
+    """Numbers of spatial axes it can work on: ``(2,)``, or ``(2, 3)``."""
+    boundary: ClassVar[str]
+    """The rim rule under which the tiled result is the result on the whole picture."""
+    convolutional: ClassVar[bool]
+    """Whether ``channels_last`` memory suits it."""
+
+    @property
+    def alignment(self) -> int:
+        """Tile origins must fall on multiples of this many pixels (a strided network's total stride)."""
+        ...
+
+    @property
+    def scale(self) -> int:
+        """Output pixels for each input pixel, on every spatial axis."""
+        ...
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """Channels in and out. ``(1, 1)``: each channel of the picture is denoised by itself."""
+        ...
+
+    @property
+    def side_inputs(self) -> tuple[str, ...]:
+        """Names of the per-pixel side inputs it understands."""
+        ...
+
+    def receptive_field(self) -> int | None:
+        """How far, in pixels, an output pixel looks: the least depth. None: it has to be probed."""
+        ...
+
+    def files(self) -> tuple[Path, ...]:
+        """Files that determine the result (weights): their contents belong to the job's fingerprint."""
+        ...
+
+    def probed(self, receptive_field: int, alignment: int) -> Denoiser:
+        """The same denoiser told what a probe found, for what it left at ``auto``."""
+        ...
+
+    def with_noise_level(self, sigma: float) -> Denoiser:
+        """The same denoiser told the noise level that was estimated for the whole picture."""
+        ...
+
+    @property
+    def wants_noise_level(self) -> bool:
+        """Whether the noise level still has to be estimated (``sigma: auto``)."""
+        ...
+
+    def bytes_per_pixel(self) -> float:
+        """Working memory for each pixel of a tile in flight, in bytes, to plan with."""
+        ...
+
+    def build(self) -> Model:
+        """The function itself, on the CPU in float32. May read files; imports torch."""
+        ...
+
+
+class Pixelwise:
+    """The declarations of a denoiser that gives one pixel for each pixel, of each channel by itself."""
+
+    @property
+    def alignment(self) -> int:
+        """Any tile origin will do."""
+        return 1
+
+    @property
+    def scale(self) -> int:
+        """One pixel out for each pixel in."""
+        return 1
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """Each channel by itself."""
+        return (1, 1)
+
+    @property
+    def side_inputs(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @property
+    def wants_noise_level(self) -> bool:
+        """It does not use the noise level."""
+        return False
+
+    def files(self) -> tuple[Path, ...]:
+        """Only its options determine the result."""
+        return ()
+
+    def probed(self, receptive_field: int, alignment: int) -> Self:
+        """Itself: nothing was left to a probe."""
+        return self
+
+    def with_noise_level(self, sigma: float) -> Self:
+        """Itself: it does not use the noise level."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leveled(Pixelwise):
+    """The declarations of a denoiser whose strength counts in noise levels where one is known."""
+
+    sigma: float | Literal["auto"] | None = None
+    """Standard deviation of the noise, in the units of the picture. auto: estimated once for the
+    whole picture. Left out: the strength itself is in the units of the picture."""
+
+    def __post_init__(self) -> None:
+        check_level(self.sigma)
+
+    @property
+    def side_inputs(self) -> tuple[str, ...]:
+        """The noise level of each pixel, instead of one number."""
+        return ("sigma",)
+
+    @property
+    def wants_noise_level(self) -> bool:
+        """Whether the noise level was left at ``auto``."""
+        return self.sigma == "auto"
+
+    def with_noise_level(self, sigma: float) -> Self:
+        """The same with a noise level in place of ``auto``."""
+        return replace(self, sigma=sigma)
+
+    def strength_at(self, strength: float, sigma: torch.Tensor | None) -> float | torch.Tensor:
+        """The strength in the units of the picture: one number, or one for each pixel of a noise map.
+
+        Raises
+        ------
+        ConfigError
+            When the noise level is still to be estimated and there is no map of it.
+        """
+        if sigma is not None:
+            return sigma * strength
+        if self.sigma == "auto":
+            raise ConfigError(
+                "sigma is auto, but nobody estimated the noise level of the picture. "
+                "Call with_noise_level(estimate_noise_level(...)), or write a number."
+            )
+        return strength if self.sigma is None else strength * self.sigma

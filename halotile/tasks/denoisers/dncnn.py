@@ -1,0 +1,173 @@
+"""DnCNN, a plain stack of 3x3 convolutions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from halotile.errors import WeightsError
+from halotile.tasks.denoisers.base import Model, Pixelwise
+from halotile.tasks.options import STRICT, check_channels, check_whole, check_word
+from halotile.tasks.weights import load_weights
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DnCNN(Pixelwise):
+    """``y = x + f(x)`` or ``y = x - f(x)``, f a stack of ``depth`` convolutions with ReLU between them.
+
+    The convolutions pad with zeros, so the picture is cut at its edge (boundary: cut) and the
+    network pads there as it would on the whole. The layers of a weights file are taken in order
+    whatever they are called: ``in_conv``, ``conv_list.N``, ``out_conv`` or ``model.N``.
+
+    References
+    ----------
+    K. Zhang et al., Beyond a Gaussian denoiser: residual learning of deep CNN for image denoising,
+    IEEE Trans. Image Process. 26 (2017) 3142-3155.
+
+    Examples
+    --------
+    >>> DnCNN(depth=17, weights="dncnn.safetensors").receptive_field()
+    17
+    """
+
+    __pydantic_config__ = STRICT
+    name: ClassVar[str] = "dncnn"
+    dims: ClassVar[tuple[int, ...]] = (2,)
+    boundary: ClassVar[str] = "cut"
+    convolutional: ClassVar[bool] = True
+
+    weights: str
+    """Weights file: .safetensors, or .pth with nothing but tensors in it."""
+    sha256: str | None = None
+    """Checksum that the weights file has to have."""
+    depth: int = 20
+    """Number of convolutions."""
+    width: int = 64
+    """Channels between the convolutions."""
+    channels: tuple[int, int] = (1, 1)
+    """Channels in and out: [1, 1] denoises each channel by itself, [3, 3] colours together."""
+    bias: bool = True
+    """Whether the convolutions have a bias."""
+    residual: Literal["auto", "add", "subtract", "none"] = "auto"
+    """What the stack computes: the noise to subtract from the picture, a correction to add, or the picture
+    itself. auto: add where the layers are called in_conv and out_conv, subtract elsewhere."""
+
+    def __post_init__(self) -> None:
+        check_whole("depth", self.depth, 2)
+        check_whole("width", self.width, 1)
+        check_channels(self.channels, same=True)
+        check_word("residual", self.residual, ("auto", "add", "subtract", "none"))
+
+    def receptive_field(self) -> int:
+        """One pixel for each convolution."""
+        return self.depth
+
+    def files(self) -> tuple[Path, ...]:
+        """The weights file."""
+        return (Path(self.weights),)
+
+    def bytes_per_pixel(self) -> float:
+        """Activations of one layer and of the next, with the copy a convolution may make of them."""
+        return 4.0 * (3 * self.width + 3 * self.channels[0])
+
+    def build(self) -> Model:
+        """The network with its weights, ready to be called.
+
+        Raises
+        ------
+        WeightsError
+            When the weights cannot be loaded, or are not those of such a network.
+        """
+        tensors = load_weights(self.weights, self.sha256)
+        layers = ordered_layers(tensors)
+        self._check(tensors, layers)
+        sign = {"add": 1, "subtract": -1, "none": 0}.get(self.residual, 1 if "in_conv" in layers[0] else -1)
+        network = _network(self.depth, self.width, self.channels[0], self.bias, sign)
+        state = {
+            f"layers.{place}.{kind}": tensors[f"{layer}.{kind}"]
+            for place, layer in enumerate(layers)
+            for kind in self._kinds
+        }
+        network.load_state_dict(state)
+        return network.eval().requires_grad_(False)
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        return ("weight", "bias") if self.bias else ("weight",)
+
+    def _check(self, tensors: Tensors, layers: list[str]) -> None:
+        """Refuse weights that are not exactly those of this network."""
+        wanted = {}
+        for place, layer in enumerate(layers):
+            into = self.channels[0] if place == 0 else self.width
+            out = self.channels[1] if place == self.depth - 1 else self.width
+            wanted[f"{layer}.weight"] = (out, into, 3, 3)
+            if self.bias:
+                wanted[f"{layer}.bias"] = (out,)
+        problems = [f"missing {key}" for key in wanted if key not in tensors]
+        problems += [f"unexpected {key}" for key in tensors if key not in wanted]
+        problems += [
+            f"{key} is {tuple(tensors[key].shape)} where {shape} belongs"
+            for key, shape in wanted.items()
+            if key in tensors and tuple(tensors[key].shape) != shape
+        ]
+        if len(layers) != self.depth:
+            problems.insert(0, f"{len(layers)} convolutions where depth: {self.depth} names {self.depth}")
+        if problems:
+            more = f", and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise WeightsError(
+                f"{self.weights!r} does not fit dncnn with depth {self.depth}, width {self.width}, channels "
+                f"{list(self.channels)}, bias {self.bias}: {'; '.join(problems[:8])}{more}. "
+                "Write the depth, width, channels and bias that the weights were trained with."
+            )
+
+
+def ordered_layers(tensors: Tensors) -> list[str]:
+    """Names of the convolutions in the order in which they are applied.
+
+    Examples
+    --------
+    >>> ordered_layers(dict.fromkeys(["model.10.weight", "model.2.weight", "model.0.weight"]))
+    ['model.0', 'model.2', 'model.10']
+    """
+    layers = {key.removesuffix(".weight") for key in tensors if key.endswith(".weight")}
+    return sorted(layers, key=_place)
+
+
+def _place(layer: str) -> tuple[int, list[Any]]:
+    """First and last layers by their names, those between by their numbers."""
+    rank = 0 if "in_conv" in layer else 2 if "out_conv" in layer else 1
+    return rank, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", layer)]
+
+
+def _network(depth: int, width: int, channels: int, bias: bool, sign: int) -> Any:
+    """The stack as a module; ``sign`` is what its result is multiplied with before the input is added."""
+    import torch
+
+    class Stack(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = [channels] + [width] * (depth - 1) + [channels]
+            self.layers = torch.nn.ModuleList(
+                torch.nn.Conv2d(into, out, 3, padding=1, bias=bias)
+                for into, out in zip(sizes, sizes[1:], strict=False)
+            )
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            signal = batch
+            for layer in self.layers[:-1]:
+                signal = torch.relu_(layer(signal))
+            signal = self.layers[-1](signal)
+            return signal if sign == 0 else batch + signal if sign > 0 else batch - signal
+
+    return Stack()
+
+
+DENOISER = DnCNN

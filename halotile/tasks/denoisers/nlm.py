@@ -1,0 +1,150 @@
+"""Non-local means."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from halotile.tasks.convolve import box_sum
+from halotile.tasks.denoisers.base import Leveled, Model
+from halotile.tasks.options import STRICT, check_above_zero, check_odd, check_whole
+
+if TYPE_CHECKING:
+    import torch
+
+TINY = 1e-30
+"""Keeps a strength of 0, which leaves the pixel as it is, from dividing by 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonLocalMeans(Leveled):
+    """``y_i = sum_j w_ij x_j / sum_j w_ij,  w_ij = exp(-max(d_ij - 2 sigma², 0) / h²)``.
+
+    ``d_ij`` is the mean squared difference of the patches around pixels i and j, every pixel of
+    the patch counting the same; j runs over the pixels within ``distance`` on every axis, i itself with
+    weight 1. ``h`` is the strength, times the noise level sigma where one is known; where none is, sigma
+    is 0 in the formula. That is the definition of ``skimage.restoration.denoise_nl_means(fast_mode=True)``
+    without its cut-off at weights below exp(-5). Where a window ends without a halo (boundary:
+    cut), there are no candidates beyond its edge, and pixels of a patch beyond it count as equal.
+
+    References
+    ----------
+    A. Buades, B. Coll, J.-M. Morel, A non-local algorithm for image denoising, CVPR 2005.
+
+    Examples
+    --------
+    >>> NonLocalMeans(strength=0.8, patch=5, distance=6).receptive_field()
+    8
+    """
+
+    __pydantic_config__ = STRICT
+    name: ClassVar[str] = "nlm"
+    dims: ClassVar[tuple[int, ...]] = (2, 3)
+    boundary: ClassVar[str] = "reflect"
+    convolutional: ClassVar[bool] = False
+
+    strength: float
+    """The h of the formula: in the units of the picture, or in noise levels where sigma is given (0.8 is a
+    good start then)."""
+    patch: int = 5
+    """Edge of the patches that are compared, in pixels: an odd number."""
+    distance: int = 6
+    """How far away similar patches are looked for, in pixels."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_above_zero("strength", self.strength)
+        check_odd("patch", self.patch)
+        check_whole("distance", self.distance, 1)
+
+    def receptive_field(self) -> int:
+        """The farthest pixel of the farthest patch."""
+        return self.distance + self.patch // 2
+
+    def bytes_per_pixel(self) -> float:
+        """Two sums, and differences, patch sums, weights and scratch of one tile."""
+        return 40.0
+
+    def build(self) -> Model:
+        """The denoiser as a function on tensors."""
+        return self.denoise
+
+    def denoise(self, batch: torch.Tensor, sigma: torch.Tensor | None = None) -> torch.Tensor:
+        """Average similar patches on every tile of a batch; ``sigma`` is a noise level for each pixel."""
+        import torch
+
+        if batch.is_cuda:
+            return self._average(batch, sigma)
+        # One tile after the other: the six arrays of one tile may stay in the cache.
+        levels = sigma.split(1) if sigma is not None else itertools.repeat(None)
+        return torch.cat(
+            [self._average(tile, one) for tile, one in zip(batch.split(1), levels, strict=False)]
+        )
+
+    def _average(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+        """The weighted mean; each pair of pixels is compared once, its weight used both ways."""
+        import torch
+
+        allowance, steepness = self._terms(image, sigma)
+        total, weights = image.clone(memory_format=torch.contiguous_format), torch.ones_like(image)
+        for shift in half_of_shifts(self.distance, image.dim() - 2):
+            here, there = overlap(tuple(image.shape), shift)
+            difference = patch_difference(image[here] - image[there], self.patch)
+            weight = _weight(difference, _at(allowance, here), _at(steepness, here))
+            total[here] += weight * image[there]
+            weights[here] += weight
+            if sigma is not None:
+                weight = _weight(difference, _at(allowance, there), _at(steepness, there))
+            total[there] += weight * image[here]
+            weights[there] += weight
+        return total.div_(weights)
+
+    def _terms(self, image: torch.Tensor, sigma: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What noise adds to a patch sum, and the factor from patch sum to exponent."""
+        import torch
+
+        pixels = self.patch ** (image.dim() - 2)
+        noise = sigma if sigma is not None else self.sigma or 0.0
+        level = torch.as_tensor(noise, dtype=image.dtype, device=image.device)
+        h = torch.as_tensor(self.strength_at(self.strength, sigma), dtype=image.dtype, device=image.device)
+        return level * level * (2.0 * pixels), (h * h).clamp_min(TINY).reciprocal() * (-1.0 / pixels)
+
+
+def half_of_shifts(distance: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """Of every shift and its opposite, one."""
+    shifts = itertools.product(range(-distance, distance + 1), repeat=axes)
+    return (shift for shift in shifts if shift > (0,) * axes)
+
+
+def overlap(shape: tuple[int, ...], shift: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Where a pixel and the pixel ``shift`` away from it both lie in the image: the one, and the other."""
+    lengths = tuple(max(0, n - abs(s)) for n, s in zip(shape[2:], shift, strict=True))
+    here = tuple(slice(max(0, -s), max(0, -s) + n) for s, n in zip(shift, lengths, strict=True))
+    there = tuple(slice(max(0, s), max(0, s) + n) for s, n in zip(shift, lengths, strict=True))
+    every = (slice(None), slice(None))
+    return every + here, every + there
+
+
+def patch_difference(difference: torch.Tensor, patch: int) -> torch.Tensor:
+    """Sum of squares over the patch around every pixel."""
+    import torch.nn.functional
+
+    around = (patch // 2,) * (2 * (difference.dim() - 2))
+    total = torch.nn.functional.pad(difference.mul_(difference), around)
+    for axis in range(2, difference.dim()):
+        total = box_sum(total, axis, patch)
+    return total
+
+
+def _at(value: torch.Tensor, place: tuple[slice, ...]) -> torch.Tensor:
+    """One number as it is, or a map's part."""
+    return value[place] if value.dim() else value
+
+
+def _weight(difference: torch.Tensor, allowance: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
+    return (difference - allowance).clamp_min_(0.0).mul_(steepness).exp_()
+
+
+DENOISER = NonLocalMeans

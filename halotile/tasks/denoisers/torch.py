@@ -1,0 +1,173 @@
+"""A network of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from halotile.errors import ConfigError, WeightsError
+from halotile.tasks.denoisers.base import Leveled, Model
+from halotile.tasks.options import (
+    STRICT,
+    check_above_zero,
+    check_channels,
+    check_reference,
+    check_whole,
+    import_reference,
+)
+from halotile.tasks.weights import load_weights
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserNetwork(Leveled):
+    """Whatever ``nn.Module`` the function ``import`` returns when it is called with ``options``.
+
+    The module is called as ``module(batch)``, or as ``module(batch, sigma)`` where a noise level is
+    known: a number, or a map of shape (tiles, 1, *spatial). It has to be local: its receptive
+    field and alignment are probed unless they are written down. Building it runs the user's code,
+    which a job may do only when it is allowed to import.
+
+    Examples
+    --------
+    >>> UserNetwork(import_="my_lab.networks:unet", receptive_field_=44, alignment_=8).receptive_field()
+    44
+    """
+
+    __pydantic_config__ = STRICT
+    name: ClassVar[str] = "torch"
+    dims: ClassVar[tuple[int, ...]] = (2, 3)
+    boundary: ClassVar[str] = "cut"
+    convolutional: ClassVar[bool] = True
+
+    import_: str
+    """The function that builds the network: "package.module:build"."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What that function is called with."""
+    weights: str | None = None
+    """Weights file to load into the network: .safetensors, or .pth with nothing but tensors in it."""
+    sha256: str | None = None
+    """Checksum that the weights file has to have."""
+    receptive_field_: int | Auto = "auto"
+    """How far, in pixels, an output pixel looks; auto: probed."""
+    alignment_: int | Auto = "auto"
+    """The network's total stride, in pixels; auto: probed."""
+    scale: int = 1
+    """Output pixels for each input pixel, on every spatial axis: 2 for super-resolution by two."""
+    channels: tuple[int, int] = (1, 1)
+    """Channels in and out: [1, 1] runs the network on each channel by itself."""
+    bytes_per_pixel_: float = 2048.0
+    """Working memory for each input pixel of a tile, in bytes, to plan with: about 32 times the channels of the
+    widest layer at full resolution."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_reference(self.import_)
+        check_channels(self.channels)
+        check_whole("scale", self.scale, 1)
+        check_above_zero("bytes_per_pixel", self.bytes_per_pixel_)
+        if self.receptive_field_ != "auto":
+            check_whole("receptive_field", self.receptive_field_, 0)
+        if self.alignment_ != "auto":
+            check_whole("alignment", self.alignment_, 1)
+        if self.sha256 is not None and self.weights is None:
+            raise ConfigError("sha256 is written without weights. Write weights: FILE, or leave sha256 out.")
+
+    @property
+    def alignment(self) -> int:
+        """The total stride; 1 as long as it has not been probed."""
+        return 1 if self.alignment_ == "auto" else self.alignment_
+
+    @property
+    def side_inputs(self) -> tuple[str, ...]:
+        """A noise map, where the network takes a noise level at all."""
+        return () if self.sigma is None else ("sigma",)
+
+    def receptive_field(self) -> int | None:
+        """What was written or probed; None where the network still has to be probed."""
+        if self.receptive_field_ == "auto" or self.alignment_ == "auto":
+            return None
+        return self.receptive_field_
+
+    def probed(self, receptive_field: int, alignment: int) -> Self:
+        """The same with what the probe found in place of ``auto``."""
+        return replace(
+            self,
+            receptive_field_=receptive_field if self.receptive_field_ == "auto" else self.receptive_field_,
+            alignment_=alignment if self.alignment_ == "auto" else self.alignment_,
+        )
+
+    def files(self) -> tuple[Path, ...]:
+        """The weights file, if there is one."""
+        return () if self.weights is None else (Path(self.weights),)
+
+    def bytes_per_pixel(self) -> float:
+        """What was written down."""
+        return self.bytes_per_pixel_
+
+    def build(self) -> Model:
+        """Import the function, call it, load the weights. Runs the user's code.
+
+        Raises
+        ------
+        ConfigError
+            When the function cannot be imported or does not return a module.
+        WeightsError
+            When the weights cannot be loaded or are those of another network.
+        """
+        import torch
+
+        module = self._called()
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigError(
+                f"import is {self.import_!r}, which returned a {type(module).__name__}. "
+                "Write a function that returns a torch.nn.Module."
+            )
+        if self.weights is not None:
+            self._load_into(module)
+        module = module.float().eval().requires_grad_(False)
+        return module if self.sigma is None else _with_level(module, self.strength_at)
+
+    def _called(self) -> Any:
+        """What the function returns."""
+        function = import_reference(self.import_)
+        try:
+            return function(**self.options)
+        except Exception as error:
+            raise ConfigError(
+                f"{self.import_} with options {dict(self.options)} failed: {type(error).__name__}: {error}. "
+                "Correct the options, or the function."
+            ) from error
+
+    def _load_into(self, module: Any) -> None:
+        """Load the weights, all of them and nothing else."""
+        tensors = load_weights(str(self.weights), self.sha256)
+        try:
+            module.load_state_dict(tensors)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:600]
+            raise WeightsError(
+                f"{self.weights!r} does not fit the network of {self.import_}: {reason} "
+                "Write the options that the weights were trained with."
+            ) from error
+
+
+def _with_level(module: Any, strength_at: Any) -> Model:
+    """The module called with its noise level: a number, or the map that comes along."""
+    import torch
+
+    class AtLevel(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, batch: torch.Tensor, sigma: torch.Tensor | None = None) -> Any:
+            return self.module(batch, strength_at(1.0, sigma))
+
+    return AtLevel()
+
+
+DENOISER = UserNetwork

@@ -1,0 +1,99 @@
+"""The device that computes: what moves pixels to it and back, and what a worker process is told first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+    from halotile.tasks.denoisers.base import Model
+
+
+def prepare_process(threads: int) -> None:
+    """Pin torch to ``threads`` threads in this process.
+
+    Several workers on one machine that each take every core are 2 to 10 times slower.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+class Device:
+    """One device: uploads NumPy arrays, downloads tensors, runs a model.
+
+    Parameters
+    ----------
+    name : str
+        ``cpu``, or ``cuda:0`` and the like.
+    precision : str
+        ``float32``, or ``bfloat16`` for automatic mixed precision (about 1 % error).
+    channels_last : bool
+        Whether activations are laid out channels last, which suits convolutions.
+    """
+
+    def __init__(self, name: str = "cpu", precision: str = "float32", channels_last: bool = False) -> None:
+        import torch
+
+        self.torch = torch
+        self.name = name
+        self.kind = torch.device(name).type
+        self.precision = precision
+        self.channels_last = channels_last
+
+    def place(self, model: Model) -> Model:
+        """The model on this device, in the memory layout that suits it."""
+        if isinstance(model, self.torch.nn.Module):
+            model = model.to(self.name)
+            if self.channels_last and any(p.ndim == 4 for p in model.parameters()):
+                model = model.to(memory_format=self.torch.channels_last)
+        return model
+
+    def upload(self, pixels: NDArray[Any]) -> torch.Tensor:
+        """A NumPy array as a tensor on this device."""
+        tensor = self.torch.from_numpy(pixels).to(self.name)
+        if self.channels_last and tensor.ndim == 4:
+            tensor = tensor.contiguous(memory_format=self.torch.channels_last)
+        return tensor
+
+    def download(self, tensor: torch.Tensor) -> NDArray[Any]:
+        """A tensor as a NumPy array of the same numbers."""
+        if tensor.dtype == self.torch.bfloat16:
+            tensor = tensor.float()
+        pixels: NDArray[Any] = tensor.cpu().numpy()
+        return pixels
+
+    def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
+        """``model(batch, **sides)`` without gradients, at this device's precision.
+
+        Gradient mode belongs to a thread, so it is set here, where the computing thread passes.
+        """
+        with self.torch.inference_mode():
+            if self.precision == "bfloat16":
+                with self.torch.autocast(self.kind, dtype=self.torch.bfloat16):
+                    return model(batch, **sides)
+            return model(batch, **sides)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an exception says that memory ran out, on any kind of device."""
+        if isinstance(error, MemoryError | self.torch.OutOfMemoryError):
+            return True
+        return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+    def forget(self) -> None:
+        """Give cached memory back after an out-of-memory error."""
+        if self.kind == "cuda":
+            self.torch.cuda.empty_cache()
+
+
+def all_finite(pixels: NDArray[Any]) -> bool:
+    """Whether no pixel is NaN or infinite, without a temporary the size of the picture."""
+    if pixels.dtype.kind != "f":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = pixels.sum(dtype=np.float64)
+    return bool(np.isfinite(total)) or bool(np.isfinite(pixels).all())

@@ -1,0 +1,65 @@
+"""Pictures and weights that the benchmarks run on: made once, from fixed seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import zarr
+
+CNN = {"depth": 7, "width": 32}
+CNN_REACH = CNN["depth"]
+BOX = 9
+
+
+def picture(folder: Path, edge: int, chunk: int = 512) -> Path:
+    """A noisy float32 picture as a plain Zarr of uncompressed chunks."""
+    path = folder / f"picture-{edge}-{chunk}.zarr"
+    if not path.exists():
+        array = zarr.create_array(
+            path, shape=(edge, edge), dtype="float32", chunks=(chunk, chunk), compressors=None
+        )
+        rng = np.random.default_rng(0)
+        for row in range(0, edge, chunk):
+            y = np.arange(row, row + chunk, dtype="float32")[:, None]
+            x = np.arange(edge, dtype="float32")[None]
+            smooth = 0.5 + 0.3 * np.sin(y / 37) * np.cos(x / 53)
+            array[row : row + chunk] = smooth + 0.1 * rng.standard_normal((chunk, edge), dtype="float32")
+    return path
+
+
+def weights(folder: Path) -> Path:
+    """Random weights of the small network, the same every time."""
+    import torch
+    from safetensors.torch import save_file
+
+    path = folder / "cnn.safetensors"
+    if not path.exists():
+        generator = torch.Generator().manual_seed(0)
+        state = {}
+        depth, width = CNN["depth"], CNN["width"]
+        for layer in range(depth):
+            rows, columns = (1 if layer == depth - 1 else width), (1 if layer == 0 else width)
+            bound = 1 / np.sqrt(9 * columns)
+            draw = torch.rand((rows, columns, 3, 3), generator=generator)
+            state[f"layers.{layer}.weight"] = (2 * draw - 1) * bound
+            state[f"layers.{layer}.bias"] = (2 * torch.rand(rows, generator=generator) - 1) * bound
+        save_file(state, path)
+    return path
+
+
+def network(folder: Path):  # type: ignore[no-untyped-def]
+    """The small network as every program here runs it: channels last, no gradients."""
+    import torch
+
+    from halotile.tasks.denoisers.dncnn import DENOISER
+
+    model = DENOISER(weights=str(weights(folder)), **CNN).build()
+    return model.to(memory_format=torch.channels_last).eval()  # type: ignore[union-attr]
+
+
+def box(pixels: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """The box filter that every program here runs."""
+    from scipy.ndimage import uniform_filter
+
+    return uniform_filter(pixels, BOX, mode="nearest")

@@ -1,0 +1,415 @@
+"""The programs that are measured, each run in a process of its own: ``python programs.py NAME FOLDER [EDGE]``.
+
+Every program prints one line of JSON: ``seconds`` of wall time with its cluster up and its imports
+done, and ``peak_bytes`` where memory is the question. Ours and its peers get the same
+picture, the same function and two workers of one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+
+from tests.benchmarks.data import BOX, CNN, CNN_REACH, box, network, picture, weights
+
+Result = dict[str, Any]
+TILE = 512
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+def run_job(source: Path, output: Path, denoiser: Any, block: int | None = None) -> Result:
+    """One job on a cluster that is up: plan, run, everything on disk and synced."""
+    from halotile.graphs.clusters import local
+    from halotile.graphs.job import Cluster, Input, Job, Output, Run, Tile
+    from halotile.graphs.planner import make_plan
+    from halotile.graphs.tiles import run
+
+    job = Job(
+        input=Input(path=str(source)),
+        output=Output(path=str(output)),
+        denoiser=denoiser,
+        tile=Tile() if block is None else Tile(block=block),
+        run=Run(workers=2),
+        cluster=Cluster(),
+        allow_import=True,
+    )
+    with local.start(workers=2, memory_bytes=8 * 2**30) as cluster, watched_memory() as peak:
+        warm(cluster.client)
+        began = time.perf_counter()
+        outcome = run(make_plan(job), cluster=cluster)
+        seconds = time.perf_counter() - began
+    assert outcome.done == outcome.total
+    return {"seconds": seconds, "blocks": outcome.total, "peak_bytes": peak()}
+
+
+def warm(client: Any) -> None:
+    """Import on the workers what they will need, as a cluster that has been up for a while has."""
+    client.run(_import_everything)
+
+
+def _import_everything() -> None:
+    import dask.array
+    import scipy.ndimage
+    import torch
+    import zarr
+
+    import halotile.graphs.setup
+
+    del dask, scipy, torch, zarr, halotile
+
+
+def ours_box(folder: Path, edge: int) -> Result:
+    """The box filter as a job."""
+    from halotile.tasks.denoisers.function import GivenFunction
+
+    choice = GivenFunction(call=box, depth=BOX // 2)
+    return run_job(picture(folder, edge), fresh(folder / "ours-box.zarr"), choice)
+
+
+def ours_cnn(folder: Path, edge: int) -> Result:
+    """The network as a job."""
+    from halotile.graphs.job import DenoiserChoice
+
+    choice = DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN})
+    return run_job(picture(folder, edge), fresh(folder / "ours-cnn.zarr"), choice)
+
+
+def ours_gaussian(folder: Path, edge: int) -> Result:
+    """A gaussian as a job, in super-blocks of one size: the case whose memory must not grow."""
+    from halotile.graphs.job import DenoiserChoice
+
+    choice = DenoiserChoice(name="gaussian", options={"sigma": 2.0})
+    return run_job(picture(folder, edge), fresh(folder / "ours-gaussian.zarr"), choice, block=1024)
+
+
+def ours_noop(folder: Path, blocks: int) -> Result:
+    """Blocks that do nothing, through the stream and the journal: what orchestration costs."""
+    import psutil
+
+    from halotile.graphs.clusters import local
+    from halotile.graphs.stream import Grouping, Stream
+    from halotile.storage.journal import Journal
+
+    journal = Journal.create(fresh(folder / "noop-journal"), "noop", blocks)
+    process = psutil.Process()
+    with local.start(workers=2, memory_bytes=8 * 2**30) as cluster:
+        before = process.memory_info().rss
+        began = time.perf_counter()
+        first = None
+        stream = Stream(cluster.client, do_nothing, name="noop", grouping=Grouping(2))
+        for answers in stream.answers(iter(range(blocks)), blocks):
+            for answer in answers:
+                first = first or time.perf_counter() - began
+                journal.mark(answer.result.done)
+        seconds = time.perf_counter() - began
+        grown = process.memory_info().rss - before
+    assert len(journal.done) == blocks
+    return {"seconds": seconds, "per_block_ms": 1e3 * seconds / blocks, "first_s": first, "grown_bytes": grown}
+
+
+def do_nothing(numbers: tuple[int, ...]) -> Any:
+    """A receipt for no work."""
+    from halotile.tasks.block import Receipt
+
+    return Receipt(done=list(numbers), seconds=1e-7)
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def plain_cluster() -> Iterator[Any]:
+    """Two worker processes as Dask starts them when it is told nothing more."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster,
+        Client(cluster) as client,
+    ):
+        warm(client)
+        yield client
+
+
+def stock(folder: Path, edge: int, function: Callable[..., Any], depth: int, boundary: str, name: str) -> Result:
+    """dask.array.map_overlap, from Zarr to Zarr."""
+    import dask.array as da
+    import zarr
+
+    source = picture(folder, edge)
+    output = fresh(folder / f"stock-{name}.zarr")
+    with plain_cluster(), watched_memory() as peak:
+        began = time.perf_counter()
+        array = da.from_zarr(str(source))
+        target = zarr.create_array(output, shape=array.shape, dtype=array.dtype, chunks=array.chunksize)
+        array.map_overlap(function, depth=depth, boundary=boundary, dtype=array.dtype, meta=array._meta).store(
+            target, lock=False, compute=True
+        )
+        seconds = time.perf_counter() - began
+    return {"seconds": seconds, "peak_bytes": peak()}
+
+
+def stock_box(folder: Path, edge: int) -> Result:
+    """The box filter under stock map_overlap."""
+    return stock(folder, edge, box, BOX // 2, "nearest", "box")
+
+
+def stock_cnn(folder: Path, edge: int) -> Result:
+    """The network under stock map_overlap."""
+    return stock(folder, edge, partial(forward_numpy, folder=folder), CNN_REACH, "none", "cnn")
+
+
+_models: dict[Path, Any] = {}
+
+
+def forward_numpy(pixels: np.ndarray, folder: Path) -> np.ndarray:  # type: ignore[type-arg]
+    """The network on one NumPy block, loaded once for each process, one thread, channels last."""
+    import torch
+
+    if folder not in _models:
+        torch.set_num_threads(1)
+        _models[folder] = network(folder)
+    with torch.inference_mode():
+        batch = torch.from_numpy(np.ascontiguousarray(pixels))[None, None]
+        batch = batch.contiguous(memory_format=torch.channels_last)
+        return np.asarray(_models[folder](batch)[0, 0].numpy())
+
+
+def copy(folder: Path, edge: int) -> Result:
+    """A plain copy in one process, into the layout and codecs of our output."""
+    import zarr
+
+    source = zarr.open_array(picture(folder, edge), mode="r")
+    target = zarr.create_array(
+        fresh(folder / "copy.zarr"),
+        shape=source.shape,
+        dtype=source.dtype,
+        chunks=(256, 256),
+        shards=(1024, 1024),
+        compressors=[
+            zarr.codecs.BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"),
+            zarr.codecs.Crc32cCodec(),
+        ],
+        fill_value=np.nan,
+    )
+    began = time.perf_counter()
+    for y in range(0, edge, 1024):
+        for x in range(0, edge, 1024):
+            target[y : y + 1024, x : x + 1024] = source[y : y + 1024, x : x + 1024]
+    return {"seconds": time.perf_counter() - began}
+
+
+def bare_cnn(folder: Path, edge: int) -> Result:
+    """The network alone, over tiles of a picture in memory: two processes of one thread, or one of two.
+
+    The better of both counts. No storage, no scheduler.
+    """
+    import zarr
+
+    pixels = zarr.open_array(picture(folder, edge), mode="r")[...]
+    np.save(folder / "bare.npy", pixels)
+    both = min(_bare_processes(folder, edge), _bare_threads(folder, edge))
+    return {"seconds": both}
+
+
+def bare_tiles(folder: Path, edge: int, rows: range, threads: int) -> float:
+    """Seconds that one process takes over these rows of tiles, its imports and a warm-up apart."""
+    import torch
+
+    torch.set_num_threads(threads)
+    pixels = np.load(folder / "bare.npy", mmap_mode="r")
+    pixels = np.array(pixels)
+    model = network(folder)
+    result = np.empty_like(pixels)
+    with torch.inference_mode():
+        for _ in range(2):
+            began = time.perf_counter()
+            for y in rows:
+                for x in range(0, edge, TILE):
+                    y0, x0 = max(0, y - CNN_REACH), max(0, x - CNN_REACH)
+                    window = pixels[y0 : y + TILE + CNN_REACH, x0 : x + TILE + CNN_REACH]
+                    batch = torch.from_numpy(np.ascontiguousarray(window))[None, None]
+                    batch = batch.contiguous(memory_format=torch.channels_last)
+                    done = model(batch)[0, 0].numpy()
+                    result[y : y + TILE, x : x + TILE] = done[y - y0 : y - y0 + TILE, x - x0 : x - x0 + TILE]
+            seconds = time.perf_counter() - began
+    return seconds
+
+
+def _bare_threads(folder: Path, edge: int) -> float:
+    return _bare_spawn(folder, edge, [range(0, edge, TILE)], threads=2)
+
+
+def _bare_processes(folder: Path, edge: int) -> float:
+    half = edge // 2
+    return _bare_spawn(folder, edge, [range(0, half, TILE), range(half, edge, TILE)], threads=1)
+
+
+def _bare_spawn(folder: Path, edge: int, parts: list[range], threads: int) -> float:
+    import subprocess
+
+    from halotile.graphs.clusters.base import WORKER_ENVIRONMENT
+
+    environment = os.environ | WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from pathlib import Path; "
+        "from tests.benchmarks.programs import bare_tiles; "
+        "a = [int(v) for v in sys.argv[2:]]; "
+        "print(bare_tiles(Path(sys.argv[1]), a[0], range(a[1], a[2], a[3]), a[4]))"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(folder)]
+            + [str(v) for v in (edge, part.start, part.stop, part.step, threads)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for part in parts
+    ]
+    return max(float(process.communicate()[0].strip().splitlines()[-1]) for process in running)
+
+
+def monai_cnn(folder: Path, edge: int, overlap: float = 2 * CNN_REACH / TILE) -> Result:
+    """MONAI's sliding window over a picture in memory, two threads, channels last."""
+    import torch
+    import zarr
+    from monai.inferers import sliding_window_inference
+
+    torch.set_num_threads(2)
+    model = network(folder)
+    pixels = zarr.open_array(picture(folder, edge), mode="r")[...]
+    batch = torch.from_numpy(pixels)[None, None]
+
+    def forward(windows: Any) -> Any:
+        return model(windows.contiguous(memory_format=torch.channels_last))
+
+    with torch.inference_mode():
+        sliding_window_inference(batch[..., :1024, :1024], (TILE, TILE), 1, forward, overlap=overlap)
+        began = time.perf_counter()
+        sliding_window_inference(batch, (TILE, TILE), 1, forward, overlap=overlap)
+        return {"seconds": time.perf_counter() - began}
+
+
+def monai_cnn_default(folder: Path, edge: int) -> Result:
+    """The same at MONAI's default overlap of a quarter."""
+    return monai_cnn(folder, edge, overlap=0.25)
+
+
+def deepinv_cnn(folder: Path, edge: int, patch: int = 256, overlap: int = 32) -> Result:
+    """deepinv.distributed with two processes of one thread, the picture in memory."""
+    import socket
+
+    import torch.multiprocessing as multiprocessing
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    out = fresh(folder / "deepinv-seconds.json")
+    picture(folder, edge)
+    weights(folder)
+    multiprocessing.spawn(_deepinv_rank, args=(folder, edge, patch, overlap, port, out), nprocs=2)
+    return {"seconds": float(out.read_text())}
+
+
+def deepinv_cnn_default(folder: Path, edge: int) -> Result:
+    """The same at deepinv's default patch of 256 with overlap 64."""
+    return deepinv_cnn(folder, edge, 256, 64)
+
+
+def _deepinv_rank(rank: int, folder: Path, edge: int, patch: int, overlap: int, port: int, out: Path) -> None:
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+    }
+    import torch
+    import zarr
+    from deepinv.distributed import DistributedContext, distribute
+    from deepinv.models import Denoiser
+
+    torch.set_num_threads(1)
+    inner = network(folder)
+
+    class Wrapped(Denoiser):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Any, sigma: Any = None, **_: Any) -> Any:
+            return self.inner(x.contiguous(memory_format=torch.channels_last))
+
+    with DistributedContext(backend="gloo", device_mode="cpu") as context, torch.no_grad():
+        denoiser = distribute(Wrapped(), context, patch_size=patch, overlap=overlap)
+        pixels = torch.from_numpy(zarr.open_array(picture(folder, edge), mode="r")[...])[None, None]
+        denoiser(pixels[..., :1024, :1024], 0.1)
+        began = time.perf_counter()
+        denoiser(pixels, 0.1)
+        seconds = time.perf_counter() - began
+        if rank == 0:
+            out.write_text(str(seconds))
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def fresh(path: Path) -> Path:
+    """The path, with nothing of an earlier run at it."""
+    for stale in (path, path.with_name(path.name + ".run")):
+        if stale.is_dir():
+            shutil.rmtree(stale)
+        elif stale.exists():
+            stale.unlink()
+    return path
+
+
+@contextmanager
+def watched_memory() -> Iterator[Callable[[], int]]:
+    """The highest sum of resident memory of this process and all its children, sampled at 20 Hz."""
+    import threading
+
+    import psutil
+
+    peak = 0
+    stop = threading.Event()
+    this = psutil.Process()
+
+    def watch() -> None:
+        nonlocal peak
+        while not stop.wait(0.05):
+            total = 0
+            for process in [this, *this.children(recursive=True)]:
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            peak = max(peak, total)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield lambda: peak
+    finally:
+        stop.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    name, folder, edge = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    folder.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(globals()[name](folder, edge)), flush=True)

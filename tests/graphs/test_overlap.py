@@ -1,0 +1,534 @@
+"""Overlapping blocks of stores give the same bits as stock Dask, with one task a block."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.ndimage import uniform_filter
+
+from halotile.errors import ConfigError
+from halotile.graphs.overlap import map_overlap
+from halotile.storage.grid import Region
+
+Pixels = NDArray[Any]
+PAD = {"reflect": "symmetric", "nearest": "edge", "periodic": "wrap"}
+
+
+@dataclass
+class Stored:
+    """Pixels that can only be read region by region; it remembers which."""
+
+    pixels: Pixels
+    chunks: tuple[int, ...]
+    regions: list[Region] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pixels.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.pixels.dtype
+
+    def read(self, region: Region) -> Pixels:
+        assert region.inside(Region.whole(self.shape))
+        with self.lock:
+            self.regions.append(region)
+        pixels: Pixels = self.pixels[region.slices].copy()
+        return pixels
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stored, (self.pixels, self.chunks)
+
+
+def noise(shape: tuple[int, ...], dtype: str = "float32") -> Pixels:
+    values = np.random.default_rng(7).normal(40, 20, shape).clip(0, 250)
+    return values.astype(dtype)
+
+
+def stored(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float32") -> Stored:
+    return Stored(noise(shape, dtype), chunks)
+
+
+def neighbours(window: Pixels) -> Pixels:
+    """Weighted shifted sums: what is left of a pixel counts otherwise than what is right of it."""
+    result = window.astype("float64")
+    for axis in range(window.ndim):
+        result = result + 0.5 * np.roll(result, 1, axis) - 0.25 * np.roll(result, -2, axis)
+    return result
+
+
+def running_sum(window: Pixels) -> Pixels:
+    """Depends on where in its window a pixel stands, and on everything before it."""
+    for axis in range(window.ndim):
+        window = np.cumsum(window, axis=axis)
+    return window
+
+
+def box(window: Pixels) -> Pixels:
+    result: Pixels = uniform_filter(window, 3, mode="nearest")
+    return result
+
+
+def compute(array: da.Array) -> Pixels:
+    pixels: Pixels = array.compute(scheduler="synchronous")
+    assert pixels.shape == array.shape
+    assert pixels.dtype == array.dtype
+    return pixels
+
+
+def same(ours: da.Array, stock: da.Array) -> None:
+    assert ours.chunks == stock.chunks
+    assert ours.dtype == stock.dtype
+    np.testing.assert_array_equal(compute(ours), compute(stock), strict=True)
+
+
+def through_the_whole(
+    func: Callable[[Pixels], Pixels], store: Stored, depth: Any, rules: list[Any]
+) -> Pixels:
+    """The truth where stock Dask refuses: pad the whole array with NumPy, cut windows out of it."""
+    before, after = zip(*depth, strict=True)
+    padded = store.pixels
+    for axis, rule in enumerate(rules):
+        width = [(0, 0)] * padded.ndim
+        width[axis] = depth[axis]
+        if isinstance(rule, str) and rule in PAD:
+            padded = np.pad(padded, width, mode=PAD[rule])  # type: ignore[call-overload]
+        else:
+            padded = np.pad(padded, width, constant_values=0 if rule in ("none", "cut") else rule)
+    result = np.empty(store.shape, func(store.pixels).dtype)
+    counts = [-(-n // c) for n, c in zip(store.shape, store.chunks, strict=True)]
+    for index in np.ndindex(*counts):
+        window, inner, core = [], [], []
+        for i, c, n, b, a, rule in zip(index, store.chunks, store.shape, before, after, rules, strict=True):
+            start, stop = i * c, min(i * c + c, n)
+            first, last = start - b, stop + a
+            if rule in ("none", "cut"):
+                first, last = max(first, 0), min(last, n)
+            window.append(slice(first + b, last + b))
+            inner.append(slice(start - first, stop - first))
+            core.append(slice(start, stop))
+        result[tuple(core)] = func(padded[tuple(window)])[tuple(inner)]
+    return result
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """What stock accepts without rechunking: no chunk, the last one included, is smaller than the depth."""
+    shape, chunks, depth, boundary = [], [], {}, {}
+    for axis in range(draw(st.integers(1, 3))):
+        chunk = draw(st.integers(1, 7))
+        last = draw(st.integers(1, chunk))
+        shape.append(chunk * draw(st.integers(0, 3)) + last)
+        chunks.append(chunk)
+        depth[axis] = draw(st.integers(0, min(last, 4)))
+        boundary[axis] = draw(st.sampled_from(["reflect", "periodic", "nearest", "none", 0, 3, 200]))
+    dtype = draw(st.sampled_from(["uint8", "int16", "float32", "float64"]))
+    return {"store": stored(tuple(shape), tuple(chunks), dtype), "depth": depth, "boundary": boundary}
+
+
+@pytest.mark.parametrize("func", [neighbours, running_sum, box])
+@pytest.mark.parametrize("trim", [True, False])
+@given(case=cases())
+@settings(deadline=None, max_examples=60)
+def test_the_bits_are_those_of_stock_dask(
+    func: Callable[[Pixels], Pixels], trim: bool, case: dict[str, Any]
+) -> None:
+    store, words = case["store"], {"depth": case["depth"], "boundary": case["boundary"], "trim": trim}
+    stock = da.map_overlap(
+        func, da.from_array(store.pixels, chunks=store.chunks), allow_rechunk=False, **words
+    )
+    ours = map_overlap(func, store, **words)
+    assert ours.chunks == stock.chunks
+    assert ours.dtype == stock.dtype
+    got, wanted = (array.compute(scheduler="synchronous") for array in (ours, stock))
+    np.testing.assert_array_equal(got, wanted, strict=True)
+
+
+@st.composite
+def deep_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """What stock refuses or rechunks: any depth, asymmetric, under any rule."""
+    axes = draw(st.integers(1, 2))
+    sizes = st.tuples(*[st.integers(1, 9)] * axes)
+    depth = tuple(draw(st.tuples(st.integers(0, 12), st.integers(0, 12))) for _ in range(axes))
+    rules = [draw(st.sampled_from(["reflect", "periodic", "nearest", "none", "cut", 5])) for _ in range(axes)]
+    return {"store": stored(draw(sizes), draw(sizes)), "depth": depth, "rules": rules}
+
+
+@pytest.mark.parametrize("func", [neighbours, running_sum])
+@given(case=deep_cases())
+@settings(deadline=None, max_examples=100)
+def test_any_depth_works_where_stock_refuses(func: Callable[[Pixels], Pixels], case: dict[str, Any]) -> None:
+    store, depth, rules = case["store"], case["depth"], case["rules"]
+    ours = map_overlap(func, store, depth=depth, boundary=tuple(rules))
+    np.testing.assert_array_equal(compute(ours), through_the_whole(func, store, depth, rules), strict=True)
+
+
+@pytest.mark.parametrize("depth", [2, (2, 1), {0: 2}, {1: (1, 2)}, ((0, 1), (2, 0)), [1], [(2, 1)], None])
+def test_depth_is_understood_as_dask_does(depth: Any) -> None:
+    store = stored((12, 10), (4, 5))
+    stock = da.map_overlap(neighbours, da.from_array(store.pixels, chunks=store.chunks), depth=depth)
+    same(map_overlap(neighbours, store, depth=depth), stock)
+
+
+@pytest.mark.parametrize(
+    "boundary", [None, "none", "reflect", ("periodic", 3), {1: "nearest"}, [{0: 0.5}], np.nan, np.float32(2)]
+)
+def test_boundary_is_understood_as_dask_does(boundary: Any) -> None:
+    store = stored((12, 10), (4, 5))
+    stock = da.map_overlap(
+        neighbours, da.from_array(store.pixels, chunks=store.chunks), depth=2, boundary=boundary
+    )
+    same(map_overlap(neighbours, store, depth=2, boundary=boundary), stock)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("uint8", -1), ("int64", 2**62 + 1), ("int16", 2.5), ("bool", 1)]
+)
+def test_a_constant_becomes_a_pixel_as_in_numpy(dtype: str, value: Any) -> None:
+    store = Stored(np.ones(6, dtype), (3,))
+    try:
+        pixel = np.full(1, value, dtype)
+    except OverflowError:
+        with pytest.raises(ConfigError, match="cannot hold"):
+            map_overlap(np.array, store, depth=1, boundary=value)
+        return
+    ours = map_overlap(np.array, store, depth=1, boundary=value, trim=False).compute(scheduler="synchronous")
+    assert ours[0] == pixel[0]
+
+
+def test_cut_is_another_word_for_none() -> None:
+    store = stored((12, 10), (4, 5))
+    cut, none = (map_overlap(running_sum, store, depth=2, boundary=word) for word in ("cut", "none"))
+    same(cut, none)
+    array = da.from_array(store.pixels, chunks=store.chunks)
+    same(map_overlap(running_sum, array, depth=2, boundary="cut"), none)
+
+
+def test_one_task_a_block_and_nothing_of_the_picture_in_the_graph() -> None:
+    class Huge(Stored):
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Huge, (np.empty(0), self.chunks)
+
+    store = Huge(noise((300, 200)), (30, 20))
+    result = map_overlap(box, store, depth=3, boundary="reflect")
+    assert len(dask.optimize(result)[0].__dask_graph__()) == 100
+    assert len(dict(result.__dask_graph__())) == 100
+    assert len((result + 1).__dask_graph__().layers) == 2
+    assert len(dask.optimize(result + 1)[0].__dask_graph__()) == 100
+
+
+def test_nothing_is_read_before_compute_then_each_window_once() -> None:
+    store = stored((64, 48), (16, 16))
+    result = map_overlap(box, store, depth=2, boundary="reflect")
+    assert store.regions == []
+    compute(result)
+    assert len(store.regions) == 12
+    assert sum(region.size for region in store.regions) <= 12 * 20 * 20
+    compute(result[:16, :16])
+    assert len(store.regions) == 13
+
+
+def test_a_periodic_window_reads_no_more_than_it_needs() -> None:
+    store = stored((64,), (16,))
+    compute(map_overlap(neighbours, store, depth=2, boundary="periodic"))
+    assert sum(region.size for region in store.regions) == 4 * 20
+
+
+def test_the_block_size_can_be_chosen() -> None:
+    store = stored((20, 20), (4, 4))
+    result = map_overlap(neighbours, store, depth=3, boundary="nearest", block=(10, 20))
+    assert result.chunks == ((10, 10), (20,))
+    stock = da.map_overlap(
+        neighbours, da.from_array(store.pixels, chunks=(10, 20)), depth=3, boundary="nearest"
+    )
+    same(result, stock)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "chunks"),
+    [
+        (((12, 8), (12, 8)), ((4, 4), (4, 4))),
+        (((12, 8), (12, 8)), ((4, 4), (6, 8))),
+        (((12, 8), (8,)), ((6, 4), (4,))),
+        (((8,), (12, 8)), ((4,), (6, 4))),
+        (((12, 8), (12, 8), (12, 8)), ((6, 4), (12, 2), (3, 8))),
+    ],
+)
+@pytest.mark.parametrize("boundary", ["reflect", "none"])
+def test_several_stores_are_aligned_as_dask_does(shapes: Any, chunks: Any, boundary: str) -> None:
+    stores = [stored(shape, chunk) for shape, chunk in zip(shapes, chunks, strict=True)]
+
+    def add(*windows: Pixels) -> Pixels:
+        return running_sum(sum(windows[1:], windows[0]))
+
+    arrays = [da.from_array(store.pixels, chunks=store.chunks) for store in stores]
+    depth = {0: 0, 1: 2} if len(shapes[0]) == len(shapes[1]) else [{}, {}]
+    same(
+        map_overlap(add, *stores, depth=depth, boundary=boundary),
+        da.map_overlap(add, *arrays, depth=depth, boundary=boundary),
+    )
+
+
+def test_each_store_has_its_own_depth_and_an_axis_of_one_pixel_is_broadcast() -> None:
+    picture, row = stored((12, 8), (4, 4)), stored((1, 8), (1, 4))
+
+    def add(x: Pixels, y: Pixels) -> Pixels:
+        return running_sum(x) + y
+
+    result = map_overlap(add, picture, row, depth=[{0: 2}, 0])
+    same(result, map_overlap(lambda y, x: add(x, y), row, picture, depth=[0, {0: 2}]))
+    alone = map_overlap(running_sum, picture, depth={0: 2})
+    np.testing.assert_array_equal(compute(result), compute(alone) + row.pixels)
+
+
+def says_where(window: Pixels, block_id: Any = None, block_info: Any = None) -> Pixels:
+    told = repr((block_id, sorted(block_info.items(), key=repr))) if block_info else ""
+    return window + sum(map(ord, told)) % 99991
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("boundary", ["reflect", "none"])
+def test_the_function_is_told_its_block_as_dask_does(depth: int, boundary: str) -> None:
+    store = stored((12, 10), (4, 5))
+    array = da.from_array(store.pixels, chunks=store.chunks)
+    words = {"depth": depth, "boundary": boundary}
+    same(map_overlap(says_where, store, **words), da.map_overlap(says_where, array, **words))
+
+
+def column_sum(window: Pixels) -> Pixels:
+    total: Pixels = window.sum(axis=1)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("func", "words"),
+    [
+        (column_sum, {"drop_axis": 1}),
+        (column_sum, {"drop_axis": -1, "trim": False, "chunks": ((8, 8),)}),
+        (partial(np.expand_dims, axis=0), {"new_axis": 0}),
+        (partial(np.expand_dims, axis=2), {"new_axis": [2]}),
+        (partial(np.repeat, repeats=2, axis=0), {"trim": False, "chunks": ((16, 16), (14,))}),
+        (partial(np.repeat, repeats=2, axis=0), {"chunks": ((16, 16), (14,))}),
+        (np.sqrt, {"dtype": "float32"}),
+        (np.sqrt, {"meta": np.empty((0, 0), "float32")}),
+    ],
+)
+def test_what_map_blocks_takes_is_taken(func: Callable[[Pixels], Pixels], words: dict[str, Any]) -> None:
+    store = stored((8, 10), (4, 10))
+    array = da.from_array(store.pixels, chunks=store.chunks)
+    ours = map_overlap(func, store, depth=2, boundary="reflect", **words)
+    stock = da.map_overlap(func, array, depth=2, boundary="reflect", **words)
+    assert ours.chunks == stock.chunks
+    assert ours.dtype == stock.dtype
+    np.testing.assert_array_equal(
+        ours.compute(scheduler="synchronous"), stock.compute(scheduler="synchronous"), strict=True
+    )
+
+
+def test_an_axis_that_is_dropped_is_handed_over_whole() -> None:
+    store = stored((8, 10), (4, 3))
+    array = da.from_array(store.pixels, chunks=store.chunks)
+    words = {"depth": {0: 1}, "boundary": "nearest", "drop_axis": 1}
+    same(map_overlap(column_sum, store, **words), da.map_overlap(column_sum, array, **words))
+
+
+def test_an_array_of_no_axes_is_one_block() -> None:
+    assert compute(map_overlap(lambda x: x + 1, Stored(np.array(41), ()), depth=1)) == 42
+
+
+def with_words(window: Pixels, **words: Any) -> Pixels:
+    return window + sum(words.values())
+
+
+@pytest.mark.parametrize(
+    "word", ["func", "adjust_chunks", "new_axes", "concatenate", "array", "source", "words", "task"]
+)
+def test_words_for_the_function_are_not_eaten(word: str) -> None:
+    store = stored((8,), (4,))
+    array = da.from_array(store.pixels, chunks=store.chunks)
+    for source in (store, array):
+        result = map_overlap(with_words, source, depth=1, boundary=0, **{word: 3})
+        np.testing.assert_array_equal(compute(result), store.pixels + 3)
+
+
+def test_words_that_map_overlap_takes_itself_go_in_by_partial() -> None:
+    store = stored((8,), (4,))
+    func = partial(with_words, name=1, depth=2, dtype=4)
+    np.testing.assert_array_equal(compute(map_overlap(func, store, depth=1)), store.pixels + 7)
+
+
+def test_lazy_words_for_the_function_are_computed_first() -> None:
+    store = stored((8,), (4,))
+    offset = da.arange(3, chunks=1).sum()
+    result = map_overlap(with_words, store, depth=1, dtype="float64", offset=offset)
+    np.testing.assert_array_equal(result.compute(scheduler="synchronous"), store.pixels + 3)
+
+
+def test_keys_carry_the_name_asked_for_and_change_with_what_was_asked() -> None:
+    store = stored((8,), (4,))
+    assert map_overlap(box, store, depth=1, name="tidy").name == "tidy"
+    assert map_overlap(box, store, depth=1, token="tidy").name.startswith("tidy-")
+    assert map_overlap(box, store, depth=1).name.startswith("box-")
+    names = {
+        map_overlap(box, store, depth=d, boundary=b).name for d in (1, 2) for b in ("reflect", "none", 3, 4)
+    }
+    assert len(names) == 8
+
+
+def test_an_overwritten_store_gets_new_keys() -> None:
+    class File(Stored):
+        version = 1
+
+        def fingerprint(self) -> dict[str, Any]:
+            return {"version": self.version}
+
+    store = File(noise((8,)), (4,))
+    first, again = (map_overlap(box, store, depth=1).name for _ in range(2))
+    store.version = 2
+    assert first == again != map_overlap(box, store, depth=1).name
+
+
+@pytest.mark.parametrize("boundary", ["reflect", "none"])
+def test_ordinary_arrays_go_to_stock_dask(boundary: str) -> None:
+    store = stored((12, 10), (4, 5))
+    array = da.from_array(store.pixels, chunks=store.chunks)
+    stock = da.map_overlap(np.add, array, array, depth=2, boundary=boundary)
+    for other in (array, store.pixels, store):
+        mixed = map_overlap(np.add, array, other, depth=2, boundary=boundary)
+        np.testing.assert_array_equal(compute(mixed), compute(stock), strict=True)
+
+
+def test_stock_errors_are_stock_errors() -> None:
+    array = da.from_array(noise((12,)), chunks=4)
+    with pytest.raises(NotImplementedError, match="Asymmetric"):
+        map_overlap(box, array, depth={0: (1, 2)}, boundary="reflect")
+    with pytest.raises(ValueError, match="larger"):
+        map_overlap(box, array, depth=13, boundary="reflect")
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+def test_other_schedulers_give_the_same_bits(scheduler: str) -> None:
+    store = stored((40, 30), (16, 16))
+    result = map_overlap(neighbours, store, depth=3, boundary="periodic")
+    with dask.config.set(scheduler=scheduler, num_workers=2):
+        np.testing.assert_array_equal(result.compute(), compute(result))
+
+
+def test_distributed_workers_give_the_same_bits() -> None:
+    from distributed import Client, LocalCluster
+
+    store = stored((40, 30), (16, 16))
+    result = map_overlap(neighbours, store, depth=3, boundary="periodic")
+    with (
+        LocalCluster(1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
+        np.testing.assert_array_equal(client.compute(result).result(timeout=60), compute(result))
+
+
+def test_the_graph_survives_pickling() -> None:
+    store = stored((20,), (8,))
+    result = map_overlap(neighbours, store, depth=3, boundary="reflect")
+    copied = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(compute(copied), compute(result), strict=True)
+
+
+def test_paths_are_opened(tmp_path: Path) -> None:
+    pytest.importorskip("halotile.storage.arrays")
+    pixels = noise((30, 20))
+    np.save(tmp_path / "picture.npy", pixels)
+    stock = da.map_overlap(neighbours, da.from_array(pixels, chunks=8), depth=2, boundary="reflect")
+    for path in (tmp_path / "picture.npy", str(tmp_path / "picture.npy")):
+        ours = map_overlap(neighbours, path, depth=2, boundary="reflect", block=8)
+        np.testing.assert_array_equal(compute(ours), compute(stock), strict=True)
+        assert len(pickle.dumps(ours)) < pixels.nbytes + 8000
+
+
+def test_an_open_zarr_array_is_a_store(tmp_path: Path) -> None:
+    import zarr
+
+    pixels = noise((30, 20))
+    array = zarr.create_array(tmp_path / "picture.zarr", data=pixels, chunks=(12, 12))
+    ours = map_overlap(neighbours, array, depth=2, boundary="reflect")
+    assert ours.chunks == ((12, 12, 6), (12, 8))
+    assert len(ours.__dask_graph__().layers) == 1
+    same(ours, da.map_overlap(neighbours, da.from_array(pixels, chunks=12), depth=2, boundary="reflect"))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(ours)).compute(), compute(ours))
+
+
+def test_a_store_without_chunks_is_cut_by_dask() -> None:
+    @dataclass
+    class Plain:
+        pixels: Pixels
+        shape: tuple[int, ...] = (6,)
+        dtype: np.dtype[Any] = np.dtype("f4")
+
+        def read(self, region: Region) -> Pixels:
+            window: Pixels = self.pixels[region.slices]
+            return window
+
+    result = map_overlap(running_sum, Plain(noise((6,))), depth=1)
+    assert result.chunks == ((6,),)
+    assert math.isclose(result[-1].compute(scheduler="synchronous"), noise((6,)).sum(), rel_tol=1e-6)
+
+
+STORE = stored((8, 8), (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"depth": -1}, "depth is -1"),
+        ({"depth": 1.5}, "depth is 1.5"),
+        ({"depth": {0: (1, 2, 3)}}, r"depth is \(1, 2, 3\)"),
+        ({"depth": {2: 1}}, r"depth names the axes \[2\]"),
+        ({"depth": (1, 1, 1)}, r"depth names the axes \[2\]"),
+        ({"depth": [1, 1]}, "depth is a list of 2 entries for 1 arrays"),
+        ({"boundary": "mirror"}, "boundary is 'mirror'"),
+        ({"boundary": {-1: "none"}}, r"boundary names the axes \[-1\]"),
+        ({"boundary": np.nan, "depth": 1, "arrays": [stored((8,), (4,), "uint8")]}, "boundary is nan"),
+        ({"block": (4,)}, "it has 1 entries for 2 axes"),
+        ({"block": "many"}, "block is 'many'"),
+        ({"block": 4, "arrays": [da.ones(4)]}, "it is for stores"),
+        ({"drop_axis": 2}, r"drop_axis is \(2,\)"),
+        ({"drop_axis": 1, "depth": 1}, "pixels would count twice"),
+        ({"chunks": (1, 1), "depth": 2, "boundary": 0}, "too short to trim"),
+        ({"arrays": []}, "no array was given"),
+        ({"arrays": [3]}, "an array is a int"),
+        ({"arrays": [stored((0, 4), (1, 4))]}, "no pixels to map"),
+        ({"arrays": [STORE, stored((8, 6), (4, 3))]}, "cannot be broadcast together"),
+        ({"arrays": [STORE, stored((8, 8), (4, 8))], "align_arrays": False}, "align_arrays is False"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_values(words: dict[str, Any], says: str) -> None:
+    words = dict(words)
+    arrays = words.pop("arrays", [STORE])
+    with pytest.raises(ConfigError, match=says):
+        map_overlap(neighbours, *arrays, **words)
+
+
+def test_a_function_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be called"):
+        map_overlap(STORE, neighbours, depth=1)  # type: ignore[arg-type]
+
+
+def test_enforce_ndim_names_the_function_that_lost_an_axis() -> None:
+    result = map_overlap(column_sum, STORE, depth=0, dtype="float32", enforce_ndim=True)
+    with pytest.raises(ConfigError, match="column_sum returned an array of 1 axes"):
+        result.compute(scheduler="synchronous")

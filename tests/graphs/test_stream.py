@@ -1,0 +1,129 @@
+"""The bounded stream: every number comes back once, few are in flight, trouble is reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from halotile.errors import Stalled
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.stream import LARGEST_GROUP, TASKS_PER_WORKER, Grouping, Stream
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass
+class Done:
+    """A result as small as a receipt."""
+
+    numbers: tuple[int, ...]
+    seconds: float
+
+
+def noop(numbers: tuple[int, ...]) -> Done:
+    return Done(numbers, 1e-6 * len(numbers))
+
+
+def fail_on_seven(numbers: tuple[int, ...]) -> Done:
+    if 7 in numbers:
+        raise ValueError("seven")
+    return noop(numbers)
+
+
+def die_once(numbers: tuple[int, ...], marker: str) -> Done:
+    if 5 in numbers:
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return noop(numbers)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return noop(numbers)
+
+
+def sleep_long(numbers: tuple[int, ...]) -> Done:
+    time.sleep(3)
+    return noop(numbers)
+
+
+def stream_of(cluster: Cluster, function: object, **options: float) -> Stream:
+    return Stream(cluster.client, function, name="noop", grouping=Grouping(cluster.workers), **options)  # type: ignore[arg-type]
+
+
+def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: Cluster) -> None:
+    stream = stream_of(cluster, noop)
+    seen: Counter[int] = Counter()
+    most = 0
+    for answers in stream.answers(iter(range(5000)), 5000):
+        most = max(most, len(stream._in_flight) + len(answers))
+        for answer in answers:
+            assert answer.result.numbers == answer.numbers
+            seen.update(answer.numbers)
+    assert seen == Counter(range(5000))
+    assert most <= 2 * TASKS_PER_WORKER
+
+
+def test_an_error_comes_back_with_its_numbers(cluster: Cluster) -> None:
+    stream = stream_of(cluster, fail_on_seven)
+    answers = [a for group in stream.answers(iter(range(20)), 20) for a in group]
+    (bad,) = [a for a in answers if a.error is not None]
+    assert 7 in bad.numbers
+    assert isinstance(bad.error, ValueError)
+    assert sorted(n for a in answers for n in a.numbers) == list(range(20))
+
+
+def test_numbers_sent_again_come_back_alone(cluster: Cluster) -> None:
+    stream = stream_of(cluster, noop)
+    groups = []
+    for answers in stream.answers(iter(range(10)), 10):
+        for answer in answers:
+            if groups.count((3,)) == 0 and 3 in answer.numbers and answer.numbers != (3,):
+                stream.again([3])
+            groups.append(answer.numbers)
+        if len(groups) == 1:
+            stream.again([3])
+    assert (3,) in groups
+
+
+def test_a_drained_stream_hands_out_no_more(cluster: Cluster) -> None:
+    stream = stream_of(cluster, noop)
+    seen: list[int] = []
+    for answers in stream.answers(iter(range(100_000)), 100_000):
+        seen += [n for a in answers for n in a.numbers]
+        stream.drain()
+    assert 0 < len(seen) <= 2 * TASKS_PER_WORKER * LARGEST_GROUP
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_stream_without_answers_stalls_with_a_text(cluster: Cluster) -> None:
+    stream = stream_of(cluster, sleep_long, stall_seconds=0.5)
+    with pytest.raises(Stalled, match=r"run\.stall_seconds"):
+        for _ in stream.answers(iter(range(2)), 2, poll_seconds=0.1):
+            pass
+    stream.abandon()
+    time.sleep(3)
+
+
+def test_a_killed_worker_costs_only_what_was_in_flight(cluster: Cluster, tmp_path: object) -> None:
+    from functools import partial
+
+    stream = stream_of(cluster, partial(die_once, marker=f"{tmp_path}/died"))
+    seen = Counter(
+        n for answers in stream.answers(iter(range(2000)), 2000) for a in answers for n in a.numbers if a.result
+    )
+    assert seen == Counter(range(2000))
+
+
+def test_groups_grow_with_fast_blocks_and_shrink_towards_the_end() -> None:
+    grouping = Grouping(workers=2)
+    assert grouping.size(10**6) == 1
+    grouping.learn(1, 1e-5)
+    assert grouping.size(10**6) == LARGEST_GROUP
+    assert grouping.size(12) == 2
+    for _ in range(50):
+        grouping.learn(1, 5.0)
+    assert grouping.size(10**6) == 1

@@ -1,0 +1,97 @@
+"""Names become modules or plug-ins, and nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halotile import registry
+from halotile.errors import ConfigError, UnknownName
+
+
+@pytest.mark.parametrize("name", ["hdf5", "npy", "ome", "tiff", "zarr"])
+def test_a_file_is_found_by_its_name(name: str) -> None:
+    assert name in registry.names("formats")
+    assert registry.find("formats", name).__name__ == f"halotile.storage.formats.{name}"
+
+
+def test_names_are_the_files_but_base_and_private_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tasks" / "lenses"
+    folder.mkdir(parents=True)
+    for name in ("__init__", "base", "_shared", "wide", "tele"):
+        (folder / f"{name}.py").write_text("raise RuntimeError('listing must not import')\n")
+    monkeypatch.setattr(registry, "_PACKAGE", tmp_path)
+    _forget()
+    assert registry.names("lenses") == ["tele", "wide"]
+    _forget()
+
+
+def _forget() -> None:
+    registry._built_in.cache_clear()
+    registry._room_of.cache_clear()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:
+    with pytest.raises(UnknownName, match=r"format 'tif' .*Did you mean 'tiff'\?.*npy.*zarr") as caught:
+        registry.find("formats", "tif")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["base", "_private", "__init__", "../arrays", "", "os.path"])
+def test_what_is_no_plug_in_is_not_found(name: str) -> None:
+    with pytest.raises(UnknownName):
+        registry.find("formats", name)
+
+
+def test_an_unknown_kind_is_answered_with_the_kinds() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'denoisers'"):
+        registry.names("denoiser")
+
+
+def _offer(monkeypatch: pytest.MonkeyPatch, **offers: str) -> None:
+    points = [importlib.metadata.EntryPoint(n.rstrip("_"), v, "halotile.formats") for n, v in offers.items()]
+    monkeypatch.setattr(registry, "_plug_ins", lambda kind: points)
+
+
+def test_an_entry_point_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    _offer(monkeypatch, mine="json:loads")
+    import json
+
+    assert "mine" in registry.names("formats")
+    assert registry.find("formats", "mine") is json.loads
+
+
+def test_a_built_in_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    _offer(monkeypatch, npy="json:loads")
+    assert registry.find("formats", "npy").__name__ == "halotile.storage.formats.npy"
+
+
+def test_two_offers_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _offer(monkeypatch, mine="json:loads", mine_="json:dumps")
+    with pytest.raises(ConfigError, match="json:dumps and json:loads"):
+        registry.find("formats", "mine")
+
+
+@pytest.mark.parametrize("value", ["no_such_package:x", "json:no_such_name"])
+def test_a_broken_plug_in_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    _offer(monkeypatch, mine=value)
+    with pytest.raises(ConfigError, match=value):
+        registry.find("formats", "mine")
+
+
+def test_listing_names_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from halotile import registry; registry.names('formats'); registry.names('denoisers');"
+        "print([m for m in ('numpy', 'zarr', 'torch', 'dask', 'halotile.storage') if m in sys.modules])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert shown.stdout.strip() == "[]"

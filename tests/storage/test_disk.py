@@ -1,0 +1,205 @@
+"""Writes land whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halotile.storage.disk import DISK, Buffers, Disk, sweep_partials
+
+
+class Log(Disk):
+    """Notes the system calls, by the names of the files."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def _name(self, fd: int) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{fd}")).name.partition(".")[0]
+
+    def _write(self, fd: int, buffers: Buffers) -> int:
+        self.calls.append(f"write {self._name(fd)}")
+        return super()._write(fd, buffers)
+
+    def _fsync(self, fd: int) -> None:
+        self.calls.append(f"fsync {self._name(fd)}")
+        super()._fsync(fd)
+
+    def _replace(self, old: Path, new: Path) -> None:
+        self.calls.append(f"rename {new.name}")
+        super()._replace(old, new)
+
+    def _mkdir(self, path: Path, mode: int) -> None:
+        self.calls.append(f"mkdir {path.name}")
+        super()._mkdir(path, mode)
+
+
+class Full(Disk):
+    """Has room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def _write(self, fd: int, buffers: Buffers) -> int:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        data = b"".join(buffers)[: min(self.room, 3)]
+        self.room -= len(data)
+        return super()._write(fd, [data])
+
+
+def test_a_file_is_its_buffers_one_after_the_other(tmp_path: Path) -> None:
+    written = DISK.write_file(tmp_path / "a", [b"one", b"", memoryview(b"two"), bytearray(b"three")])
+    assert (tmp_path / "a").read_bytes() == b"onetwothree"
+    assert written == 11
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_more_buffers_than_one_system_call_takes(tmp_path: Path) -> None:
+    buffers = [bytes([i % 256]) * (i % 7) for i in range(5000)]
+    DISK.write_file(tmp_path / "a", buffers)
+    assert (tmp_path / "a").read_bytes() == b"".join(buffers)
+
+
+def test_short_writes_are_continued(tmp_path: Path) -> None:
+    buffers = [b"", b"abcde", b"f", b"", b"ghijklmn", b""]
+    Full(room=10**6).write_file(tmp_path / "a", buffers)
+    assert (tmp_path / "a").read_bytes() == b"abcdefghijklmn"
+
+
+def test_data_is_synced_before_the_rename_and_the_directory_after(tmp_path: Path) -> None:
+    log = Log()
+    directory = tmp_path / "d"
+    directory.mkdir()
+    log.write_file(directory / "a", [b"1"])
+    assert log.calls == ["write a", "fsync a", "rename a", "fsync d"]
+
+
+def test_many_files_share_the_sync_of_their_directory(tmp_path: Path) -> None:
+    log = Log()
+    directory = tmp_path / "d"
+    directory.mkdir()
+    log.write_files((directory / str(i), [b"1"]) for i in range(100))
+    assert log.calls.count("fsync d") == 1
+    assert log.calls[-1] == "fsync d"
+    assert sorted(map(int, os.listdir(directory))) == list(range(100))
+    for i in range(100):
+        assert log.calls.index(f"fsync {i}") < log.calls.index(f"rename {i}")
+
+
+def test_without_sync_nothing_is_synced(tmp_path: Path) -> None:
+    log = Log()
+    log.write_file(tmp_path / "a", [b"1"], sync=False)
+    assert log.calls == ["write a", "rename a"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_partial(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+    with pytest.raises(OSError, match="No space"):
+        Full(room=5).write_file(tmp_path / "a", [b"new and longer"])
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_an_error_in_what_is_to_be_written_leaves_no_partial(tmp_path: Path) -> None:
+    def files() -> Iterator[tuple[Path, Buffers]]:
+        yield tmp_path / "a", [b"1"]
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        DISK.write_files(files())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_new_directory_and_its_parents_are_synced_from_the_top(tmp_path: Path) -> None:
+    log = Log()
+    top = tmp_path / "top"
+    top.mkdir()
+    log.make_directory(top / "a" / "b", 0o700)
+    assert log.calls == ["mkdir a", "fsync top", "mkdir b", "fsync a"]
+    assert (top / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_another_made_is_synced_too(tmp_path: Path) -> None:
+    log = Log()
+    (tmp_path / "top" / "a").mkdir(parents=True)
+    log.make_directory(tmp_path / "top" / "a")
+    assert log.calls[-1] == "fsync top"
+
+
+def test_append_and_truncate(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    DISK.write_file(path, [b"abc"])
+    DISK.append(path, b"def")
+    DISK.sync(path)
+    DISK.truncate(path, 4)
+    assert path.read_bytes() == b"abcd"
+
+
+def test_appending_to_nothing_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        DISK.append(tmp_path / "a", b"x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_append_does_not_follow_a_symlink(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(b"")
+    (tmp_path / "a").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError):
+        DISK.append(tmp_path / "a", b"x")
+    assert (tmp_path / "theirs").read_bytes() == b""
+
+
+def test_removing_a_tree_does_not_follow_symlinks(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "x").write_bytes(b"keep")
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    (tmp_path / "tree" / "deep" / "link").symlink_to(tmp_path / "theirs")
+    DISK.remove_tree(tmp_path / "tree")
+    assert os.listdir(tmp_path) == ["theirs"]
+    assert (tmp_path / "theirs" / "x").read_bytes() == b"keep"
+
+
+def test_a_tree_that_was_not_removed_to_the_end_still_has_its_mark(tmp_path: Path) -> None:
+    class Dies(Disk):
+        def _unlink(self, path: Path) -> None:
+            if path.name == "last":
+                raise KeyboardInterrupt
+            super()._unlink(path)
+
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("a", "last", "z"):
+        (tree / name).touch()
+    with pytest.raises(KeyboardInterrupt):
+        Dies().remove_tree(tree, last=["last", "absent"])
+    assert os.listdir(tree) == ["last"]
+
+
+def test_removing_what_is_not_there_is_nothing(tmp_path: Path) -> None:
+    DISK.remove(tmp_path / "absent")
+    (tmp_path / "a").touch()
+    DISK.remove(tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
+def test_leftover_partials_are_swept_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "c" / "0").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("a.1f.partial", "c/0/1.2e.partial", "c/0/1", "partial", "elsewhere/theirs.partial"):
+        (tmp_path / name).touch()
+    (tmp_path / "c" / "link").symlink_to(tmp_path / "elsewhere")
+    assert sweep_partials(tmp_path / "c") == 1
+    assert (tmp_path / "elsewhere" / "theirs.partial").exists()
+    assert sweep_partials(tmp_path) == 2
+    assert (tmp_path / "c" / "0" / "1").exists()
+    assert (tmp_path / "partial").exists()
+
+
+def test_it_pickles() -> None:
+    assert isinstance(pickle.loads(pickle.dumps(DISK)), Disk)

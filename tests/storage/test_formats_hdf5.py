@@ -1,0 +1,77 @@
+"""HDF5 datasets: the one named, or the only picture in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from halotile.errors import DamagedData, InputError
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Region
+
+PICTURE = np.arange(30 * 40, dtype="uint16").reshape(30, 40)
+
+
+def _write(path: Path, **datasets: np.ndarray) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, values in datasets.items():
+            file.create_dataset(name.replace("__", "/"), data=values)
+    return path
+
+
+def test_the_only_picture_is_found_among_tables(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.h5", entry__data=PICTURE, entry__times=np.zeros(9), version=np.float32(1))
+    source = open_source(path)
+    assert source.fingerprint()["dataset"] == "/entry/data"
+    assert np.array_equal(source.read(Region((2, 3), (9, 9))), PICTURE[2:9, 3:9])
+
+
+@pytest.mark.parametrize("dataset", [None, "entry/nothing", "entry", "../a", ""])
+def test_datasets_are_listed_when_it_is_not_clear_which(tmp_path: Path, dataset: str | None) -> None:
+    path = _write(tmp_path / "a.h5", entry__data=PICTURE, entry__dark=PICTURE)
+    with pytest.raises(InputError, match=r"entry/dark uint16 \(30, 40\); entry/data uint16"):
+        open_source(path, dataset=dataset)
+    assert open_source(path, dataset="/entry/dark").shape == (30, 40)
+
+
+def test_a_file_without_datasets_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no datasets at all"):
+        open_source(_write(tmp_path / "a.h5"))
+
+
+def test_chunks_and_dimension_labels_are_taken_over(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        dataset = file.create_dataset("a", data=np.zeros((3, 30, 40), "f4"), chunks=(1, 10, 20))
+        for axis, label in enumerate(("time", "y", "x")):
+            dataset.dims[axis].label = label
+    source = open_source(tmp_path / "a.h5")
+    assert (source.chunks, source.axes) == ((1, 10, 20), ("t", "y", "x"))
+
+
+def test_a_user_block_in_front_is_no_obstacle(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as file:
+        file.create_dataset("a", data=PICTURE)
+    assert open_source(tmp_path / "a.h5").format == "hdf5"
+
+
+def test_a_truncated_file_is_damage(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.h5", a=PICTURE)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DamagedData, match=r"a\.h5"):
+        open_source(path)
+
+
+def test_a_chunk_that_fails_its_checksum_is_damage(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", data=PICTURE, chunks=(10, 10), fletcher32=True)
+        place = file["a"].id.get_chunk_info(0).byte_offset
+    whole = bytearray((tmp_path / "a.h5").read_bytes())
+    whole[place + 5] ^= 1
+    (tmp_path / "a.h5").write_bytes(whole)
+    source = open_source(tmp_path / "a.h5")
+    with pytest.raises(DamagedData, match=r"from \(0, 0\) to \(5, 5\)"):
+        source.read(Region((0, 0), (5, 5)))
+    assert np.array_equal(source.read(Region((10, 10), (30, 40))), PICTURE[10:, 10:])

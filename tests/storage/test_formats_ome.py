@@ -1,0 +1,131 @@
+"""OME-Zarr pictures, 0.4 and 0.5: the level asked for, with its axes, scale and units."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from halotile.errors import InputError
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Region
+
+AXES = [
+    {"name": "c", "type": "channel"},
+    {"name": "y", "type": "space", "unit": "micrometer"},
+    {"name": "x", "type": "space", "unit": "micrometer"},
+]
+LEVELS = [np.random.default_rng(level).integers(0, 999, (2, 64 >> level, 48 >> level), "u2") for level in range(3)]
+
+
+def _write(store: Any, version: str, axes: list[Any] = AXES, **more: Any) -> None:
+    """A picture of three levels, each half as fine as the one before."""
+    group = zarr.open_group(store, mode="w", zarr_format=2 if version == "0.4" else 3)
+    entries = []
+    for level, pixels in enumerate(LEVELS):
+        group.create_array(f"s{level}", data=pixels, chunks=(1, 16, 16))
+        step = {"type": "scale", "scale": [1, 2**level, 2**level]}
+        shift = {"type": "translation", "translation": [0, 5, 5]}
+        entries.append({"path": f"s{level}", "coordinateTransformations": [step, shift]})
+    picture = {"axes": axes, "datasets": entries, **more}
+    if version == "0.4":
+        group.attrs["multiscales"] = [{"version": "0.4", **picture}]
+    else:
+        group.attrs["ome"] = {"version": "0.5", "multiscales": [picture]}
+
+
+both = pytest.mark.parametrize("version", ["0.4", "0.5"])
+
+
+@both
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_level_reads_with_its_scale(tmp_path: Path, version: str, level: int) -> None:
+    _write(tmp_path / "a.zarr", version)
+    source = open_source(tmp_path / "a.zarr", level=level)
+    assert (source.format, source.axes, source.chunks) == ("ome", ("c", "y", "x"), (1, 16, 16))
+    assert source.scale == (1.0, 2.0**level, 2.0**level)
+    assert source.units == (None, "micrometer", "micrometer")
+    assert np.array_equal(source.read(Region.whole(source.shape)), LEVELS[level])
+    assert np.array_equal(pickle.loads(pickle.dumps(source)).read(Region.whole(source.shape)), LEVELS[level])
+
+
+@both
+def test_the_scale_of_the_picture_multiplies_that_of_the_level(tmp_path: Path, version: str) -> None:
+    whole = [{"type": "scale", "scale": [1, 0.25, 0.5]}]
+    _write(tmp_path / "a.zarr", version, coordinateTransformations=whole)
+    assert open_source(tmp_path / "a.zarr", level=1).scale == (1.0, 0.5, 1.0)
+
+
+@both
+def test_a_level_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, version: str) -> None:
+    _write(tmp_path / "a.zarr", version)
+    with pytest.raises(InputError, match=r"level is 3.*0 \('s0'\), 1 \('s1'\), 2 \('s2'\)"):
+        open_source(tmp_path / "a.zarr", level=3)
+
+
+@both
+def test_a_zip_store_reads(tmp_path: Path, version: str) -> None:
+    _write(tmp_path / "a.zarr", version)
+    shutil.make_archive(str(tmp_path / "a.ome"), "zip", tmp_path / "a.zarr")
+    source = open_source(tmp_path / "a.ome.zip", level=2)
+    assert (source.format, source.scale) == ("ome", (1.0, 4.0, 4.0))
+    assert np.array_equal(source.read(Region((0, 3, 4), (2, 15, 11))), LEVELS[2][:, 3:15, 4:11])
+
+
+def test_a_url_reads(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    _write(tmp_path / "a.zarr", "0.5")
+    source = open_source(f"file://{tmp_path}/a.zarr", level=1)
+    assert (source.format, source.scale) == ("ome", (1.0, 2.0, 2.0))
+    assert np.array_equal(source.read(Region((0, 3, 4), (2, 30, 20))), LEVELS[1][:, 3:30, 4:20])
+
+
+@pytest.mark.parametrize(
+    ("axes", "letters"),
+    [
+        (["z", "y", "x"], "zyx"),
+        ([{"name": "lambda", "type": "channel"}, {"name": "y"}, {"name": "x"}], "cyx"),
+        ([{"name": "angle"}, {"name": "y"}, {"name": "x"}], "qyx"),
+        ([{"name": "y"}], "zyx"),
+        ([], "zyx"),
+    ],
+)
+def test_axes_of_older_or_odd_pictures(tmp_path: Path, axes: list[Any], letters: str) -> None:
+    _write(tmp_path / "a.zarr", "0.4", axes=axes)
+    assert "".join(open_source(tmp_path / "a.zarr").axes) == letters
+
+
+@both
+def test_a_dataset_of_the_group_opens_as_a_plain_array(tmp_path: Path, version: str) -> None:
+    _write(tmp_path / "a.zarr", version)
+    source = open_source(tmp_path / "a.zarr", dataset="s1", axes="cyx")
+    assert (source.format, source.shape, source.scale) == ("zarr", (2, 32, 24), (1.0, 1.0, 1.0))
+
+
+@both
+def test_a_level_whose_array_is_missing_is_refused(tmp_path: Path, version: str) -> None:
+    _write(tmp_path / "a.zarr", version)
+    shutil.rmtree(tmp_path / "a.zarr" / "s1")
+    with pytest.raises(InputError, match="'s1'"):
+        open_source(tmp_path / "a.zarr", level=1)
+
+
+@pytest.mark.parametrize("ome", ["hello", {"multiscales": []}, {"plate": {}}, None])
+def test_attributes_that_describe_no_picture_leave_a_plain_group(tmp_path: Path, ome: Any) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.attrs["ome"] = ome
+    group.create_array("only", data=LEVELS[0])
+    assert open_source(tmp_path / "a.zarr").format == "zarr"
+
+
+@pytest.mark.parametrize("broken", [["text"], [{"datasets": "s0"}], [{"datasets": [{"name": "s0"}]}], {"a": 1}])
+def test_broken_attributes_are_an_input_error(tmp_path: Path, broken: Any) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.attrs["ome"] = {"version": "0.5", "multiscales": broken}
+    with pytest.raises(InputError, match=r"a\.zarr"):
+        open_source(tmp_path / "a.zarr")

@@ -1,0 +1,266 @@
+"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when cut short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+from numpy.typing import NDArray
+
+from halotile.errors import DamagedData, InputError, MissingPackage
+from halotile.storage.arrays import open_source
+from halotile.storage.formats.tiff import MappedPages, TiffReader
+from halotile.storage.grid import Region
+
+STACK: NDArray[np.generic] = np.random.default_rng(5).integers(0, 60000, (4, 70, 90), "u2")
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bigtiff": {"bigtiff": True},
+    "big-endian": {"byteorder": ">"},
+    "big-endian bigtiff": {"byteorder": ">", "bigtiff": True},
+    "tiled": {"tile": (32, 16)},
+    "zlib": {"compression": "zlib"},
+    "zlib strips": {"compression": "zlib", "rowsperstrip": 9},
+    "zlib tiles, predictor": {"compression": "zlib", "tile": (32, 32), "predictor": True},
+    "strips": {"rowsperstrip": 9},
+    "ome": {"ome": True, "metadata": {"axes": "ZYX"}},
+    "imagej": {"imagej": True, "metadata": {"axes": "ZYX"}},
+    "separate pages": {"contiguous": False, "metadata": None},
+}
+
+
+def _write(path: Path, picture: NDArray[np.generic] = STACK, **options: Any) -> Path:
+    if options.get("contiguous") is False:
+        with tifffile.TiffWriter(path) as file:
+            for page in picture:
+                file.write(page, photometric="minisblack", **options)
+    else:
+        tifffile.imwrite(path, picture, **{"photometric": "minisblack", **options})
+    return path
+
+
+def _reader(path: Path, **options: Any) -> TiffReader:
+    return TiffReader(str(path), **{"level": 0, "series": 0, "axes": None, **options})
+
+
+every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+
+
+@every_kind
+def test_a_region_reads(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = open_source(_write(tmp_path / "a.tif", **options))
+    assert (source.shape, source.dtype.name) == ((4, 70, 90), "uint16")
+    for region in (Region((1, 3, 5), (3, 60, 80)), Region.whole(source.shape), Region((2, 69, 0), (3, 70, 1))):
+        assert np.array_equal(source.read(region), STACK[region.slices])
+
+
+@every_kind
+@pytest.mark.parametrize("keep", [0.0, 0.01, 0.3, 0.6, 0.95])
+def test_a_truncated_file_is_damage(tmp_path: Path, options: dict[str, Any], keep: float) -> None:
+    path = _write(tmp_path / "a.tif", **options)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(int(len(whole) * keep), 8)])
+    with pytest.raises(DamagedData, match=r"a\.tif: .*cut short"):
+        open_source(path)
+
+
+@every_kind
+def test_a_file_that_lost_its_tail_is_damage_or_reads_right(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = _write(tmp_path / "a.tif", **options)
+    whole = path.read_bytes()
+    refused = 0
+    for lost_bytes in (1, 2, 4, 8, 16, 40, 100, 200, 400, 800):  # some writers pad the end
+        path.write_bytes(whole[:-lost_bytes])
+        try:
+            source = open_source(path)
+        except DamagedData:
+            refused += 1
+        else:
+            assert np.array_equal(source.read(Region.whole(STACK.shape)), STACK)
+    assert refused >= 3
+
+
+@pytest.mark.parametrize("kind", ["plain", "big-endian", "ome", "imagej", "separate pages", "strips"])
+def test_uncompressed_pages_are_mapped(tmp_path: Path, kind: str) -> None:
+    reader = _reader(_write(tmp_path / "a.tif", **KINDS[kind]))
+    assert isinstance(reader.pixels, MappedPages)
+    assert reader.header.chunks == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("kind", "chunks"), [("zlib strips", (1, 9, 90)), ("zlib tiles, predictor", (1, 32, 32))])
+def test_compressed_pages_are_decoded_in_parts(tmp_path: Path, kind: str, chunks: tuple[int, ...]) -> None:
+    reader = _reader(_write(tmp_path / "a.tif", **KINDS[kind]))
+    assert isinstance(reader.pixels, zarr.Array)
+    assert reader.header.chunks == chunks
+
+
+def test_separate_pages_with_several_leading_axes(tmp_path: Path) -> None:
+    picture = np.arange(2 * 3 * 8 * 9, dtype="f4").reshape(2, 3, 8, 9)
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
+        file.write(picture, photometric="minisblack", metadata={"axes": "TCYX"}, rowsperstrip=3)
+    source = open_source(tmp_path / "a.ome.tif")
+    assert source.axes == ("t", "c", "y", "x")
+    assert np.array_equal(source.read(Region((1, 1, 2, 3), (2, 3, 7, 9))), picture[1:2, 1:3, 2:7, 3:9])
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "axes"),
+    [
+        ((20, 30, 3), {"photometric": "rgb"}, "yxc"),
+        ((3, 20, 30), {"photometric": "rgb", "planarconfig": "separate"}, "cyx"),
+        ((4, 20, 30), {}, "qyx"),
+        ((2, 3, 20, 30), {}, "qayx"),
+        ((2, 20, 30), {"metadata": {"axes": "TYX"}}, "tyx"),
+        ((5, 20, 30, 3), {"photometric": "rgb", "metadata": {"axes": "ZYXS"}}, "zyxc"),
+    ],
+)
+def test_axes(tmp_path: Path, shape: tuple[int, ...], options: dict[str, Any], axes: str) -> None:
+    picture = np.random.default_rng(2).integers(0, 255, shape, "u1")
+    source = open_source(_write(tmp_path / "a.tif", picture, **options))
+    assert "".join(source.axes) == axes
+    assert np.array_equal(source.read(Region.whole(shape)), picture)
+
+
+def _pyramid(path: Path, **options: Any) -> None:
+    with tifffile.TiffWriter(path, ome=True) as file:
+        file.write(STACK[0], photometric="minisblack", tile=(16, 16), subifds=2, **options)
+        for level in (1, 2):
+            file.write(STACK[0, :: 2**level, :: 2**level], subfiletype=1, photometric="minisblack", tile=(16, 16))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_levels_of_a_pyramid(tmp_path: Path, level: int) -> None:
+    _pyramid(tmp_path / "a.ome.tif", metadata={"axes": "YX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 2.0})
+    source = open_source(tmp_path / "a.ome.tif", level=level)
+    expected = STACK[0, :: 2**level, :: 2**level]
+    assert np.array_equal(source.read(Region.whole(source.shape)), expected)
+    assert source.scale == pytest.approx((2.0 * 70 / expected.shape[0], 0.5 * 90 / expected.shape[1]))
+    assert source.units == ("micrometer", "micrometer")
+
+
+def test_a_level_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    _pyramid(tmp_path / "a.tif")
+    with pytest.raises(InputError, match=r"level is 3.*0 \(70, 90\); 1 \(35, 45\); 2 \(18, 23\)"):
+        open_source(tmp_path / "a.tif", level=3)
+
+
+def test_a_pyramid_cut_in_a_coarser_level_is_damage(tmp_path: Path) -> None:
+    _pyramid(tmp_path / "a.tif")
+    path = tmp_path / "a.tif"
+    with tifffile.TiffFile(path) as file:
+        place = file.series[0].levels[2].pages[0].dataoffsets[0]
+    path.write_bytes(path.read_bytes()[: place + 5])
+    with pytest.raises(DamagedData, match="cut short"):
+        open_source(path)
+
+
+def test_the_series_is_chosen_by_number(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        file.write(STACK[0], photometric="minisblack")
+        file.write(STACK[1, :20], photometric="minisblack")
+    source = open_source(tmp_path / "a.tif", dataset="1")
+    assert np.array_equal(source.read(Region.whole(source.shape)), STACK[1, :20])
+
+
+@pytest.mark.parametrize(
+    ("options", "scale", "units"),
+    [
+        (
+            {"ome": True, "metadata": {"axes": "ZYX", "PhysicalSizeX": 3.0, "PhysicalSizeXUnit": "nm"}},
+            (1.0, 1.0, 3.0),
+            (None, None, "nanometer"),
+        ),
+        (
+            {"imagej": True, "resolution": (4, 2), "metadata": {"axes": "ZYX", "unit": "um", "spacing": 5.0}},
+            (5.0, 0.5, 0.25),
+            ("micrometer",) * 3,
+        ),
+        (
+            {"resolution": (20000, 10000), "resolutionunit": "CENTIMETER", "metadata": {"axes": "ZYX"}},
+            (1.0, 1.0, 0.5),
+            (None, "micrometer", "micrometer"),
+        ),
+        ({"resolution": (72, 72), "resolutionunit": "INCH", "metadata": {"axes": "ZYX"}}, (1.0,) * 3, (None,) * 3),
+    ],
+    ids=["ome", "imagej", "centimeter", "inch"],
+)
+def test_physical_sizes(
+    tmp_path: Path, options: dict[str, Any], scale: tuple[float, ...], units: tuple[str | None, ...]
+) -> None:
+    source = open_source(_write(tmp_path / "a.tif", **options))
+    assert source.scale == pytest.approx(scale)
+    assert source.units == units
+
+
+def test_a_flipped_byte_in_a_compressed_tile_is_damage(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.tif", **KINDS["zlib tiles, predictor"])
+    source = open_source(path)
+    with tifffile.TiffFile(path) as file:
+        place = file.pages[0].dataoffsets[0]
+    whole = bytearray(path.read_bytes())
+    whole[place + 40] ^= 255
+    path.write_bytes(whole)
+    with pytest.raises(DamagedData, match=r"from \(0, 0, 0\) to \(1, 10, 10\)"):
+        source.read(Region((0, 0, 0), (1, 10, 10)))
+    assert np.array_equal(source.read(Region((1, 0, 0), (4, 70, 90))), STACK[1:])
+
+
+def test_a_missing_plane_of_a_set_of_files_is_damage(tmp_path: Path) -> None:
+    names = [tmp_path / f"{n}.ome.tif" for n in range(2)]
+    xml = (
+        '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">'
+        '<Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="90" SizeY="70" SizeC="1" SizeT="1" '
+        'SizeZ="2">'
+        + "".join(
+            f'<TiffData IFD="0" FirstZ="{n}" PlaneCount="1"><UUID FileName="{p.name}">urn:uuid:{n}</UUID></TiffData>'
+            for n, p in enumerate(names)
+        )
+        + "</Pixels></Image></OME>"
+    )
+    for n, name in enumerate(names):
+        text = xml.replace("<OME ", f'<OME UUID="urn:uuid:{n}" ')
+        tifffile.imwrite(name, STACK[n], photometric="minisblack", description=text, metadata=None)
+    source = open_source(names[0])
+    assert np.array_equal(source.read(Region.whole(source.shape)), STACK[:2])
+    whole = names[1].read_bytes()
+    names[1].write_bytes(whole[:-200])
+    with pytest.raises(DamagedData, match="cut short"):
+        open_source(names[0])
+    names[1].unlink()
+    with pytest.raises(DamagedData, match="1 of the 2 planes"):
+        open_source(names[0])
+
+
+def test_a_compression_that_needs_a_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _write(tmp_path / "a.tif", **KINDS["zlib"])
+
+    class Nothing(dict[int, object]):
+        pass
+
+    monkeypatch.setattr(tifffile.TIFF, "DECOMPRESSORS", Nothing())
+    with pytest.raises(MissingPackage, match="pip install imagecodecs"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("content", [b"II*\0", b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08\xff\xff" + b"\xff" * 40])
+def test_a_header_with_nothing_behind_it_is_damage(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.tif").write_bytes(content)
+    with pytest.raises(DamagedData, match="cut short"):
+        open_source(tmp_path / "a.tif")
+
+
+def test_a_circle_of_directories_ends(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.tif", STACK[0], metadata=None)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        place = page.offset + 2 + 12 * len(page.tags)
+    whole = bytearray(path.read_bytes())
+    whole[place : place + 4] = page.offset.to_bytes(4, "little")
+    path.write_bytes(whole)
+    source = open_source(path)
+    assert np.array_equal(source.read(Region.whole((70, 90))), STACK[0])

@@ -1,0 +1,145 @@
+"""Zarr arrays, plain groups, .zip stores and URLs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from numpy.typing import NDArray
+
+from halotile.errors import DamagedData, InputError
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Region
+
+PICTURE: NDArray[np.generic] = np.random.default_rng(1).random((40, 50)).astype("float32")
+
+
+def _create(store: Any, **options: Any) -> Any:
+    """A 40 x 50 array, written."""
+    array = zarr.create_array(store, **{"shape": (40, 50), "chunks": (16, 16), "dtype": "float32"} | options)
+    array[...] = PICTURE
+    return array
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_both_versions_read(tmp_path: Path, version: int) -> None:
+    _create(tmp_path / "a.zarr", zarr_format=version)
+    source = open_source(tmp_path / "a.zarr")
+    assert (source.format, source.chunks) == ("zarr", (16, 16))
+    assert np.array_equal(source.read(Region((3, 4), (39, 50))), PICTURE[3:39, 4:50])
+
+
+def test_the_unit_of_decode_is_the_inner_chunk_of_a_shard(tmp_path: Path) -> None:
+    _create(tmp_path / "a.zarr", chunks=(8, 8), shards=(32, 32))
+    assert open_source(tmp_path / "a.zarr").chunks == (8, 8)
+
+
+def test_missing_chunks_read_as_fill_value(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=(40, 50), chunks=(16, 16), dtype="float32", fill_value=7)
+    assert (open_source(tmp_path / "a.zarr").read(Region((3, 4), (20, 21))) == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "axes"),
+    [
+        ({"dimension_names": ["Y", "X"]}, ("y", "x")),
+        ({"dimension_names": ["x", "y"]}, ("x", "y")),
+        ({"zarr_format": 2, "attributes": {"_ARRAY_DIMENSIONS": ["x", "y"]}}, ("x", "y")),
+        ({"dimension_names": ["lat", "lon"]}, ("y", "x")),
+    ],
+)
+def test_axes_come_from_dimension_names(tmp_path: Path, options: dict[str, Any], axes: tuple[str, ...]) -> None:
+    _create(tmp_path / "a.zarr", **options)
+    assert open_source(tmp_path / "a.zarr").axes == axes
+
+
+def test_a_group_with_one_array_is_that_array(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "g.zarr", mode="w")
+    group.create_array("deep/only", data=PICTURE)
+    group.create_array("top", data=PICTURE)
+    source = open_source(tmp_path / "g.zarr")
+    assert source.fingerprint()["array"] == "top"
+    assert open_source(tmp_path / "g.zarr", dataset="deep/only").shape == (40, 50)
+
+
+@pytest.mark.parametrize("dataset", [None, "c", "deep", "../a.zarr", "a/../../a.zarr", "/"])
+def test_a_group_lists_its_arrays_when_it_is_not_clear_which(tmp_path: Path, dataset: str | None) -> None:
+    _create(tmp_path / "a.zarr")
+    group = zarr.open_group(tmp_path / "g.zarr", mode="w")
+    for name in ("a", "b", "deep/c"):
+        group.create_array(name, data=PICTURE)
+    with pytest.raises(InputError, match=r"one of a, b \(groups inside: deep\)"):
+        open_source(tmp_path / "g.zarr", dataset=dataset)
+
+
+def test_a_zip_store_reads(tmp_path: Path) -> None:
+    with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+        _create(store)
+    source = pickle.loads(pickle.dumps(open_source(tmp_path / "a.zip")))
+    assert np.array_equal(source.read(Region((3, 4), (39, 50))), PICTURE[3:39, 4:50])
+
+
+def test_a_url_reads(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    _create(tmp_path / "a.zarr")
+    source = pickle.loads(pickle.dumps(open_source(f"file://{tmp_path}/a.zarr")))
+    assert source.path.startswith("file://")
+    assert np.array_equal(source.read(Region((3, 4), (39, 50))), PICTURE[3:39, 4:50])
+
+
+@pytest.mark.parametrize("text", ["{", "", '{"zarr_format": 3}', '{"zarr_format": 3, "node_type": "array"}'])
+def test_broken_metadata_are_an_input_error(tmp_path: Path, text: str) -> None:
+    _create(tmp_path / "a.zarr")
+    (tmp_path / "a.zarr" / "zarr.json").write_text(text)
+    with pytest.raises(InputError, match=r"a\.zarr"):
+        open_source(tmp_path / "a.zarr")
+
+
+def test_an_unknown_codec_is_an_input_error(tmp_path: Path) -> None:
+    _create(tmp_path / "a.zarr")
+    document = tmp_path / "a.zarr" / "zarr.json"
+    metadata = json.loads(document.read_text())
+    metadata["codecs"].append({"name": "wavelet9000"})
+    document.write_text(json.dumps(metadata))
+    with pytest.raises(InputError, match="wavelet9000"):
+        open_source(tmp_path / "a.zarr")
+
+
+CODECS: list[dict[str, Any]] = [
+    {"compressors": [zarr.codecs.BloscCodec(cname="lz4"), zarr.codecs.Crc32cCodec()]},
+    {"compressors": [zarr.codecs.ZstdCodec()]},
+    {"compressors": [zarr.codecs.GzipCodec()]},
+    {"compressors": None},
+    {"compressors": [zarr.codecs.Crc32cCodec()], "filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
+    {"compressors": [zarr.codecs.Crc32cCodec()], "chunks": (8, 8), "shards": (16, 16)},
+]
+
+
+@pytest.mark.parametrize("options", CODECS)
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_a_truncated_chunk_is_damage(tmp_path: Path, options: dict[str, Any], keep: float) -> None:
+    _create(tmp_path / "a.zarr", **options)
+    source = open_source(tmp_path / "a.zarr")
+    chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
+    chunk.write_bytes(chunk.read_bytes()[: int(chunk.stat().st_size * keep)])
+    with pytest.raises(DamagedData, match=r"a\.zarr: the pixels from \(10, 10\) to \(30, 30\)"):
+        source.read(Region((10, 10), (30, 30)))
+    assert np.array_equal(source.read(Region((0, 0), (16, 50))), PICTURE[:16])
+
+
+@pytest.mark.parametrize("options", [o for o in CODECS if "Crc32c" in str(o)])
+def test_a_flipped_bit_under_a_checksum_is_damage(tmp_path: Path, options: dict[str, Any]) -> None:
+    _create(tmp_path / "a.zarr", **options)
+    source = open_source(tmp_path / "a.zarr")
+    chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
+    whole = chunk.read_bytes()
+    for place in range(0, len(whole), len(whole) // 20):
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(DamagedData):
+            source.read(Region((16, 16), (32, 32)))

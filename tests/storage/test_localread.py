@@ -1,0 +1,263 @@
+"""Reading chunk files directly gives the bits that zarr-python gives, or says what is damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
+
+from halotile.errors import DamagedData
+from halotile.storage.grid import Region
+from halotile.storage.localread import LocalArray, open_local
+
+COMPRESSORS: dict[str, list[Any]] = {
+    "raw": [],
+    "crc32c": [Crc32cCodec()],
+    "lz4": [BloscCodec(cname="lz4", shuffle="shuffle")],
+    "lz4 + crc32c": [BloscCodec(cname="lz4", shuffle="bitshuffle"), Crc32cCodec()],
+    "blosc zstd": [BloscCodec(cname="zstd", shuffle="noshuffle")],
+    "zstd": [ZstdCodec(checksum=True)],
+    "zstd + crc32c": [ZstdCodec(), Crc32cCodec()],
+    "gzip": [GzipCodec(level=1)],
+}
+V2_COMPRESSORS: list[dict[str, Any] | None] = [
+    None,
+    {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
+    {"id": "zstd", "level": 1},
+    {"id": "gzip", "level": 1},
+    {"id": "zlib", "level": 1},
+]
+
+
+def _local(folder: Path) -> LocalArray:
+    array = zarr.open_array(folder, mode="r")
+    local = open_local(folder, array.dtype, array.fill_value)
+    assert local is not None
+    return local
+
+
+def _written(folder: Path, seed: int, **options: Any) -> Any:
+    """An array of which one box is written, so that some chunks are missing."""
+    array = zarr.create_array(folder, **options)
+    random = np.random.default_rng(seed)
+    start = [int(random.integers(0, n)) for n in array.shape]
+    stop = [int(random.integers(a, n)) + 1 for a, n in zip(start, array.shape, strict=True)]
+    box = tuple(slice(a, b) for a, b in zip(start, stop, strict=True))
+    array[box] = (random.random([b - a for a, b in zip(start, stop, strict=True)]) * 99).astype(array.dtype)
+    return array
+
+
+@st.composite
+def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
+    """A box in an array, perhaps empty."""
+    pairs = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
+    return Region(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_v3_bits_are_those_of_zarr(data: st.DataObject) -> None:
+    inner = tuple(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4), label="inner chunk"))
+    counts = tuple(data.draw(st.integers(1, 3)) for _ in inner)
+    shard = tuple(i * c for i, c in zip(inner, counts, strict=True))
+    shape = tuple(data.draw(st.integers(1, 3 * s)) for s in shard)
+    options: dict[str, Any] = {
+        "compressors": COMPRESSORS[data.draw(st.sampled_from(sorted(COMPRESSORS)), label="codec")] or None,
+        "dtype": data.draw(st.sampled_from(["uint8", "bool", "int16", "float16", "float32", "float64"])),
+        "fill_value": data.draw(st.sampled_from([0, 1])),
+        "chunk_key_encoding": {
+            "name": data.draw(st.sampled_from(["default", "v2"])),
+            "separator": data.draw(st.sampled_from(["/", "."])),
+        },
+    }
+    location = data.draw(st.sampled_from([None, "start", "end"]), label="index")
+    if location:
+        options["serializer"] = ShardingCodec(
+            chunk_shape=inner,
+            codecs=[BytesCodec(), *(options.pop("compressors") or [])],
+            index_codecs=[BytesCodec(), *data.draw(st.sampled_from([[], [Crc32cCodec()]]))],
+            index_location=location,
+        )
+        options["compressors"] = None
+    elif data.draw(st.booleans(), label="big-endian"):
+        options["serializer"] = BytesCodec(endian="big")
+    with tempfile.TemporaryDirectory() as name:
+        array = _written(Path(name), data.draw(st.integers(0, 99)), shape=shape, chunks=shard, **options)
+        local = _local(Path(name))
+        for _ in range(3):
+            region = data.draw(regions(shape))
+            _assert_same(local.read(region), np.asarray(array[region.slices]))
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.data())
+def test_v2_bits_are_those_of_zarr(data: st.DataObject) -> None:
+    chunk = tuple(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3), label="chunk"))
+    shape = tuple(data.draw(st.integers(1, 3 * c)) for c in chunk)
+    options: dict[str, Any] = {
+        "compressors": data.draw(st.sampled_from(V2_COMPRESSORS)),
+        "dtype": data.draw(st.sampled_from(["uint8", ">u2", "<i4", ">f4", "<f8"])),
+        "fill_value": data.draw(st.sampled_from([0, 3, None])),
+        "chunk_key_encoding": {"name": "v2", "separator": data.draw(st.sampled_from(["/", "."]))},
+        "filters": None,
+        "zarr_format": 2,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        array = _written(Path(name), data.draw(st.integers(0, 99)), shape=shape, chunks=chunk, **options)
+        local = _local(Path(name))
+        for _ in range(3):
+            region = data.draw(regions(shape))
+            _assert_same(local.read(region), np.asarray(array[region.slices]))
+
+
+def _assert_same(ours: Any, theirs: Any) -> None:
+    assert ours.dtype == theirs.dtype.newbyteorder("=")
+    assert ours.shape == theirs.shape
+    assert ours.tobytes() == theirs.astype(ours.dtype).tobytes()
+
+
+@pytest.mark.parametrize("fill", [math.nan, math.inf, -0.0])
+def test_odd_fill_values(tmp_path: Path, fill: float) -> None:
+    array = zarr.create_array(tmp_path, shape=(8, 8), chunks=(4, 4), dtype="f4", fill_value=fill)
+    _assert_same(_local(tmp_path).read(Region((1, 1), (6, 6))), np.asarray(array[1:6, 1:6]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"filters": [TransposeCodec(order=(1, 0))]},
+        {"compressors": [Crc32cCodec(), ZstdCodec()]},
+        {"compressors": [ZstdCodec(), GzipCodec()]},
+        {"serializer": ShardingCodec(chunk_shape=(8, 8), codecs=[ShardingCodec(chunk_shape=(4, 4))])},
+        {
+            "serializer": ShardingCodec(
+                chunk_shape=(8, 8), index_codecs=[BytesCodec(endian="big"), Crc32cCodec()]
+            )
+        },
+        {"zarr_format": 2, "order": "F"},
+        {"zarr_format": 2, "compressors": {"id": "bz2", "level": 1}},
+        {"zarr_format": 2, "filters": [{"id": "delta", "dtype": "<f4"}]},
+        {"dtype": "complex64"},
+    ],
+)
+def test_other_layouts_are_left_to_zarr(tmp_path: Path, options: dict[str, Any]) -> None:
+    array = zarr.create_array(tmp_path, **({"shape": (16, 16), "chunks": (16, 16), "dtype": "f4"} | options))
+    assert open_local(tmp_path, array.dtype, array.fill_value) is None
+
+
+def test_metadata_that_are_not_there_are_left_to_zarr(tmp_path: Path) -> None:
+    assert open_local(tmp_path, np.dtype("f4"), 0) is None
+
+
+def _sharded(folder: Path, codec: str) -> Any:
+    array = zarr.create_array(
+        folder, shape=(64, 64), chunks=(16, 16), shards=(32, 32), dtype="f4", compressors=COMPRESSORS[codec] or None
+    )
+    array[...] = np.random.default_rng(0).random((64, 64))
+    return array
+
+
+def test_a_halo_read_fetches_only_the_inner_chunks_it_touches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    _sharded(tmp_path, "raw")
+    fetched: list[int] = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, n, at: fetched.append(n) or pread(file, n, at))
+    _local(tmp_path).read(Region((30, 30), (34, 34)))
+    assert sorted(fetched) == [4 * 16 + 4] * 4 + [16 * 16 * 4] * 4
+
+
+def test_raw_chunks_are_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    array = zarr.create_array(tmp_path, shape=(64, 64), chunks=(32, 32), dtype="f4", compressors=None)
+    array[...] = 5
+    monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("a raw chunk was read instead of mapped"))
+    assert (_local(tmp_path).read(Region((30, 30), (34, 34))) == 5).all()
+
+
+@pytest.mark.parametrize("codec", [name for name in COMPRESSORS if "crc32c" in name])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_flipped_bit_under_a_checksum_is_found(tmp_path: Path, codec: str, sharded: bool) -> None:
+    layout: dict[str, Any] = {"chunks": (8, 8), "shards": (16, 16)} if sharded else {"chunks": (16, 16)}
+    array = zarr.create_array(tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec], **layout)
+    array[...] = np.random.default_rng(0).integers(0, 99, (16, 16))
+    chunk = tmp_path / "c" / "0" / "0"
+    whole = chunk.read_bytes()
+    for place in range(0, len(whole), 3):
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        with pytest.raises(DamagedData, match="chunk file c/0/0"):
+            _local(tmp_path).read(Region((0, 0), (16, 16)))
+
+
+@pytest.mark.parametrize("codec", COMPRESSORS)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_cut_chunk_is_found_without_a_checksum_too(tmp_path: Path, codec: str, sharded: bool) -> None:
+    layout: dict[str, Any] = {"chunks": (8, 8), "shards": (16, 16)} if sharded else {"chunks": (16, 16)}
+    array = zarr.create_array(tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec] or None, **layout)
+    array[...] = np.random.default_rng(0).integers(0, 60000, (16, 16))
+    chunk = tmp_path / "c" / "0" / "0"
+    whole = chunk.read_bytes()
+    for keep_bytes in (0, 1, 3, 4, 8, 15, 16, 20, len(whole) // 2, len(whole) - 1):
+        chunk.write_bytes(whole[:keep_bytes])
+        with pytest.raises(DamagedData):
+            _local(tmp_path).read(Region((0, 0), (16, 16)))
+
+
+@pytest.mark.parametrize("place", range(4, 16))
+def test_wrong_lengths_in_a_blosc_header_are_found(tmp_path: Path, place: int) -> None:
+    array = zarr.create_array(tmp_path, shape=(16, 16), chunks=(16, 16), dtype="u2", compressors=COMPRESSORS["lz4"])
+    array[...] = 3
+    chunk = tmp_path / "c" / "0" / "0"
+    whole = bytearray(chunk.read_bytes())
+    whole[place] ^= 0x40
+    chunk.write_bytes(whole)
+    if 8 <= place < 12:
+        return  # the block size: Blosc itself checks it
+    with pytest.raises(DamagedData, match="its header names"):
+        _local(tmp_path).read(Region((0, 0), (16, 16)))
+
+
+def test_an_index_that_points_outside_the_shard_is_found(tmp_path: Path) -> None:
+    index = [BytesCodec()]
+    serializer = ShardingCodec(chunk_shape=(8, 8), codecs=[BytesCodec()], index_codecs=index)
+    array = zarr.create_array(
+        tmp_path, shape=(16, 16), chunks=(16, 16), dtype="u1", serializer=serializer, compressors=None
+    )
+    array[...] = 3
+    chunk = tmp_path / "c" / "0" / "0"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-64] + (1 << 40).to_bytes(8, "little") + whole[-56:])
+    with pytest.raises(DamagedData, match=r"inner chunk \(0, 0\): it ends at byte"):
+        _local(tmp_path).read(Region((0, 0), (16, 16)))
+
+
+def test_an_array_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
+    _sharded(tmp_path / "a.zarr", "raw")
+    local = _local(tmp_path / "a.zarr")
+    (tmp_path / "a.zarr" / "c" / "0" / "0").unlink()
+    assert (local.read(Region((0, 0), (4, 4))) == 0).all()
+    shutil.rmtree(tmp_path / "a.zarr")
+    with pytest.raises(DamagedData, match="is gone"):
+        local.read(Region((0, 0), (4, 4)))
+
+
+def test_a_key_encoding_nobody_knows_is_left_to_zarr(tmp_path: Path) -> None:
+    array = _sharded(tmp_path, "raw")
+    document = json.loads((tmp_path / "zarr.json").read_text())
+    document["chunk_key_encoding"] = {"name": "fanout"}
+    (tmp_path / "zarr.json").write_text(json.dumps(document))
+    assert open_local(tmp_path, array.dtype, array.fill_value) is None

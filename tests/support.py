@@ -1,0 +1,90 @@
+"""Small pictures, whole-picture references and jobs for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zarr
+from numpy.typing import NDArray
+
+from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.resolve import make_denoiser
+from halotile.storage.output import to_dtype
+
+Picture = NDArray[Any]
+
+
+def noisy_picture(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Picture:
+    """Smooth waves with noise on them, in [0, 1] for floats and over the whole range for integers."""
+    rng = np.random.default_rng(seed)
+    waves = np.zeros(shape)
+    for axis, length in enumerate(shape):
+        position = np.arange(length).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        waves = waves + np.sin(position / (7.0 + axis)) / len(shape)
+    pixels = np.clip(0.5 + 0.35 * waves + 0.1 * rng.standard_normal(shape), 0, 1)
+    kind = np.dtype(dtype)
+    return (pixels * np.iinfo(kind).max).astype(kind) if kind.kind in "iu" else pixels.astype(kind)
+
+
+def write_zarr(path: Path, pixels: Picture, chunk: int = 64, axes: str | None = None) -> Path:
+    """The picture as a plain Zarr array."""
+    array = zarr.create_array(
+        path,
+        shape=pixels.shape,
+        dtype=pixels.dtype,
+        chunks=tuple(min(chunk, n) for n in pixels.shape),
+        dimension_names=list(axes) if axes else None,
+    )
+    array[...] = pixels
+    return path
+
+
+def job_of(
+    source: Path,
+    output: Path,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    shard: Any = 128,
+    chunk: Any = 32,
+    tile: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
+    **parts: Mapping[str, Any],
+) -> Job:
+    """A job on small pictures, with small shards."""
+    return Job(
+        input=Input(path=str(source), **parts.get("input", {})),
+        output=Output(path=str(output), shard=shard, chunk=chunk, **parts.get("output", {})),
+        denoiser=DenoiserChoice(name=name, options=dict(options or {})),
+        tile=Tile(**(tile or {})),
+        run=Run(**(run or {})),
+        allow_import=True,
+    )
+
+
+def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Picture:
+    """What the denoiser gives on the whole picture at once: the truth that tiles must meet, bit by bit.
+
+    ``pixels`` has the tiled axes last; all others are looped over.
+    """
+    denoiser = make_denoiser(job)
+    model = denoiser.build()
+    mode = {"reflect": "symmetric", "cut": None}[denoiser.boundary]
+    low, high = (0, np.iinfo(pixels.dtype).max) if pixels.dtype.kind in "iu" else (0, 1)
+    result = np.empty_like(pixels)
+    for plane in np.ndindex(pixels.shape[: pixels.ndim - spatial]):
+        values = pixels[plane].astype("float64" if pixels.dtype.itemsize >= 8 else "float32")
+        values = (values - values.dtype.type(low)) / values.dtype.type(high - low)
+        if mode:
+            values = np.pad(values, depth, mode=mode)  # type: ignore[call-overload]
+        with torch.inference_mode():
+            done = model(torch.from_numpy(values)[None, None])[0, 0].numpy()
+        if mode:
+            done = done[(slice(depth, -depth),) * spatial]
+        done = done * done.dtype.type(high - low) + done.dtype.type(low)
+        result[plane] = to_dtype(done, pixels.dtype)
+    return result
