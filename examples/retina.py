@@ -129,7 +129,7 @@ def draw(folder: Path, size: int, before: float, after: float) -> Path:
         picture = zarr.open_array(folder / f"{name}.zarr", mode="r")
         axes[0, column].set_title(title)
         for row, part in enumerate((detail, np.s_[::step, ::step])):
-            axes[row, column].imshow(picture[part], cmap="gray", vmin=0, vmax=0.8)
+            axes[row, column].imshow(picture[part], cmap="gray", vmin=0, vmax=0.9)
             axes[row, column].set_axis_off()
     path = folder / "before-after.png"
     figure.savefig(path, dpi=110)
@@ -154,7 +154,9 @@ def main() -> None:
     print(f"picture      {wish.size} x {wish.size} pixels, noise of sigma {picture.sigma}")
     print(f"PSNR         {before:.2f} dB before, {after:.2f} dB after")
     print(f"throughput   {summary['megapixels_per_second']:.2f} Mpix/s, {summary['seconds']:.1f} s in all")
-    print(f"peak memory  {summary['peak_memory_bytes'] / 2**20:.0f} MiB")
+    print(
+        f"peak memory  {summary['peak_memory_bytes'] / 2**20:.0f} MiB in the largest worker, libraries included"
+    )
     print(f"before/after {drawn}")
     print(f"output Zarr  {summary['output']}")
 

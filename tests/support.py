@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import numpy as np
 import torch
 import zarr
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.planner import make_plan
 from halotile.graphs.resolve import make_denoiser
-from halotile.storage.output import to_dtype
+from halotile.storage.output import create_output, to_dtype
+from halotile.tasks.block import BlockRunner
 
 Picture = NDArray[Any]
 
@@ -72,7 +76,9 @@ def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Pi
     ``pixels`` has the tiled axes last; all others are looped over.
     """
     denoiser = make_denoiser(job)
-    model = denoiser.build()
+    model: Any = denoiser.build()
+    if denoiser.convolutional:
+        model = model.to(memory_format=torch.channels_last)
     mode = {"reflect": "symmetric", "cut": None}[denoiser.boundary]
     low, high = (0, np.iinfo(pixels.dtype).max) if pixels.dtype.kind in "iu" else (0, 1)
     result = np.empty_like(pixels)
@@ -81,10 +87,42 @@ def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Pi
         values = (values - values.dtype.type(low)) / values.dtype.type(high - low)
         if mode:
             values = np.pad(values, depth, mode=mode)  # type: ignore[call-overload]
+        picture = torch.from_numpy(values)[None, None]
+        if denoiser.convolutional:
+            picture = picture.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode():
-            done = model(torch.from_numpy(values)[None, None])[0, 0].numpy()
+            done = model(picture)[0, 0].numpy()
         if mode:
             done = done[(slice(depth, -depth),) * spatial]
         done = done * done.dtype.type(high - low) + done.dtype.type(low)
         result[plane] = to_dtype(done, pixels.dtype)
     return result
+
+
+def run_inline(job: Job) -> Picture:
+    """The job in this process, block by block, without a cluster; returns the output's pixels."""
+    plan = make_plan(job)
+    create_output(plan.output, plan.layout, overwrite=True)
+    receipt = BlockRunner(plan.task).run(range(len(plan.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    return read_zarr(plan.output)
+
+
+def read_zarr(path: Path) -> Picture:
+    """The pixels of a Zarr array."""
+    pixels: Picture = zarr.open_array(path, mode="r")[...]
+    return pixels
+
+
+def dncnn_weights(path: Path, depth: int = 5, width: int = 8, channels: tuple[int, int] = (1, 1)) -> Path:
+    """Random weights of a small DnCNN."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = [channels[0], *[width] * (depth - 1), channels[1]]
+    state = {}
+    for layer, (into, out) in enumerate(itertools.pairwise(sizes)):
+        state[f"layers.{layer}.weight"] = torch.randn((out, into, 3, 3), generator=generator) / (
+            3 * into**0.5
+        )
+        state[f"layers.{layer}.bias"] = torch.randn(out, generator=generator) * 0.01
+    save_file(state, path)
+    return path

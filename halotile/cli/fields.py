@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import types
 from collections.abc import Collection, Mapping
@@ -42,7 +43,7 @@ def check_fields(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fau
     list of (path, message)
         The faults.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     hints = field_types(schema)
     faults = [_unknown(key, hints) for key in values if key not in hints]
@@ -50,7 +51,7 @@ def check_fields(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fau
     meant = {nearest(key, hints) for key in values if key not in hints}
     try:
         # Through JSON: there pydantic's strict mode still takes a list for a tuple.
-        built: Any = TypeAdapter(schema).validate_json(json.dumps(known), strict=True)
+        built = _adapter(schema).validate_json(json.dumps(known), strict=True)
     except ValidationError as error:
         found = _merged(error, known, hints)
         # A misspelt key is one fault, not two.
@@ -58,6 +59,14 @@ def check_fields(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fau
     return (None if faults else built), faults
 
 
+@functools.cache
+def _adapter(schema: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(schema)
+
+
+@functools.cache
 def field_types(schema: type) -> dict[str, Any]:
     """The keys that a configuration may set, with their types."""
     hints = get_type_hints(schema)

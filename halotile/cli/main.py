@@ -272,7 +272,8 @@ def _tell_verdict(output: Path, verdict: Any, sound: bool) -> None:
     if not verdict.problems:
         typer.echo(f"{output}: sound, {verdict.checked:,} of {verdict.blocks:,} blocks checked")
     elif sound:
-        typer.echo(f"{output}: {verdict.repaired:,} problems repaired")
+        count = verdict.repaired
+        typer.echo(f"{output}: {count:,} problem{'' if count == 1 else 's'} repaired")
     else:
         complain(f"error: {output} is damaged. `recon-cli verify {output} --repair` does those blocks again.")
 

@@ -70,7 +70,7 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     ('size', 'size', None)
     """
     by_lower = {known.lower(): known for known in words}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.7)
     return by_lower[found[0]] if found else None
 
 

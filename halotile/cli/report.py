@@ -114,7 +114,7 @@ class Live:
         from rich.text import Text
 
         if progress.message:
-            self.console.print(Text(progress.message, style="dim"))
+            self.console.print(Text(progress.message, style="dim"), soft_wrap=True)
         self.screen.update(picture(progress, self.console.width))
 
 
@@ -128,7 +128,13 @@ def line(progress: Progress) -> str:
     ...               seconds=4.0, workers=2, peak_memory_bytes=2**29))
     'denoise  30 of 100 blocks (10 resumed)  30 %  5 Mpix/s  0 MB/s  14 s left  2 workers  512 MiB peak'
     """
-    return "  ".join([progress.phase, counts(progress), *figures(progress)])
+    return "  ".join([phase_word(progress), counts(progress), *figures(progress)])
+
+
+def phase_word(progress: Progress) -> str:
+    """What goes on. The engine's last phase is "stop", however the run ended."""
+    complete = progress.phase == "stop" and progress.done >= progress.total
+    return "done" if complete else progress.phase
 
 
 def counts(progress: Progress) -> str:
@@ -157,11 +163,11 @@ def picture(progress: Progress, width: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    head = Text.assemble((f"{progress.phase:<8} ", "bold"))
+    head = Text.assemble((f"{phase_word(progress):<8} ", "bold"))
     tail = Text(f"  {counts(progress)}")
     room = max(10, min(_BAR_WIDTH, width - len(head) - len(tail) - 1))
     first = head + bar(progress, room) + tail
-    second = Text(" " * len(head) + " · ".join(figures(progress)), style="dim")
+    second = Text("  " + " · ".join(figures(progress)), style="dim")
     for text in (first, second):
         text.no_wrap, text.overflow = True, "ellipsis"
     return Group(first, second)

@@ -25,7 +25,7 @@ def progress_console() -> Console:
     """The console for progress and remarks."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:

@@ -136,7 +136,7 @@ class _Check:
         values = self.tree.get(key)
         first = next(iter(field_types(schema)))
         if values is None:
-            if kind.requires(key):
+            if kind.requires(key) and not self._is_misspelt(key, kind):
                 self.fault((key,), f"missing; write `{key}: {{{first}: ...}}`")
             return None
         if not isinstance(values, dict):
@@ -151,6 +151,11 @@ class _Check:
             unknown = len(path) == 1 and path[0] not in known
             self.fault((key, *path), _unknown(str(path[0]), known, kind) if unknown else message)
         return built
+
+    def _is_misspelt(self, key: str, kind: JobKind) -> bool:
+        """Whether another key of the file was meant to be this one: that is one fault, not two."""
+        others = (other for other in self.tree if other not in kind.sections)
+        return any(nearest(other, kind.sections) == key for other in others)
 
     def _choice(self, key: str, kind: type, values: Mapping[str, Any]) -> Any:
         """A name with its options: the options are checked against what the name stands for."""
@@ -243,11 +248,9 @@ class _Check:
 def _unknown(key: str, here: Iterable[str], kind: JobKind) -> str:
     """What to say of an unknown key: the key that was meant, here or in another section."""
     here = list(here)
-    near = nearest(key, here)
     elsewhere = [f"{name}.{key}" for name, schema in kind.sections.items() if key in field_types(schema)]
-    if near is None and elsewhere:
-        near = " or ".join(elsewhere)
-    return f"unknown key; did you mean {near}?" if near else f"unknown key; write one of {', '.join(here)}"
+    meant = " or ".join(elsewhere) or nearest(key, here)
+    return f"unknown key; did you mean {meant}?" if meant else f"unknown key; write one of {', '.join(here)}"
 
 
 def path_fields(schema: type) -> set[str]:

@@ -46,7 +46,8 @@ class Status:
     @property
     def progress(self) -> Progress:
         """The counts as the run's own value."""
-        names = [field.name for field in dataclasses.fields(Progress)]
+        # A message is for whoever watched then.
+        names = [field.name for field in dataclasses.fields(Progress) if field.name != "message"]
         return Progress(**_EMPTY | {name: self.recorded[name] for name in names if name in self.recorded})
 
     def to_json(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def status_rows(status: Status) -> list[Row]:
     progress, recorded = status.progress, status.recorded
     rows = [("output", str(recorded.get("output", "?")))]
     if progress.total:
-        rows.append(("blocks", f"{counts(progress)}, {percent(progress.done, progress.total):.1f} %"))
+        rows.append(("done", f"{counts(progress)}, {percent(progress.done, progress.total):.1f} %"))
     if progress.done > progress.resumed:
         rate = rate_text(progress.megapixels_per_second)
         rows.append(

@@ -75,4 +75,4 @@ def percent(part: int, whole: int) -> float:
 
 
 def _short(number: float) -> str:
-    return f"{number:.1f}".removesuffix(".0") if abs(number) < 1000 else f"{number:,.0f}"
+    return f"{number:.1f}".removesuffix(".0") if abs(number) < 99.95 else f"{number:,.0f}"

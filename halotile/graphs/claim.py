@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 from halotile.errors import OutputRefused, ResumeRefused
+from halotile.graphs.identity import differences
 from halotile.graphs.job import DenoiserChoice
 from halotile.graphs.plan import Plan
 from halotile.graphs.resolve import describe_denoiser
 from halotile.storage.disk import sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.output import create_output, metadata_digest
+from halotile.storage.place import check_path, check_place
 from halotile.storage.rundir import RunDirectory
 
 ORPHAN_SECONDS = 60.0
@@ -30,8 +33,8 @@ def claim(plan: Plan, directory: RunDirectory) -> Iterator[Journal]:
     ResumeRefused
         When the run directory belongs to a different job; the message lists what differs.
     """
-    if not directory.exists():
-        _check_free(plan)
+    # Before the lock, so that nothing is made beside an output that is refused.
+    _check_output(plan, directory)
     with directory.lock():
         directory.wait_for_workers(ORPHAN_SECONDS)
         if _resumable(plan, directory):
@@ -45,22 +48,34 @@ def claim(plan: Plan, directory: RunDirectory) -> Iterator[Journal]:
             journal.close()
 
 
-def _check_free(plan: Plan) -> None:
-    """Nothing may stand at the output unless the job says to replace it."""
-    if plan.output.exists() and not plan.job.output.overwrite:
-        raise OutputRefused(
-            f"output.path is {plan.output}: something stands there that no run of ours made. "
-            "Write another path, or output.overwrite: true to replace it."
-        )
+def _check_output(plan: Plan, directory: RunDirectory) -> None:
+    """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
+    if directory.job_path.exists():
+        check_path(plan.job.output.path)
+    else:
+        check_place(plan.job.output.path, overwrite=plan.job.output.overwrite)
+    for file in _read_by(plan):
+        if file.resolve().is_relative_to(plan.output.resolve()):
+            raise OutputRefused(
+                f"output.path is {plan.output}: the job reads {file} there. Write another path."
+            )
+
+
+def _read_by(plan: Plan) -> Iterator[Path]:
+    """The files a job reads besides its input, which the planner looks after."""
+    yield from plan.task.denoiser.files()
+    for name in plan.task.sides:
+        yield Path(plan.job.input.sides[name])
 
 
 def _resumable(plan: Plan, directory: RunDirectory) -> bool:
     """Whether the directory holds this very job, with its output as it was left."""
-    previous = directory.read_plan()
-    if previous is None or plan.fresh:
+    previous = None if plan.fresh else directory.read_plan()
+    if previous is None:
         return False
-    if plan.differs:
-        listed = "\n".join(f"  {line}" for line in plan.differs)
+    # Not plan.differs: another run may have begun here since the plan was made.
+    if differs := differences(previous["identity"], plan.identity):
+        listed = "\n".join(f"  {line}" for line in differs)
         raise ResumeRefused(
             f"{directory.path} belongs to a different job:\n{listed}\n"
             "Write what it was, or run with --fresh to start over."
@@ -83,12 +98,11 @@ def _start_over(plan: Plan, directory: RunDirectory) -> None:
     The job comes first: it claims the output, so that a run cut off in here may begin again. The plan
     comes last: without one, nothing is resumed.
     """
-    ours = directory.job_path.exists()
-    if not ours:
-        _check_free(plan)
+    overwrite = directory.job_path.exists() or plan.job.output.overwrite
+    check_place(plan.job.output.path, overwrite=overwrite)
     directory.forget()
     directory.write_job(job_to_json(plan))
-    create_output(plan.output, plan.layout, overwrite=ours or plan.job.output.overwrite)
+    create_output(plan.output, plan.layout, overwrite=overwrite)
     Journal.create(directory.journal_path, plan.fingerprint, len(plan.grid)).close()
     directory.write_plan(plan.to_json() | {"metadata": metadata_digest(plan.output, plan.layout)})
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.base import tokenize
 from dask.utils import funcname, has_keyword
 from numpy.typing import DTypeLike
 
@@ -97,13 +98,14 @@ def map_overlap(
     >>> from pathlib import Path
     >>> import numpy as np
     >>> from halotile.graphs.overlap import map_overlap
-    >>> def second_difference(x):
-    ...     return np.roll(x, 1) - 2 * x + np.roll(x, -1)
+    >>> def step(x):
+    ...     return x - np.roll(x, 1, axis=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "squares.npy")
-    ...     np.save(path, np.arange(8) ** 2)
-    ...     map_overlap(second_difference, path, depth=1, boundary="nearest", block=3).compute()
-    array([  1,   2,   2,   2,   2,   2,   2, -13])
+    ...     np.save(path, np.arange(12, dtype="int16").reshape(2, 6) ** 2)
+    ...     map_overlap(step, path, depth=(0, 1), boundary="nearest", block=(2, 3)).compute()
+    array([[ 0,  1,  3,  5,  7,  9],
+           [ 0, 13, 15, 17, 19, 21]], dtype=int16)
     """
     if not callable(func):
         raise ConfigError(f"func is {func!r}: it cannot be called. Write map_overlap(function, array, ...).")
@@ -232,8 +234,7 @@ def _one_layer(
         task,
         words=words,
         chunks=tuple(_trimmed(task, axis) for axis in range(len(axes))),
-        name=name,
-        token=token or funcname(func),
+        name=name or f"{token or funcname(func)}-{tokenize(task, words)}",
         dtype=mapped.dtype,
         meta=mapped._meta,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from halotile.errors import ConfigError, DiskRefused, MemoryRefused
 from halotile.graphs.identity import code_versions, differences
-from halotile.graphs.job import Job, parse_bytes
+from halotile.graphs.job import Job, Size, parse_bytes
 from halotile.graphs.memory import Footprint, footprint
 from halotile.graphs.plan import Plan, run_directory_of
 from halotile.graphs.reach import Reach, resolve_reach
@@ -26,13 +28,16 @@ from halotile.graphs.resolve import (
     value_range,
 )
 from halotile.graphs.sizes import (
+    SMALL_CONVOLUTION,
     Geometry,
     block_unit,
     candidate_blocks,
+    candidate_tiles,
     check_block,
     choose_chunk,
     choose_shard,
-    choose_tile,
+    fit_tile,
+    least_window,
 )
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
@@ -44,11 +49,6 @@ from halotile.tasks.block import BlockTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.weights import file_sha256
 from halotile.tasks.window import Tiling
-
-LEAST_WINDOW = 64
-"""Convolution libraries switch kernels, and so rounding, on windows of a few dozen pixels."""
-BATCH_PIXELS = 512 * 512
-"""Pixels computed at once when the batch is left to the planner."""
 
 
 def make_plan(job: Job, *, fresh: bool = False) -> Plan:
@@ -90,9 +90,9 @@ def make_plan(job: Job, *, fresh: bool = False) -> Plan:
     rim = _rim(job, denoiser, roles)
     unit = block_unit(geometry, layout.shard)
 
-    def with_block(block: tuple[int, ...]) -> tuple[BlockTask, Footprint]:
-        tile = choose_tile(geometry, job.tile.size, block)
-        tiling = _tiling(job, denoiser, roles, reach, geometry, tile, values, source.dtype)
+    def with_sizes(block: tuple[int, ...], size: Size) -> tuple[BlockTask, Footprint]:
+        tile = fit_tile(geometry, size, block)
+        tiling = _tiling(job, denoiser, roles, reach, geometry, size, tile, values, source.dtype)
         grid = _grid(geometry, roles, reach, block, tiling)
         task = BlockTask(
             source=source,
@@ -110,7 +110,7 @@ def make_plan(job: Job, *, fresh: bool = False) -> Plan:
         )
         return task, _footprint(task, layout, denoiser)
 
-    task, needed = _choose_block(job, geometry, unit, previous, with_block)
+    task, needed = _choose_block(job, geometry, unit, previous, with_sizes)
     identity = _identity(job, original, asked, task, layout) | {
         "noise_level": noise_level,
         "probed": list(reach.probed) if reach.probed else None,
@@ -172,19 +172,26 @@ def _tiling(
     roles: Roles,
     reach: Reach,
     geometry: Geometry,
+    size: Size,
     tile: tuple[int, ...],
     values: tuple[float, float] | None,
     dtype: np.dtype[Any],
 ) -> Tiling:
     wide = dtype.itemsize >= 4 and dtype != np.float32 and not denoiser.convolutional
+    least = least_window(geometry, denoiser.convolutional)
     window = math.prod(t + a + b for t, (a, b) in zip(tile, reach.depth, strict=True))
-    batch = max(1, BATCH_PIXELS // window) if job.tile.batch == "auto" else job.tile.batch
+    # As many pixels at once as one tile of the size asked for: blocks may be smaller than it.
+    at_once = math.prod(geometry.spread("tile.size", size, geometry.shape)[i] for i in roles.spatial)
+    batch = max(1, at_once // window) if job.tile.batch == "auto" else job.tile.batch
+    if math.prod(least) <= SMALL_CONVOLUTION and denoiser.convolutional:
+        batch = 1  # several images at once go to the other library
     if batch < 1:
         raise ConfigError(f"tile.batch is {batch}: write 1 or more.")
     return Tiling(
         tile=tile,
         depth=reach.depth,
         align=(reach.align,) * len(roles.spatial),
+        least=least,
         picture=tuple(geometry.shape[i] for i in roles.spatial),
         scale=denoiser.scale,
         batch=batch,
@@ -195,14 +202,14 @@ def _tiling(
 
 def _grid(geometry: Geometry, roles: Roles, reach: Reach, block: tuple[int, ...], tiling: Tiling) -> Grid:
     depth = dict(zip(roles.spatial, reach.depth, strict=True))
+    # The halo beyond the picture does not count where the window is cut there.
+    least = {i: n + max(depth[i]) for i, n in zip(roles.spatial, tiling.least, strict=True) if n > 1}
     return Grid(
         shape=geometry.shape,
         block=tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True)),
         depth=tuple(depth.get(i, (0, 0)) for i in range(len(geometry.shape))),
         align=roles.per_axis(reach.align, 1),
-        least=tuple(
-            LEAST_WINDOW + 2 * max(depth[i]) if i in depth else 1 for i in range(len(geometry.shape))
-        ),
+        least=tuple(least.get(i, 1) for i in range(len(geometry.shape))),
     )
 
 
@@ -233,9 +240,13 @@ def _footprint(task: BlockTask, layout: Layout, denoiser: Denoiser) -> Footprint
 
 
 def _choose_block(
-    job: Job, geometry: Geometry, unit: tuple[int, ...], previous: dict[str, Any] | None, with_block: Any
+    job: Job,
+    geometry: Geometry,
+    unit: tuple[int, ...],
+    previous: dict[str, Any] | None,
+    with_sizes: Callable[[tuple[int, ...], Size], tuple[BlockTask, Footprint]],
 ) -> tuple[BlockTask, Footprint]:
-    """The largest super-block that fits the memory of a worker; a resumed run keeps its own."""
+    """The largest tile and super-block that fit the memory of a worker; a resumed run keeps its super-block."""
     if job.tile.block != "auto":
         candidates = [check_block(geometry, job.tile.block, unit)]
     elif previous is not None and _fits_unit(tuple(previous["block"]), unit, geometry.shape):
@@ -243,8 +254,8 @@ def _choose_block(
     else:
         candidates = candidate_blocks(geometry, unit, job.run.workers)
     allowed = parse_bytes(job.run.memory_per_worker)
-    for block in candidates:
-        task, needed = with_block(block)
+    for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
+        task, needed = with_sizes(block, size)
         if needed.total_bytes <= allowed:
             return task, needed
     raise MemoryRefused(

@@ -10,6 +10,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.job import Job
 from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.probe import probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def resolve_reach(
     origin = f"declared by {denoiser.name}"
     if needed is None:
         known = previous["identity"].get("probed") if previous else None
-        needed, align = probed = tuple(known) if known else _probe(denoiser, dims)
+        needed, align = probed = tuple(known) if known else probe(denoiser, dims)
         origin = "probed"
     if job.tile.depth == "auto":
         return Reach(((needed, needed),) * dims, align, origin, probed)
@@ -63,9 +64,3 @@ def resolve_reach(
         f"tile.depth is {min(given)} but {denoiser.name}'s receptive field is {needed}: seams would show. "
         f"Write depth: {needed}, or depth: auto, or seams: allow."
     )
-
-
-def _probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
-    from halotile.tasks.probe import probe
-
-    return probe(denoiser, dims)

@@ -95,7 +95,8 @@ def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Re
     if job.tile.axes != "auto":
         tiled = list(job.tile.axes)
     else:
-        tiled = space if len(space) in denoiser.dims else [letter for letter in space if letter != "z"]
+        wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
+        tiled = space[-wanted:]
     missing = [letter for letter in tiled if letter not in axes]
     if missing or len(set(tiled)) != len(tiled):
         raise ConfigError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,14 +13,20 @@ from typing import Any
 
 from distributed import Client, WorkerPlugin
 
+from halotile.graphs.stream import answering
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import BlockRunner, BlockTask, Receipt
 from halotile.tasks.device import prepare_process
+from halotile.tasks.probe import check_purity
 
 SETUP_SECONDS = 300.0
 TEARDOWN_SECONDS = 10.0
 
 _runners: dict[str, BlockRunner] = {}
+_busy: Counter[str] = Counter()
+"""Tasks that run now, for each token."""
+_holders: dict[str, RunDirectory] = {}
+"""Whose lock this process holds, for each token."""
 _ready = threading.Condition()
 
 
@@ -39,24 +47,28 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         self.name = f"halotile-{token}"
         self.token = token
         self.task = task
-        self.run_directory = run_directory
+        self.directory = RunDirectory(run_directory)
+        self.driver = self.directory.driver()
 
     async def setup(self, worker: Any) -> None:
         """Load the model in a thread: the worker keeps answering meanwhile."""
         await asyncio.to_thread(self._load)
 
     def _load(self) -> None:
-        RunDirectory(self.run_directory).hold_worker_lock()
+        self.directory.hold_worker_lock(self.driver)
+        _holders[self.token] = self.directory
         prepare_process(threads=1)
+        check_purity(self.task.denoiser, len(self.task.roles.spatial))
         runner = BlockRunner(self.task)
         with _ready:
             _runners[self.token] = runner
             _ready.notify_all()
 
     def teardown(self, worker: Any) -> None:
-        """Forget the job and let go of its run directory."""
-        _runners.pop(self.token, None)
-        RunDirectory(self.run_directory).release_worker_lock()
+        """Forget the job, and let go of its run directory once no task can write there any more."""
+        with _ready:
+            _runners.pop(self.token, None)
+            _let_go(self.token)
 
 
 @contextmanager
@@ -68,7 +80,8 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
     HalotileError
         What went wrong where a worker could not be set up.
     """
-    client.sync(client.register_plugin, plugin, callback_timeout=SETUP_SECONDS)
+    with answering():
+        client.sync(client.register_plugin, plugin, callback_timeout=SETUP_SECONDS)
     try:
         yield
     finally:
@@ -82,4 +95,20 @@ def run_blocks(numbers: tuple[int, ...], token: str) -> Receipt:
         if not _ready.wait_for(lambda: token in _runners, timeout=SETUP_SECONDS):
             raise RuntimeError(f"the worker was not set up within {SETUP_SECONDS:.0f} s")
         runner = _runners[token]
-    return runner.run(numbers)
+        _busy[token] += 1
+    try:
+        # A job that is torn down while a task runs ends with the block at hand.
+        return runner.run(itertools.takewhile(lambda _: token in _runners, numbers))
+    finally:
+        with _ready:
+            _busy[token] -= 1
+            _let_go(token)
+
+
+def _let_go(token: str) -> None:
+    """Release the lock of a job that is forgotten and idle, unless another one works in the same directory."""
+    if token in _runners or _busy[token]:
+        return
+    directory = _holders.pop(token, None)
+    if directory is not None and directory not in _holders.values():
+        directory.release_worker_lock()

@@ -11,8 +11,10 @@ from halotile.tasks.axes import Roles
 
 CHUNK = {2: 256, 3: 64}
 SHARD_CHUNKS = 4
-TILE = {2: 512, 3: 96}
+TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
+"""Compute tiles worth considering, the fastest first; the smaller ones where memory is short."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
+SMALL_CONVOLUTION = 20480
 BLOCKS_PER_WORKER = 8
 """Fewer super-blocks than this for each worker, and the last ones leave workers idle."""
 
@@ -110,21 +112,45 @@ def candidate_blocks(geometry: Geometry, unit: tuple[int, ...], workers: int) ->
 
     Larger ones read less halo; but there must be enough of them to keep all workers busy.
     """
-    candidates = []
+    candidates: dict[tuple[int, ...], tuple[int, ...]] = {}
     largest = LARGEST_BLOCK.get(geometry.dims, 512)
     for k in range(1, 65):
         block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))
-        blocks = math.prod(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
+        counts = tuple(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
         too_long = any(block[i] > largest for i in geometry.roles.spatial)
-        if k > 1 and (too_long or blocks < workers * BLOCKS_PER_WORKER):
+        if k > 1 and (too_long or math.prod(counts) < workers * BLOCKS_PER_WORKER):
             break
-        candidates.append(block)
-    return candidates[::-1]
+        candidates.setdefault(counts, block)  # the smallest that cuts as often: the most even
+    return list(candidates.values())[::-1]
 
 
-def choose_tile(geometry: Geometry, size: Size | Auto, block: tuple[int, ...]) -> tuple[int, ...]:
+def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
+    """The shortest window on each tiled axis that is computed as the whole picture is.
+
+    torch gives a convolution over a single image of up to 20480 numbers to another library, which rounds
+    differently. A picture that is itself no larger is one window.
+    """
+    picture = [geometry.shape[i] for i in geometry.roles.spatial]
+    if not convolutional:
+        return (1,) * len(picture)
+    if math.prod(picture) <= SMALL_CONVOLUTION:
+        return tuple(picture)
+    least = [min(n, math.ceil((SMALL_CONVOLUTION + 1) ** (1 / len(picture)))) for n in picture]
+    while math.prod(least) <= SMALL_CONVOLUTION:
+        room = [i for i, n in enumerate(picture) if least[i] < n]
+        i = min(room, key=lambda axis: least[axis])
+        others = math.prod(least) // least[i]
+        least[i] = min(picture[i], SMALL_CONVOLUTION // others + 1)
+    return tuple(least)
+
+
+def candidate_tiles(geometry: Geometry, size: Size | Auto) -> tuple[Size, ...]:
+    """Compute tiles worth considering, the best first; the one that was given, if one was."""
+    return TILES.get(geometry.dims, (64,)) if size == "auto" else (size,)
+
+
+def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:
     """Compute tile on the tiled axes, in input pixels: no longer than the block, aligned for the network."""
-    chosen = TILE.get(geometry.dims, 64) if size == "auto" else size
-    spread = geometry.spread("tile.size", chosen, geometry.shape)
+    spread = geometry.spread("tile.size", size, geometry.shape)
     align = geometry.align
     return tuple(-(-min(spread[i], block[i]) // align) * align for i in geometry.roles.spatial)

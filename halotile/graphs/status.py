@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.progress import Observer, Progress
@@ -87,12 +88,13 @@ class StatusFile:
     def say(self, message: str) -> None:
         """Pass a line on to whoever watches, and keep it."""
         self.event("message", text=message)
-        self._message = message
+        self._message = f"{self._message}\n{message}" if self._message else message
         self._told = 0.0
 
     def event(self, kind: str, **details: Any) -> None:
-        """Keep something that happened."""
-        self.directory.append_event({"time": time.time(), "event": kind} | details)
+        """Keep something that happened. A full disk may cost it: the run does not fail for that."""
+        with suppress(OSError):
+            self.directory.append_event({"time": time.time(), "event": kind} | details)
 
     def end(self, state: str, progress: Progress, reason: str) -> None:
         """The run is over."""
@@ -107,17 +109,16 @@ class StatusFile:
 
     def _write(self, state: str, progress: Progress, reason: str = "") -> None:
         self._written = time.monotonic()
-        self.directory.write_status(
-            progress.to_json()
-            | {
-                "state": state,
-                "reason": reason,
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "updated": time.time(),
-                "output": str(self.plan.output),
-            }
-        )
+        status = progress.to_json() | {
+            "state": state,
+            "reason": reason,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "updated": time.time(),
+            "output": str(self.plan.output),
+        }
+        with suppress(OSError):  # as with events
+            self.directory.write_status(status)
 
 
 def _pixels(plan: Plan) -> int:

@@ -11,10 +11,12 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Client, Future
+from distributed import CancelledError, Client, Future, KilledWorker
+from distributed.comm import CommClosedError
 
 from halotile.errors import Stalled
 
@@ -32,6 +34,17 @@ class Answer:
     numbers: tuple[int, ...]
     result: Any = None
     error: BaseException | None = None
+    alone: bool = False
+    """Whether nothing else was in flight beside it."""
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Whatever says that the cluster no longer answers comes out as a ConnectionError."""
+    try:
+        yield
+    except (TimeoutError, CommClosedError, CancelledError) as error:
+        raise ConnectionError(f"the cluster does not answer ({type(error).__name__}: {error}).") from error
 
 
 class Grouping:
@@ -99,14 +112,21 @@ class Stream:
         self._arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
         self._serial = itertools.count()
         self._again: list[tuple[int, ...]] = []
+        self._suspects: list[tuple[int, ...]] = []
+        self._alone: Future | None = None
+        self._remaining = 0
 
     def drain(self) -> None:
         """Hand out no more blocks; those in flight still come back."""
         self.draining = True
 
-    def again(self, numbers: Iterable[int]) -> None:
-        """Send these blocks once more, each as a task of its own."""
-        self._again.extend((number,) for number in numbers)
+    def again(self, numbers: Iterable[int], *, alone: bool = False) -> None:
+        """Send these blocks once more, each as a task of its own.
+
+        With ``alone``, at the end and with nothing else in flight: if a worker dies then, the block is to blame.
+        """
+        queue = self._suspects if alone else self._again
+        queue.extend((number,) for number in numbers)
 
     def answers(
         self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
@@ -117,17 +137,13 @@ class Stream:
         ------
         Stalled
             When tasks are in flight and nothing came back for ``stall_seconds``.
+        ConnectionError
+            When the scheduler is gone.
         """
-        handed_out = 0
+        self._remaining = total
         heard = time.monotonic()
-        slots = self.grouping.workers * TASKS_PER_WORKER
         while True:
-            while not self.draining and len(self._in_flight) < slots:
-                group = self._next_group(numbers, total - handed_out)
-                if not group:
-                    break
-                handed_out += len(group)
-                self._submit(group)
+            self._fill(numbers)
             if not self._in_flight:
                 return
             arrived = self._wait(poll_seconds)
@@ -136,22 +152,43 @@ class Stream:
                 yield self._collect(arrived)
             elif time.monotonic() - heard > self.stall_seconds:
                 raise Stalled(
-                    f"no block came back for {self.stall_seconds:.0f} s; {len(self._in_flight)} tasks are in flight. "
-                    "If single blocks take this long, raise run.stall_seconds."
+                    f"no block came back for {self.stall_seconds:g} s; {len(self._in_flight)} tasks are in flight, "
+                    f"with blocks {self._words_in_flight()}. If single blocks take this long, raise run.stall_seconds."
                 )
             else:
                 yield []
 
-    def _next_group(self, numbers: Iterator[int], remaining: int) -> tuple[int, ...]:
+    def _fill(self, numbers: Iterator[int]) -> None:
+        """Submit until every worker has enough, or nothing is left to hand out."""
+        if self.client.status != "running":
+            raise ConnectionError(f"the scheduler is gone (the connection is {self.client.status}).")
+        slots = self.grouping.workers * TASKS_PER_WORKER
+        while not self.draining and self._alone is None and len(self._in_flight) < slots:
+            group = self._next_group(numbers)
+            if group:
+                self._submit(group)
+            elif self._suspects and not self._in_flight:
+                self._alone = self._submit(self._suspects.pop())
+            else:
+                return
+
+    def _next_group(self, numbers: Iterator[int]) -> tuple[int, ...]:
         if self._again:
             return self._again.pop()
-        return tuple(itertools.islice(numbers, self.grouping.size(remaining)))
+        group = tuple(itertools.islice(numbers, self.grouping.size(self._remaining)))
+        self._remaining -= len(group)
+        return group
 
-    def _submit(self, group: tuple[int, ...]) -> None:
+    def _submit(self, group: tuple[int, ...]) -> Future:
         key = f"{self.name}-{next(self._serial)}"
         future = self.client.submit(self.function, group, key=key, pure=False)
         self._in_flight[future] = group
         future.add_done_callback(self._arrived.put)
+        return future
+
+    def _words_in_flight(self) -> str:
+        numbers = sorted(itertools.chain.from_iterable(self._in_flight.values()))
+        return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
     def _wait(self, seconds: float) -> list[Future]:
         """Everything that has arrived, waiting for the first at most this long."""
@@ -166,22 +203,33 @@ class Stream:
                 return arrived
 
     def _collect(self, arrived: list[Future]) -> list[Answer]:
-        """Fetch the results of all finished futures in one call, and let go of the futures."""
+        """Fetch the results of all finished futures in one call, and let go of the futures.
+
+        A result that was lost with its worker is no error: its blocks are sent again. So are those of a task whose
+        worker died, unless it was alone: a worker holds several, and any of them may have killed it.
+        """
         good = [future for future in arrived if future.status == "finished"]
         results = dict(zip([f.key for f in good], self._gather(good), strict=True))
         answers = []
         for future in arrived:
             numbers = self._in_flight.pop(future)
-            if future.key in results and results[future.key] is not None:
-                answers.append(Answer(numbers, results[future.key]))
+            alone, self._alone = future is self._alone, None
+            if results.get(future.key) is not None:
+                answers.append(Answer(numbers, results[future.key], alone=alone))
                 self.grouping.learn(len(numbers), getattr(results[future.key], "seconds", 0.0))
+            elif future.status in ("error", "cancelled"):
+                error = self._error_of(future)
+                if isinstance(error, KilledWorker) and not alone:
+                    self.again(numbers, alone=len(numbers) == 1)
+                else:
+                    answers.append(Answer(numbers, error=error, alone=alone))
             else:
-                answers.append(Answer(numbers, error=self._error_of(future)))
+                self._again.append(numbers)
             future.release()
         return answers
 
     def _gather(self, futures: list[Future]) -> list[Any]:
-        """Results of finished futures; None where the worker is gone with its result."""
+        """Results of finished futures; None where one could not be had."""
         if not futures:
             return []
         wanted = {future.key: future for future in futures}
@@ -189,21 +237,22 @@ class Stream:
         async def fetch() -> Any:
             return await self.client.gather(wanted, errors="skip", asynchronous=True)
 
-        kept: dict[str, Any] = self.client.sync(fetch, callback_timeout=RPC_SECONDS)
+        with answering():
+            kept: dict[str, Any] = self.client.sync(fetch, callback_timeout=RPC_SECONDS)
         return [kept.get(future.key) for future in futures]
 
     @staticmethod
     def _error_of(future: Future) -> BaseException:
         if future.status == "error":
-            error = future.exception(timeout=RPC_SECONDS)
+            with answering():
+                error = future.exception(timeout=RPC_SECONDS)
             if isinstance(error, BaseException):
                 return error
-        return ConnectionError(
-            f"task {future.key} was lost ({future.status}): its worker or the scheduler is gone"
-        )
+        return ConnectionError(f"task {future.key} is {future.status}: the scheduler is gone.")
 
     def abandon(self) -> None:
         """Let go of everything in flight without waiting for it."""
         for future in list(self._in_flight):
             future.release()
         self._in_flight.clear()
+        self._alone = None

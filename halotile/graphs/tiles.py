@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -99,10 +101,13 @@ class _Driver:
     def run(self) -> Outcome:
         """Until nothing is left to do; a cluster that stops answering is started anew."""
         self.status.begin(self.progress("start"))
+        if self.journal.warning:
+            self.status.say(self.journal.warning)
         try:
             self._until_done()
         except BaseException as error:
-            self.journal.sync()
+            with suppress(OSError):  # a mark that is lost with the disk repeats a block
+                self.journal.sync()
             stopped = isinstance(error, Stopped | KeyboardInterrupt)
             self.status.end("stopped" if stopped else "failed", self.progress("stop"), str(error))
             raise
@@ -112,11 +117,12 @@ class _Driver:
     def _until_done(self) -> None:
         restarts = 0
         while self._left():
+            self._stop_if_asked()
             before = len(self.journal.done)
             try:
                 with self._cluster() as cluster:
                     self._stream(cluster)
-            except (Stalled, ConnectionError) as error:
+            except (Stalled, ConnectionError, TimeoutError) as error:
                 restarts = 0 if len(self.journal.done) > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
@@ -145,15 +151,24 @@ class _Driver:
         with prepared(cluster.client, BlockPlugin(token, self.plan.task, self.plan.run_directory)):
             self._pass_through(cluster, token)
         if self.disk_error:
-            raise DiskRefused(
-                f"the disk ran full: {self.disk_error}. {len(self.journal.done)} of {len(self.plan.grid)} blocks are safe. "
-                "Free some space and run again."
-            )
+            raise DiskRefused(self._full_disk())
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
         if self.signals.asked and self._left():
             raise Stopped(
                 f"stopped on {self.signals.name} with {len(self.journal.done)} of {len(self.plan.grid)} blocks done. "
                 "Run again to go on."
             )
+
+    def _full_disk(self) -> str:
+        left = self.plan.output_bytes * self._left() / len(self.plan.grid)
+        free = shutil.disk_usage(self.plan.output).free
+        return (
+            f"the disk ran full: {self.disk_error}. {len(self.journal.done)} of {len(self.plan.grid)} blocks are safe; "
+            f"the others take up to {left / 2**20:.1f} MiB, and {self.plan.output} has {free / 2**20:.1f} MiB free. "
+            "Free some space and run again."
+        )
 
     def _pass_through(self, cluster: Cluster, token: str) -> None:
         least = 4 if self.plan.task.overlap else 1
@@ -167,7 +182,7 @@ class _Driver:
         self.status.work_begins()
         try:
             for answers in stream.answers(self._todo(), self._left()):
-                for answer in answers:
+                for answer in sorted(answers, key=lambda answer: answer.error is not None):
                     self._take(answer, stream)
                 self._watch(stream)
         finally:
@@ -183,14 +198,25 @@ class _Driver:
             self._lost(answer, stream)
             return
         receipt: Receipt = answer.result
-        if receipt.done:
-            self.journal.mark(receipt.done)
+        self._mark(receipt.done, stream)
         self.status.count(receipt)
         for bad in receipt.bad:
             self._retry(bad, stream)
 
+    def _mark(self, numbers: list[int], stream: Stream) -> None:
+        try:
+            self.journal.mark(numbers)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._disk_is_full(f"{error} (the journal)", stream)
+
+    def _disk_is_full(self, error: str, stream: Stream) -> None:
+        self.disk_error = error
+        stream.drain()
+
     def _lost(self, answer: Answer, stream: Stream) -> None:
-        """A task that died with its worker. Alone in its task, the block itself is to blame."""
+        """A task that failed as a whole. If it was one block, the block is to blame."""
         error = answer.error
         if isinstance(error, ConnectionError):
             raise error
@@ -199,21 +225,24 @@ class _Driver:
             return
         block = self.plan.grid.block_at(answer.numbers[0])
         if isinstance(error, KilledWorker):
-            text = f"every worker that took it died ({error}). Less memory may help: write a smaller tile.size or tile.batch."
+            text = (
+                "every worker that took it died. If it was for memory, write a smaller tile.size or tile.batch, "
+                f"or more run.memory_per_worker ({error})"
+            )
         else:
             text = f"{type(error).__name__}: {error}"
-        self._retry(BadBlock(block.number, block.index, block.core, text, text, "task"), stream)
+        bad = BadBlock(block.number, block.index, block.core, text, text, "task")
+        self._retry(bad, stream, alone=answer.alone)
 
-    def _retry(self, bad: BadBlock, stream: Stream) -> None:
+    def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
         if bad.kind == "disk":
-            self.disk_error = bad.error
-            stream.drain()
+            self._disk_is_full(bad.error, stream)
             return
         tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
         if tried <= self.plan.job.run.retries:
             self.status.retried += 1
             self.status.event("retry", block=bad.number, error=bad.error)
-            stream.again([bad.number])
+            stream.again([bad.number], alone=alone)
             return
         self.bad[bad.number] = bad
         self.status.event(

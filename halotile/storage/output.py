@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError, InputError, OutputRefused
-from halotile.storage.disk import DISK, PARTIAL, Buffers, Disk
+from halotile.errors import ConfigError, InputError
+from halotile.storage.disk import DISK, Buffers, Disk
 from halotile.storage.grid import Region
-from halotile.storage.layout import METADATA, Layout, read_layout
+from halotile.storage.layout import Layout, read_layout
+from halotile.storage.place import MARKS, check_place
 from halotile.storage.shards import encode_shard, find_problems
 
 __all__ = [
@@ -34,9 +35,6 @@ __all__ = [
 ]
 
 open_output = read_layout
-
-_MARKS = (METADATA, ".zgroup", ".zarray")
-"""What a Zarr has at its top, and so what tells one from any other directory."""
 
 
 def create_output(path: str | Path, layout: Layout, disk: Disk = DISK, *, overwrite: bool = False) -> None:
@@ -59,14 +57,9 @@ def create_output(path: str | Path, layout: Layout, disk: Disk = DISK, *, overwr
         When something stands at ``path`` that may not be removed; nothing was touched.
     """
     root = Path(path)
-    _check_path(root)
+    check_place(root, overwrite=overwrite)
     if os.path.lexists(root):
-        if not overwrite:
-            raise OutputRefused(
-                f"output.path is {root}: something stands there. Write another path, or output.overwrite: true."
-            )
-        _check_removable(root)
-        disk.remove_tree(root, last=_MARKS)
+        disk.remove_tree(root, last=MARKS)
     create_metadata(root, layout, disk)
 
 
@@ -249,36 +242,3 @@ def _check_shard(file: Path, layout: Layout, shape: tuple[int, ...]) -> list[str
     except OSError as error:
         return [f"the shard cannot be read: {error.strerror}"]
     return list(find_problems(content, layout.form, shape))
-
-
-def _check_path(root: Path) -> None:
-    """Refuse a path that a symlink turns into another."""
-    if root.is_symlink():
-        raise OutputRefused(f"output.path is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
-    if os.path.realpath(root) != os.path.realpath(os.path.abspath(root)):
-        raise OutputRefused(
-            f"output.path is {root}: behind a symlink, its .. leads to {os.path.realpath(root)}. Write that path."
-        )
-
-
-def _check_removable(root: Path) -> None:
-    """Only a Zarr that holds nothing but its own may be removed."""
-    here = root.resolve()
-    for name, place in (("home directory", Path.home()), ("working directory", Path.cwd())):
-        if place.resolve().is_relative_to(here):
-            raise OutputRefused(f"output.path is {root}: it holds your {name}, and is not removed.")
-    if not root.is_dir():
-        raise OutputRefused(f"output.path is {root}: a file stands there, not a Zarr. Write another path.")
-    entries = os.listdir(root)
-    if not any((root / mark).is_file() for mark in _MARKS) and not all(e.endswith(PARTIAL) for e in entries):
-        raise OutputRefused(
-            f"output.path is {root}: it is no Zarr (none of {', '.join(_MARKS)} in it), and is not removed. "
-            "Write another path."
-        )
-    for folder, folders, files in os.walk(root):
-        for name in (*folders, *files):
-            if os.path.islink(os.path.join(folder, name)):
-                raise OutputRefused(
-                    f"output.path is {root}: {os.path.join(folder, name)} is a symlink, so not all of it is its own. "
-                    "Remove it by hand, or write another path."
-                )

@@ -168,7 +168,7 @@ def _spread(
     if not len(need):
         shape = (*pixels.shape[:axis], len(position), *pixels.shape[axis + 1 :])
         return np.full(shape, value, pixels.dtype)
-    spread = np.take(pixels, np.searchsorted(need, np.maximum(position, need[0])), axis=axis)
+    spread: Pixels = np.take(pixels, np.searchsorted(need, np.maximum(position, need[0])), axis=axis)
     outside = position < 0
     if outside.any():
         spread[(slice(None),) * axis + (outside,)] = value

@@ -22,7 +22,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, OutputRefused
-from halotile.storage.disk import DISK, Disk
+from halotile.storage.disk import DISK, PARTIAL, Disk, sweep_partials
+from halotile.storage.locks import acquire, in_words, read_holder, write_holder
 
 JOB = "job.json"
 PLAN = "plan.json"
@@ -39,12 +39,12 @@ STATUS = "status.json"
 EVENTS = "events.jsonl"
 LOCK = "lock"
 WORKERS_LOCK = "workers.lock"
+_NAMES = (JOB, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK)
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _LOCK_PATIENCE_SECONDS = 0.5
 """Longer than :meth:`RunDirectory.is_running` holds the lock to see whether it is free."""
-_POLL_SECONDS = 0.05
 
 _worker_locks: dict[Path, int] = {}
 _worker_locks_guard = threading.Lock()
@@ -169,12 +169,13 @@ class RunDirectory:
         self.create()
         fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _FILE_MODE)
         try:
-            if not _acquire(fd, _LOCK_PATIENCE_SECONDS):
+            if not acquire(fd, _LOCK_PATIENCE_SECONDS):
                 raise OutputRefused(
-                    f"{self.path} is in use: {_in_words(_read_holder(fd))} is writing this output. "
+                    f"{self.path} is in use: {in_words(read_holder(fd))} is writing this output. "
                     "Wait until it ends, or write another output.path."
                 )
-            _write_holder(fd)
+            write_holder(fd)
+            sweep_partials(self.path, self.disk)
             yield
         finally:
             os.close(fd)
@@ -188,19 +189,48 @@ class RunDirectory:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _read_holder(fd)
+            return read_holder(fd)
         finally:
             os.close(fd)
         return None
 
-    def hold_worker_lock(self) -> None:
-        """Show that this process may write to the output, until it ends or lets go. May be called again."""
+    def driver(self) -> dict[str, Any]:
+        """The driver that took the lock last, as ``pid``, ``host`` and ``started``; empty when none ever did."""
+        try:
+            fd = os.open(self.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return {}
+        try:
+            return read_holder(fd)
+        finally:
+            os.close(fd)
+
+    def hold_worker_lock(self, driver: dict[str, Any] | None = None) -> None:
+        """Show that this process may write to the output, until it ends or lets go. May be called again.
+
+        Parameters
+        ----------
+        driver : dict, optional
+            The :meth:`driver` that it works for.
+
+        Raises
+        ------
+        OutputRefused
+            When another driver has begun in the meantime: it has looked for workers already, and saw none.
+        """
         path = Path(os.path.abspath(self.path / WORKERS_LOCK))
         with _worker_locks_guard:
             if path in _worker_locks:
                 return
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _FILE_MODE)
             fcntl.flock(fd, fcntl.LOCK_SH)
+            now = self.driver()
+            if driver is not None and now != driver:
+                os.close(fd)
+                raise OutputRefused(
+                    f"{self.path}: this worker belongs to {in_words(driver)}, and {in_words(now)} has the run now. "
+                    "Nothing is to be done; the worker ends."
+                )
             os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())
             _worker_locks[path] = fd
 
@@ -221,7 +251,7 @@ class RunDirectory:
         """
         fd = os.open(self.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _FILE_MODE)
         try:
-            if not _acquire(fd, timeout_seconds):
+            if not acquire(fd, timeout_seconds):
                 seen = ", ".join(os.pread(fd, 4096, 0).decode(errors="replace").split("\n")[:-1])
                 raise OutputRefused(
                     f"workers of an earlier run still hold {self.path} after {timeout_seconds:g} s; "
@@ -232,7 +262,10 @@ class RunDirectory:
             os.close(fd)
 
     def _is_ours(self) -> bool:
-        return self.path.is_dir() and (self.exists() or not any(self.path.iterdir()))
+        if not self.path.is_dir():
+            return False
+        # The lock itself is not fsynced: after a power cut the other files may stand there without it.
+        return self.exists() or all(n in _NAMES or n.endswith(PARTIAL) for n in os.listdir(self.path))
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=_FILE_MODE)
@@ -247,39 +280,3 @@ class RunDirectory:
         if not isinstance(value, dict):
             raise DamagedData(f"{path} is damaged. Run with --fresh to start over.")
         return value
-
-
-def _acquire(fd: int, timeout_seconds: float) -> bool:
-    """Try for an exclusive lock until the time is over."""
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
-        else:
-            return True
-
-
-def _write_holder(fd: int) -> None:
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, json.dumps(holder).encode(), 0)
-
-
-def _read_holder(fd: int) -> dict[str, Any]:
-    """Who holds a lock. It may not have come to write it down."""
-    with contextlib.suppress(ValueError):
-        holder = json.loads(os.pread(fd, 4096, 0))
-        if isinstance(holder, dict):
-            return holder
-    return {}
-
-
-def _in_words(holder: dict[str, Any]) -> str:
-    if not holder:
-        return "another run"
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("started", 0)))
-    return f"process {holder.get('pid')} on {holder.get('host')}, started {started},"

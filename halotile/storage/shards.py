@@ -123,10 +123,12 @@ def encode_shard(pixels: Pixels, form: ShardFormat) -> list[Buffer]:
     buffers: list[Buffer] = []
     table = np.full((*form.counts, 2), _EMPTY, "<u8")
     offset = 0
+    scratch = np.empty(form.chunk, form.stored)
     for index in np.ndindex(form.counts):
         if not form.holds(index, pixels.shape):
             continue
-        data = _compress(_whole_chunk(pixels[form.place(index, pixels.shape)], form), form)
+        _fill_chunk(scratch, pixels[form.place(index, pixels.shape)], form)
+        data = _compress(scratch, form)
         table[index] = offset, len(data) + _CRC_BYTES
         offset += len(data) + _CRC_BYTES
         buffers += [data, _crc(data)]
@@ -211,21 +213,18 @@ def decode_chunk(file: bytes, table: NDArray[np.uint64], index: tuple[int, ...],
     return np.frombuffer(raw, form.stored).reshape(form.chunk)
 
 
-def _whole_chunk(part: Pixels, form: ShardFormat) -> Pixels:
-    """A chunk of the full shape, filled up at the end of the array."""
-    if part.shape == form.chunk:
-        return np.asarray(part, form.stored)
-    whole = np.full(form.chunk, form.fill, form.stored)
-    whole[tuple(slice(n) for n in part.shape)] = part
-    return whole
+def _fill_chunk(chunk: Pixels, part: Pixels, form: ShardFormat) -> None:
+    """Lay pixels into a chunk, with fill value around them at the end of the array."""
+    if part.shape != form.chunk:
+        chunk[...] = form.fill
+    chunk[tuple(slice(n) for n in part.shape)] = part
 
 
 def _compress(chunk: Pixels, form: ShardFormat) -> bytes:
     if form.codec == "none":
         return chunk.tobytes()
-    contiguous = np.ascontiguousarray(chunk)
     packed: bytes = blosc.compress(
-        contiguous, form.codec.encode(), LEVELS[form.codec], blosc.SHUFFLE, 0, chunk.itemsize
+        chunk, form.codec.encode(), LEVELS[form.codec], blosc.SHUFFLE, 0, chunk.itemsize
     )
     return packed
 

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Block, Grid, Region
-from halotile.storage.output import ShardWriter
+from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.axes import Roles
 from halotile.tasks.denoisers.base import Denoiser
@@ -92,7 +93,7 @@ class BlockRunner:
         began = time.perf_counter()
         receipt = Receipt()
         blocks = (self.task.grid.block_at(number) for number in numbers)
-        for block, fetched in self.lanes.ahead(blocks, lambda block: self._read(block)):
+        for block, fetched in self.lanes.ahead(blocks, self._read):
             try:
                 pixels, sides = self._timed(receipt, "read_seconds", fetched)
                 result = self._denoise(block, pixels, sides, receipt)
@@ -101,7 +102,7 @@ class BlockRunner:
                 continue
             receipt.read_bytes += pixels.nbytes + sum(side.nbytes for side in sides.values())
             del pixels, sides
-            self.lanes.behind(block, lambda b=block, r=result: self._write(b, r, receipt))
+            self.lanes.behind(block, partial(self._write, block, result, receipt))
             self._collect(receipt)
         self.lanes.finish()
         self._collect(receipt)
@@ -146,11 +147,11 @@ class BlockRunner:
             arranged,
         )
         if mask is not None:
-            inner = roles.spatial_part(block.core).relative_to(roles.spatial_part(reach)).slices
-            kept = np.broadcast_to(mask[(..., *inner)] == 0, roles.arrange(result).shape)
-            np.copyto(
-                roles.arrange(result), roles.arrange(pixels)[(..., *inner)], where=kept, casting="unsafe"
+            inner: tuple[Any, ...] = (
+                ...,
+                *roles.spatial_part(block.core).relative_to(roles.spatial_part(reach)).slices,
             )
+            _keep_masked(roles.arrange(result), roles.arrange(pixels)[inner], mask[inner])
         receipt.compute_seconds += time.perf_counter() - began
         receipt.pixels += block.core.size
         return result
@@ -194,6 +195,12 @@ class BlockRunner:
         return BadBlock(
             block.number, block.index, block.core, f"{type(error).__name__}: {error}", "".join(lines), kind
         )
+
+
+def _keep_masked(result: NDArray[Any], original: NDArray[Any], mask: NDArray[Any]) -> None:
+    """Where the mask is 0, the pixel stays as it was."""
+    kept = np.broadcast_to(mask == 0, result.shape)
+    result[kept] = to_dtype(original[kept], result.dtype)
 
 
 def peak_memory_bytes() -> int:

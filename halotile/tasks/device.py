@@ -47,11 +47,13 @@ class Device:
 
     def place(self, model: Model) -> Model:
         """The model on this device, in the memory layout that suits it."""
-        if isinstance(model, self.torch.nn.Module):
-            model = model.to(self.name)
-            if self.channels_last and any(p.ndim == 4 for p in model.parameters()):
-                model = model.to(memory_format=self.torch.channels_last)
-        return model
+        if not isinstance(model, self.torch.nn.Module):
+            return model
+        network: Any = model.to(self.name)
+        if self.channels_last:
+            network = network.to(memory_format=self.torch.channels_last)
+        placed: Model = network
+        return placed
 
     def upload(self, pixels: NDArray[Any]) -> torch.Tensor:
         """A NumPy array as a tensor on this device."""

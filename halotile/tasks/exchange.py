@@ -117,7 +117,7 @@ def _may_be_median(rank: tuple[int, ...], size: int) -> bool:
     """Whether neither too many pixels are known to be below nor above the one of this rank."""
     half = size ** len(rank) // 2 + 1
     below, above = math.prod(i + 1 for i in rank), math.prod(size - i for i in rank)
-    return below <= half and above <= half
+    return bool(max(below, above) <= half)
 
 
 def _select_middle(network: MedianNetwork, candidates: list[int]) -> int:

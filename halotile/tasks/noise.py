@@ -77,9 +77,8 @@ def sample_regions(shape: tuple[int, ...], samples: int, edge: int) -> list[Regi
 
 def square_level(pixels: NDArray[np.generic]) -> float:
     """Noise level of one square; NaN where nothing in it is finite."""
-    square = pixels.reshape(pixels.shape[-2:]).astype(np.float64)
-    rows, columns = (n // 2 * 2 for n in square.shape)
-    square = square[:rows, :columns]
+    rows, columns = (n // 2 * 2 for n in pixels.shape[-2:])
+    square = pixels.reshape(pixels.shape[-2:])[:rows, :columns].astype(np.float64)
     with np.errstate(invalid="ignore"):
         details = (square[::2, ::2] - square[1::2, ::2] - square[::2, 1::2] + square[1::2, 1::2]) / 2
     details = np.abs(details[np.isfinite(details)])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from halotile.errors import WeightsError
 
@@ -69,7 +70,7 @@ def check_digest(path: Path, found: str, wanted: str) -> None:
         )
 
 
-def _open(path: str | Path) -> BinaryIO:
+def _open(path: str | Path) -> BufferedReader:
     """The file, opened; a directory or a loop of links is not one."""
     try:
         if Path(path).is_dir():
@@ -84,7 +85,7 @@ def _open(path: str | Path) -> BinaryIO:
         ) from error
 
 
-def _read_safetensors(path: Path, file: BinaryIO, map_location: str) -> Any:
+def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> Any:
     import safetensors.torch
 
     try:
@@ -96,7 +97,7 @@ def _read_safetensors(path: Path, file: BinaryIO, map_location: str) -> Any:
     return {name: tensor.to(map_location) for name, tensor in tensors.items()}
 
 
-def _read_pickle(path: Path, file: BinaryIO, map_location: str) -> Any:
+def _read_pickle(path: Path, file: BufferedReader, map_location: str) -> Any:
     import torch
 
     try:

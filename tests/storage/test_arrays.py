@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -40,7 +42,10 @@ def _save_hdf5(folder: Path, picture: Picture) -> Path:
 
 def _save_zarr(folder: Path, picture: Picture) -> Path:
     array = zarr.create_array(
-        folder / "a.zarr", shape=picture.shape, chunks=tuple(min(n, 16) for n in picture.shape), dtype=picture.dtype
+        folder / "a.zarr",
+        shape=picture.shape,
+        chunks=tuple(min(n, 16) for n in picture.shape),
+        dtype=picture.dtype,
     )
     array[...] = picture
     return folder / "a.zarr"
@@ -146,7 +151,9 @@ def test_structured_and_object_pixels_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [_save_npy, _save_zarr], ids=["npy", "zarr"])
-@pytest.mark.parametrize(("shape", "words"), [((0, 5), "without pixels"), ((5,), "at least the axes y and x")])
+@pytest.mark.parametrize(
+    ("shape", "words"), [((0, 5), "without pixels"), ((5,), "at least the axes y and x")]
+)
 def test_shapes_that_are_no_picture_are_refused(
     tmp_path: Path, save: Save, shape: tuple[int, ...], words: str
 ) -> None:
@@ -206,7 +213,11 @@ def test_a_source_reads_in_another_process(tmp_path: Path) -> None:
         )
         with (tmp_path / "sent").open("rb") as sent:
             shown = subprocess.run(
-                [sys.executable, "-W", "error", "-c", code], stdin=sent, capture_output=True, timeout=60, check=True
+                [sys.executable, "-W", "error", "-c", code],
+                stdin=sent,
+                capture_output=True,
+                timeout=60,
+                check=True,
             )
         assert int(shown.stdout) == picture[3:30, 4:31].sum()
         assert shown.stderr == b""
@@ -243,15 +254,11 @@ def test_threads_read_side_by_side(tmp_path: Path, save: Save) -> None:
 
 @every_format
 def test_the_fingerprint_is_json_and_tells_a_rewritten_file(tmp_path: Path, save: Save) -> None:
-    import json
-
     path = save(tmp_path, _picture((20, 33), "uint16"))
     before = open_source(path).fingerprint()
     assert json.loads(json.dumps(before)) == before
     assert before == open_source(path).fingerprint()
     if path.is_dir():
-        import shutil
-
         shutil.rmtree(path)
     save(tmp_path, _picture((20, 33), "uint16") + 1)
     assert open_source(path).fingerprint() != before
@@ -273,7 +280,9 @@ def test_a_missing_path_is_answered_with_the_nearest(tmp_path: Path) -> None:
         ("a.txt", b"hello", "no format here reads. Readable: Zarr.*TIFF"),
     ],
 )
-def test_a_file_of_no_known_format_is_described(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_a_file_of_no_known_format_is_described(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=words):
         open_source(tmp_path / name)
@@ -306,7 +315,9 @@ def test_a_directory_that_holds_stores_names_them(tmp_path: Path) -> None:
         (_save_npy, {"axes": ""}),
     ],
 )
-def test_options_that_do_not_fit_are_refused(tmp_path: Path, save: Save, options: dict[str, str | int]) -> None:
+def test_options_that_do_not_fit_are_refused(
+    tmp_path: Path, save: Save, options: dict[str, str | int]
+) -> None:
     path = save(tmp_path, _picture((20, 33), "uint8"))
     with pytest.raises(InputError, match=f"{next(iter(options))}.* is "):
         open_source(path, **options)  # type: ignore[arg-type]
@@ -339,3 +350,14 @@ def test_a_system_error_is_not_called_damage(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         source.read(Region((0, 0), (2, 2)))
     assert not isinstance(caught.value, DamagedData)
+
+
+def test_importing_the_module_loads_no_format_package() -> None:
+    code = (
+        "import sys, halotile.storage.arrays;"
+        "print([m for m in ('zarr', 'tifffile', 'h5py', 'numcodecs', 'obstore') if m in sys.modules])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert shown.stdout.strip() == "[]"

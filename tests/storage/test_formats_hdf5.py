@@ -23,7 +23,7 @@ def _write(path: Path, **datasets: np.ndarray) -> Path:
 
 
 def test_the_only_picture_is_found_among_tables(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.h5", entry__data=PICTURE, entry__times=np.zeros(9), version=np.float32(1))
+    path = _write(tmp_path / "a.h5", entry__data=PICTURE, entry__times=np.zeros(9), version=np.array(1.0))
     source = open_source(path)
     assert source.fingerprint()["dataset"] == "/entry/data"
     assert np.array_equal(source.read(Region((2, 3), (9, 9))), PICTURE[2:9, 3:9])

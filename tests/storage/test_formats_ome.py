@@ -20,7 +20,9 @@ AXES = [
     {"name": "y", "type": "space", "unit": "micrometer"},
     {"name": "x", "type": "space", "unit": "micrometer"},
 ]
-LEVELS = [np.random.default_rng(level).integers(0, 999, (2, 64 >> level, 48 >> level), "u2") for level in range(3)]
+LEVELS = [
+    np.random.default_rng(level).integers(0, 999, (2, 64 >> level, 48 >> level), "u2") for level in range(3)
+]
 
 
 def _write(store: Any, version: str, axes: list[Any] = AXES, **more: Any) -> None:
@@ -123,7 +125,9 @@ def test_attributes_that_describe_no_picture_leave_a_plain_group(tmp_path: Path,
     assert open_source(tmp_path / "a.zarr").format == "zarr"
 
 
-@pytest.mark.parametrize("broken", [["text"], [{"datasets": "s0"}], [{"datasets": [{"name": "s0"}]}], {"a": 1}])
+@pytest.mark.parametrize(
+    "broken", [["text"], [{"datasets": "s0"}], [{"datasets": [{"name": "s0"}]}], {"a": 1}]
+)
 def test_broken_attributes_are_an_input_error(tmp_path: Path, broken: Any) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
     group.attrs["ome"] = {"version": "0.5", "multiscales": broken}

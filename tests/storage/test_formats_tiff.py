@@ -55,7 +55,11 @@ every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_a_region_reads(tmp_path: Path, options: dict[str, Any]) -> None:
     source = open_source(_write(tmp_path / "a.tif", **options))
     assert (source.shape, source.dtype.name) == ((4, 70, 90), "uint16")
-    for region in (Region((1, 3, 5), (3, 60, 80)), Region.whole(source.shape), Region((2, 69, 0), (3, 70, 1))):
+    for region in (
+        Region((1, 3, 5), (3, 60, 80)),
+        Region.whole(source.shape),
+        Region((2, 69, 0), (3, 70, 1)),
+    ):
         assert np.array_equal(source.read(region), STACK[region.slices])
 
 
@@ -92,7 +96,9 @@ def test_uncompressed_pages_are_mapped(tmp_path: Path, kind: str) -> None:
     assert reader.header.chunks == (1, 1, 1)
 
 
-@pytest.mark.parametrize(("kind", "chunks"), [("zlib strips", (1, 9, 90)), ("zlib tiles, predictor", (1, 32, 32))])
+@pytest.mark.parametrize(
+    ("kind", "chunks"), [("zlib strips", (1, 9, 90)), ("zlib tiles, predictor", (1, 32, 32))]
+)
 def test_compressed_pages_are_decoded_in_parts(tmp_path: Path, kind: str, chunks: tuple[int, ...]) -> None:
     reader = _reader(_write(tmp_path / "a.tif", **KINDS[kind]))
     assert isinstance(reader.pixels, zarr.Array)
@@ -130,7 +136,9 @@ def _pyramid(path: Path, **options: Any) -> None:
     with tifffile.TiffWriter(path, ome=True) as file:
         file.write(STACK[0], photometric="minisblack", tile=(16, 16), subifds=2, **options)
         for level in (1, 2):
-            file.write(STACK[0, :: 2**level, :: 2**level], subfiletype=1, photometric="minisblack", tile=(16, 16))
+            file.write(
+                STACK[0, :: 2**level, :: 2**level], subfiletype=1, photometric="minisblack", tile=(16, 16)
+            )
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
@@ -185,7 +193,11 @@ def test_the_series_is_chosen_by_number(tmp_path: Path) -> None:
             (1.0, 1.0, 0.5),
             (None, "micrometer", "micrometer"),
         ),
-        ({"resolution": (72, 72), "resolutionunit": "INCH", "metadata": {"axes": "ZYX"}}, (1.0,) * 3, (None,) * 3),
+        (
+            {"resolution": (72, 72), "resolutionunit": "INCH", "metadata": {"axes": "ZYX"}},
+            (1.0,) * 3,
+            (None,) * 3,
+        ),
     ],
     ids=["ome", "imagej", "centimeter", "inch"],
 )

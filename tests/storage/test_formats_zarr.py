@@ -54,7 +54,9 @@ def test_missing_chunks_read_as_fill_value(tmp_path: Path) -> None:
         ({"dimension_names": ["lat", "lon"]}, ("y", "x")),
     ],
 )
-def test_axes_come_from_dimension_names(tmp_path: Path, options: dict[str, Any], axes: tuple[str, ...]) -> None:
+def test_axes_come_from_dimension_names(
+    tmp_path: Path, options: dict[str, Any], axes: tuple[str, ...]
+) -> None:
     _create(tmp_path / "a.zarr", **options)
     assert open_source(tmp_path / "a.zarr").axes == axes
 

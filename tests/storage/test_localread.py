@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import (
+    BloscCodec,
+    BytesCodec,
+    Crc32cCodec,
+    GzipCodec,
+    ShardingCodec,
+    TransposeCodec,
+    ZstdCodec,
+)
 
 from halotile.errors import DamagedData
 from halotile.storage.grid import Region
@@ -138,15 +148,19 @@ def test_odd_fill_values(tmp_path: Path, fill: float) -> None:
         {"filters": [TransposeCodec(order=(1, 0))]},
         {"compressors": [Crc32cCodec(), ZstdCodec()]},
         {"compressors": [ZstdCodec(), GzipCodec()]},
-        {"serializer": ShardingCodec(chunk_shape=(8, 8), codecs=[ShardingCodec(chunk_shape=(4, 4))])},
+        {
+            "serializer": ShardingCodec(chunk_shape=(8, 8), codecs=[ShardingCodec(chunk_shape=(4, 4))]),
+            "compressors": None,
+        },
         {
             "serializer": ShardingCodec(
                 chunk_shape=(8, 8), index_codecs=[BytesCodec(endian="big"), Crc32cCodec()]
-            )
+            ),
+            "compressors": None,
         },
         {"zarr_format": 2, "order": "F"},
-        {"zarr_format": 2, "compressors": {"id": "bz2", "level": 1}},
-        {"zarr_format": 2, "filters": [{"id": "delta", "dtype": "<f4"}]},
+        {"zarr_format": 2, "compressors": numcodecs.BZ2(level=1)},
+        {"zarr_format": 2, "filters": [numcodecs.Delta(dtype="<f4")]},
         {"dtype": "complex64"},
     ],
 )
@@ -161,7 +175,12 @@ def test_metadata_that_are_not_there_are_left_to_zarr(tmp_path: Path) -> None:
 
 def _sharded(folder: Path, codec: str) -> Any:
     array = zarr.create_array(
-        folder, shape=(64, 64), chunks=(16, 16), shards=(32, 32), dtype="f4", compressors=COMPRESSORS[codec] or None
+        folder,
+        shape=(64, 64),
+        chunks=(16, 16),
+        shards=(32, 32),
+        dtype="f4",
+        compressors=COMPRESSORS[codec] or None,
     )
     array[...] = np.random.default_rng(0).random((64, 64))
     return array
@@ -170,19 +189,20 @@ def _sharded(folder: Path, codec: str) -> Any:
 def test_a_halo_read_fetches_only_the_inner_chunks_it_touches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     _sharded(tmp_path, "raw")
     fetched: list[int] = []
     pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda file, n, at: fetched.append(n) or pread(file, n, at))
+
+    def counted(file: int, nbytes: int, offset: int) -> bytes:
+        fetched.append(nbytes)
+        return pread(file, nbytes, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
     _local(tmp_path).read(Region((30, 30), (34, 34)))
     assert sorted(fetched) == [4 * 16 + 4] * 4 + [16 * 16 * 4] * 4
 
 
 def test_raw_chunks_are_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     array = zarr.create_array(tmp_path, shape=(64, 64), chunks=(32, 32), dtype="f4", compressors=None)
     array[...] = 5
     monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("a raw chunk was read instead of mapped"))
@@ -207,7 +227,9 @@ def test_every_flipped_bit_under_a_checksum_is_found(tmp_path: Path, codec: str,
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_cut_chunk_is_found_without_a_checksum_too(tmp_path: Path, codec: str, sharded: bool) -> None:
     layout: dict[str, Any] = {"chunks": (8, 8), "shards": (16, 16)} if sharded else {"chunks": (16, 16)}
-    array = zarr.create_array(tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec] or None, **layout)
+    array = zarr.create_array(
+        tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec] or None, **layout
+    )
     array[...] = np.random.default_rng(0).integers(0, 60000, (16, 16))
     chunk = tmp_path / "c" / "0" / "0"
     whole = chunk.read_bytes()
@@ -217,16 +239,16 @@ def test_a_cut_chunk_is_found_without_a_checksum_too(tmp_path: Path, codec: str,
             _local(tmp_path).read(Region((0, 0), (16, 16)))
 
 
-@pytest.mark.parametrize("place", range(4, 16))
+@pytest.mark.parametrize("place", [4, 5, 6, 7, 12, 13, 14, 15])
 def test_wrong_lengths_in_a_blosc_header_are_found(tmp_path: Path, place: int) -> None:
-    array = zarr.create_array(tmp_path, shape=(16, 16), chunks=(16, 16), dtype="u2", compressors=COMPRESSORS["lz4"])
+    array = zarr.create_array(
+        tmp_path, shape=(16, 16), chunks=(16, 16), dtype="u2", compressors=COMPRESSORS["lz4"]
+    )
     array[...] = 3
     chunk = tmp_path / "c" / "0" / "0"
     whole = bytearray(chunk.read_bytes())
     whole[place] ^= 0x40
     chunk.write_bytes(whole)
-    if 8 <= place < 12:
-        return  # the block size: Blosc itself checks it
     with pytest.raises(DamagedData, match="its header names"):
         _local(tmp_path).read(Region((0, 0), (16, 16)))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import dask
@@ -15,6 +16,8 @@ from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster, own_envir
 START_SECONDS = 120
 
 SETTINGS = {
+    # A task whose worker dies comes back to the driver at once, which finds out which block was to blame.
+    "distributed.scheduler.allowed-failures": 0,
     "distributed.scheduler.worker-saturation": "inf",
     "distributed.comm.timeouts.connect": "30s",
     # Blocks hold no results on workers: nothing to spill, and pausing would only stall the stream.
@@ -36,6 +39,19 @@ class LocalWorkers:
 
 
 @contextmanager
+def _children_spared_from_ctrl_c() -> Iterator[None]:
+    """Threads and processes that begin in here never see SIGINT; this thread gets it a moment later.
+
+    Ctrl-C goes to every process of the terminal. The driver alone decides what it means.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterator[Cluster]:
     """Start ``workers`` processes of one thread each; they end with the context.
 
@@ -52,22 +68,25 @@ def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterato
         Serve the dashboard on 127.0.0.1, at a free port.
     """
     with own_environment(), dask.config.set(SETTINGS):
-        cluster = LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            protocol="tls://",
-            security=Security.temporary(),
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0" if dashboard else None,
-            memory_limit=memory_bytes,
-            silence_logs=50,
-        )
+        with _children_spared_from_ctrl_c():
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                protocol="tls://",
+                security=Security.temporary(),
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0" if dashboard else None,
+                memory_limit=memory_bytes,
+                silence_logs=50,
+            )
         try:
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)
             try:
                 yield LocalWorkers(client, workers, cluster.dashboard_link if dashboard else None)
             finally:
-                client.close(timeout=10)
+                with suppress(TimeoutError, OSError):  # what hangs is ended with the cluster
+                    client.close(timeout=10)
         finally:
-            cluster.close(timeout=30)
+            with suppress(TimeoutError, OSError):  # what hangs now ends with this process
+                cluster.close(timeout=30)

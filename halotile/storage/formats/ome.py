@@ -58,17 +58,16 @@ class OmeReader:
 
 def _first_picture(multiscales: Any) -> Mapping[str, Any]:
     """The first picture of a group, checked as far as it is used here."""
-    picture = multiscales[0] if isinstance(multiscales, list) and multiscales else None
+    picture: Any = multiscales[0] if isinstance(multiscales, list) and multiscales else None
     entries = picture.get("datasets") if isinstance(picture, dict) else None
-    if not isinstance(entries, list) or not all(
+    if isinstance(entries, list) and all(
         isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries
     ):
-        raise InputError(
-            "its OME-Zarr attributes name no levels: multiscales[0].datasets is not a list with a path in each entry. "
-            "Repair the attributes, or write dataset: the path of an array inside."
-        )
-    found: Mapping[str, Any] = picture
-    return found
+        return dict(picture)
+    raise InputError(
+        "its OME-Zarr attributes name no levels: multiscales[0].datasets is not a list with a path in each entry. "
+        "Repair the attributes, or write dataset: the path of an array inside."
+    )
 
 
 def _level_entry(picture: Mapping[str, Any], level: int) -> Mapping[str, Any]:
@@ -77,7 +76,9 @@ def _level_entry(picture: Mapping[str, Any], level: int) -> Mapping[str, Any]:
     if level < len(entries):
         return entries[level]
     known = ", ".join(f"{number} ({entry['path']!r})" for number, entry in enumerate(entries))
-    raise InputError(f"level is {level}, but this picture has no such level. Write one of: {known or 'none'}.")
+    raise InputError(
+        f"level is {level}, but this picture has no such level. Write one of: {known or 'none'}."
+    )
 
 
 def _axis_words(entries: Any, count: int) -> tuple[Sequence[str | None] | None, Sequence[str | None] | None]:

@@ -29,7 +29,8 @@ class Denoiser(Protocol):
     name: ClassVar[str]
     """The word that a job file uses."""
     dims: ClassVar[tuple[int, ...]]
-    """Numbers of spatial axes it can work on: ``(2,)``, or ``(2, 3)``."""
+    """Numbers of spatial axes it can work on, the usual one first: ``(2,)``, or ``(3, 2)`` for a filter that
+    takes a volume where there is one."""
     boundary: ClassVar[str]
     """The rim rule under which the tiled result is the result on the whole picture."""
     convolutional: ClassVar[bool]
@@ -131,8 +132,7 @@ class Leveled(Pixelwise):
     """The declarations of a denoiser whose strength counts in noise levels where one is known."""
 
     sigma: float | Literal["auto"] | None = None
-    """Standard deviation of the noise, in the units of the picture. auto: estimated once for the
-    whole picture. Left out: the strength itself is in the units of the picture."""
+    """The noise level, as one number, estimated, or left out. A denoiser says so again in its own words."""
 
     def __post_init__(self) -> None:
         check_level(self.sigma)

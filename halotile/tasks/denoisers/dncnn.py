@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from halotile.errors import WeightsError
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.options import STRICT, check_channels, check_whole, check_word
+from halotile.tasks.steady import make_steady
 from halotile.tasks.weights import load_weights
 
 if TYPE_CHECKING:
@@ -96,7 +98,9 @@ class DnCNN(Pixelwise):
             for kind in self._kinds
         }
         network.load_state_dict(state)
-        return network.eval().requires_grad_(False)
+        make_steady(network)
+        model: Model = network.eval().requires_grad_(False)
+        return model
 
     @property
     def _kinds(self) -> tuple[str, ...]:
@@ -104,7 +108,7 @@ class DnCNN(Pixelwise):
 
     def _check(self, tensors: Tensors, layers: list[str]) -> None:
         """Refuse weights that are not exactly those of this network."""
-        wanted = {}
+        wanted: dict[str, tuple[int, ...]] = {}
         for place, layer in enumerate(layers):
             into = self.channels[0] if place == 0 else self.width
             out = self.channels[1] if place == self.depth - 1 else self.width
@@ -151,13 +155,12 @@ def _network(depth: int, width: int, channels: int, bias: bool, sign: int) -> An
     """The stack as a module; ``sign`` is what its result is multiplied with before the input is added."""
     import torch
 
-    class Stack(torch.nn.Module):
+    class Stack(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             sizes = [channels] + [width] * (depth - 1) + [channels]
             self.layers = torch.nn.ModuleList(
-                torch.nn.Conv2d(into, out, 3, padding=1, bias=bias)
-                for into, out in zip(sizes, sizes[1:], strict=False)
+                torch.nn.Conv2d(into, out, 3, padding=1, bias=bias) for into, out in itertools.pairwise(sizes)
             )
 
         def forward(self, batch: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,8 @@ class Function(_PictureDenoiser):
     """The function: "package.module:name"."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What it is called with, besides the picture."""
+    depth: int
+    """How far, in pixels, an output pixel of the function looks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,7 +30,7 @@ class Gaussian(Pixelwise):
 
     __pydantic_config__ = STRICT
     name: ClassVar[str] = "gaussian"
-    dims: ClassVar[tuple[int, ...]] = (2, 3)
+    dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = False
 

@@ -36,7 +36,7 @@ class Median(Pixelwise):
 
     __pydantic_config__ = STRICT
     name: ClassVar[str] = "median"
-    dims: ClassVar[tuple[int, ...]] = (2, 3)
+    dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = False
 

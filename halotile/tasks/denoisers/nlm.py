@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from halotile.tasks.convolve import box_sum
 from halotile.tasks.denoisers.base import Leveled, Model
@@ -25,9 +25,9 @@ class NonLocalMeans(Leveled):
     ``d_ij`` is the mean squared difference of the patches around pixels i and j, every pixel of
     the patch counting the same; j runs over the pixels within ``distance`` on every axis, i itself with
     weight 1. ``h`` is the strength, times the noise level sigma where one is known; where none is, sigma
-    is 0 in the formula. That is the definition of ``skimage.restoration.denoise_nl_means(fast_mode=True)``
-    without its cut-off at weights below exp(-5). Where a window ends without a halo (boundary:
-    cut), there are no candidates beyond its edge, and pixels of a patch beyond it count as equal.
+    is 0 in the formula. No weight is cut off (skimage's fast mode drops those below exp(-5)). Where a
+    window ends without a halo (boundary: cut), there are no candidates beyond its edge, and pixels of
+    a patch beyond it count as equal.
 
     References
     ----------
@@ -41,7 +41,7 @@ class NonLocalMeans(Leveled):
 
     __pydantic_config__ = STRICT
     name: ClassVar[str] = "nlm"
-    dims: ClassVar[tuple[int, ...]] = (2, 3)
+    dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = False
 
@@ -52,6 +52,9 @@ class NonLocalMeans(Leveled):
     """Edge of the patches that are compared, in pixels: an odd number."""
     distance: int = 6
     """How far away similar patches are looked for, in pixels."""
+    sigma: float | Literal["auto"] | None = None
+    """Standard deviation of the noise, in the units of the picture. auto: estimated once for the
+    whole picture. Left out: the strength itself is in the units of the picture."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,9 +109,9 @@ class NonLocalMeans(Leveled):
         import torch
 
         pixels = self.patch ** (image.dim() - 2)
+        h = torch.as_tensor(self.strength_at(self.strength, sigma), dtype=image.dtype, device=image.device)
         noise = sigma if sigma is not None else self.sigma or 0.0
         level = torch.as_tensor(noise, dtype=image.dtype, device=image.device)
-        h = torch.as_tensor(self.strength_at(self.strength, sigma), dtype=image.dtype, device=image.device)
         return level * level * (2.0 * pixels), (h * h).clamp_min(TINY).reciprocal() * (-1.0 / pixels)
 
 

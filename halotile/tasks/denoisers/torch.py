@@ -17,6 +17,7 @@ from halotile.tasks.options import (
     check_whole,
     import_reference,
 )
+from halotile.tasks.steady import make_steady
 from halotile.tasks.weights import load_weights
 
 Auto = Literal["auto"]
@@ -43,6 +44,9 @@ class UserNetwork(Leveled):
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = True
 
+    sigma: float | Auto | None = None
+    """Noise level that the network is called with: a number, or auto to have it estimated once for the whole
+    picture. Left out: the network takes the pixels alone."""
     import_: str
     """The function that builds the network: "package.module:build"."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -128,6 +132,7 @@ class UserNetwork(Leveled):
             )
         if self.weights is not None:
             self._load_into(module)
+        make_steady(module)
         module = module.float().eval().requires_grad_(False)
         return module if self.sigma is None else _with_level(module, self.strength_at)
 
@@ -159,7 +164,7 @@ def _with_level(module: Any, strength_at: Any) -> Model:
     """The module called with its noise level: a number, or the map that comes along."""
     import torch
 
-    class AtLevel(torch.nn.Module):
+    class AtLevel(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.module = module

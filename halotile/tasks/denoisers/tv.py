@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from halotile.tasks.denoisers.base import Leveled, Model
 from halotile.tasks.options import STRICT, check_above_zero, check_whole
@@ -39,7 +39,7 @@ class TotalVariation(Leveled):
 
     __pydantic_config__ = STRICT
     name: ClassVar[str] = "tv"
-    dims: ClassVar[tuple[int, ...]] = (2, 3)
+    dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = False
 
@@ -47,6 +47,9 @@ class TotalVariation(Leveled):
     """Weight of the total variation: in the units of the picture, or in noise levels where sigma is given."""
     iterations: int = 20
     """Number of dual steps: more come closer to the minimum, and need a wider halo."""
+    sigma: float | Literal["auto"] | None = None
+    """Standard deviation of the noise, in the units of the picture. auto: estimated once for the
+    whole picture. Left out: the strength itself is in the units of the picture."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

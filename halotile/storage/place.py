@@ -1,0 +1,84 @@
+"""Whether an output may be made at a path, and what stands there be replaced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from halotile.errors import OutputRefused
+from halotile.storage.disk import PARTIAL
+from halotile.storage.layout import METADATA
+
+MARKS = (METADATA, ".zgroup", ".zarray")
+"""What a Zarr has at its top, and so what tells one from any other directory."""
+
+
+def check_path(path: str | Path) -> None:
+    """Refuse a path that a symlink turns into another.
+
+    Parameters
+    ----------
+    path : path
+        As it was written: made absolute, it would have lost the ``..`` behind a symlink.
+
+    Raises
+    ------
+    OutputRefused
+        Saying where it leads.
+    """
+    root = Path(path)
+    if root.is_symlink():
+        raise OutputRefused(f"output.path is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
+    if os.path.realpath(root) != os.path.realpath(os.path.abspath(root)):
+        raise OutputRefused(
+            f"output.path is {root}: behind a symlink, its .. leads to {os.path.realpath(root)}. Write that path."
+        )
+
+
+def check_place(path: str | Path, *, overwrite: bool) -> None:
+    """Refuse a place where no output can be made; nothing is touched.
+
+    Parameters
+    ----------
+    path : path
+        As it was written.
+    overwrite : bool
+        Whether a Zarr that stands there may be removed. Anything that is not a Zarr may not.
+
+    Raises
+    ------
+    OutputRefused
+        When the path goes through a symlink, or what stands there has to stay.
+    """
+    root = Path(path)
+    check_path(root)
+    if not os.path.lexists(root):
+        return
+    if not overwrite:
+        raise OutputRefused(
+            f"output.path is {root}: something stands there. Write another path, or output.overwrite: true."
+        )
+    _check_removable(root)
+
+
+def _check_removable(root: Path) -> None:
+    """Only a Zarr that holds nothing but its own may be removed."""
+    here = root.resolve()
+    for name, place in (("home directory", Path.home()), ("working directory", Path.cwd())):
+        if place.resolve().is_relative_to(here):
+            raise OutputRefused(f"output.path is {root}: it holds your {name}, and is not removed.")
+    if not root.is_dir():
+        raise OutputRefused(f"output.path is {root}: a file stands there, not a Zarr. Write another path.")
+    entries = os.listdir(root)
+    if not any((root / mark).is_file() for mark in MARKS) and not all(e.endswith(PARTIAL) for e in entries):
+        raise OutputRefused(
+            f"output.path is {root}: it is no Zarr (none of {', '.join(MARKS)} in it), and is not removed. "
+            "Write another path."
+        )
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            if os.path.islink(os.path.join(folder, name)):
+                raise OutputRefused(
+                    f"output.path is {root}: {os.path.join(folder, name)} is a symlink, so not all of it is its own. "
+                    "Remove it by hand, or write another path."
+                )

@@ -1,0 +1,231 @@
+"""What a denoiser shows of itself when it is tried: how far it looks, its stride, whether it keeps state.
+
+A window is probed that is long on one axis and narrow on the others. One of its pixels is made
+NaN, which passes through every sum it enters whatever the weights are; or it is changed by a lot, for
+code that swallows NaN; or, where the model can be differentiated, an output pixel is traced back. The
+farthest pixel that any of the three reaches is the receptive field. It is never overestimated.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from halotile.errors import ConfigError
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.trial import NARROW, Trial
+
+if TYPE_CHECKING:
+    import torch
+
+LENGTHS = {1: (128, 256, 512, 1024, 2048), 2: (128, 256, 512, 1024), 3: (64, 128, 256)}
+"""Lengths that are tried until the window's ends are out of reach."""
+ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+"""Total strides that are tried."""
+COMPARED = 48
+"""Pixels compared between a picture and its shifted copy, at least."""
+BATCH = 8
+"""Windows computed at once."""
+
+
+def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
+    """Receptive field and alignment of a denoiser, in pixels, found by trying it.
+
+    Parameters
+    ----------
+    denoiser : Denoiser
+        It is built, which may run a user's code.
+    dims : int
+        Number of spatial axes.
+
+    Returns
+    -------
+    (int, int)
+        How far an output pixel looks, and the multiple on which tile origins must fall.
+
+    Raises
+    ------
+    ConfigError
+        When it looks at the whole picture, depends on where a tile lies, fails on a small window,
+        or makes another shape than it declares.
+
+    Examples
+    --------
+    >>> from halotile.tasks.denoisers.median import Median
+    >>> probe(Median(size=7), 2)
+    (3, 1)
+    """
+    trial = Trial.of(denoiser, dims)
+    found = [_probe_axis(trial, axis) for axis in range(dims)]
+    return max(reach for reach, _ in found), math.lcm(*(alignment for _, alignment in found))
+
+
+def check_purity(denoiser: Denoiser, dims: int) -> None:
+    """Refuse a denoiser that remembers: a tile, another tile, and the first again must agree in every bit.
+
+    Raises
+    ------
+    ConfigError
+        When the first tile comes out differently the second time, or when the denoiser changes the
+        pixels it was given.
+    """
+    import torch
+
+    trial = Trial.of(denoiser, dims)
+    tile, other = trial.noise(trial.shape(0, NARROW[dims]), 2).split(1)
+    given = tile.clone()
+    with torch.inference_mode():
+        first = trial.run(tile).clone()
+        trial.run(other)
+        again = trial.run(tile)
+    if not torch.equal(tile, given):
+        raise ConfigError(
+            f"{denoiser.name} changes the pixels it is given. Write one that leaves its input alone: a clone() at "
+            "its start will do."
+        )
+    if not torch.equal(first, again):
+        change = float((first - again).abs().max())
+        raise ConfigError(
+            f"{denoiser.name} gave one tile two results, {change:.3g} apart, after it had seen another tile between: "
+            "it keeps state or draws random numbers, so the result would depend on the order of tiles. "
+            "Write one whose result depends on its input alone."
+        )
+
+
+def _probe_axis(trial: Trial, axis: int) -> tuple[int, int]:
+    """Receptive field and alignment along one axis."""
+    lengths = LENGTHS[trial.dims]
+    for length in lengths:
+        start = length // 2
+        reach = _reach(trial, axis, length, [start, start + 1])
+        if reach is None:
+            continue
+        alignment = _alignment(trial, axis, reach)
+        reach = _reach(trial, axis, length, list(range(start, start + max(2, alignment))))
+        if reach is not None:
+            return reach, alignment
+    raise trial.too_far(lengths[-1])
+
+
+def _reach(trial: Trial, axis: int, length: int, positions: list[int]) -> int | None:
+    """Farthest pixel that these positions touch; None where that may lie beyond the window."""
+    reach = 0
+    for first in range(0, len(positions), BATCH):
+        group = positions[first : first + BATCH]
+        windows = trial.noise(trial.shape(axis, length)).repeat(len(group), *[1] * (trial.dims + 1))
+        for look in (_touched_by_nan, _touched_by_change, _traced_back):
+            touched = look(trial, axis, windows, group)
+            for place, line in zip(group, touched, strict=True):
+                cells = line.nonzero().flatten().tolist()
+                if cells and (cells[0] == 0 or cells[-1] == length - 1):
+                    return None
+                reach = max([reach, *(abs(cell - place) for cell in cells)])
+    return reach
+
+
+def _touched_by_nan(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """Where along the axis each window's result is NaN when one of its pixels is."""
+    import torch
+
+    with torch.inference_mode():
+        if not trial.run(windows[:1]).isfinite().all():
+            raise ConfigError(
+                f"{trial.name} makes NaN or infinity of pixels between 0 and 1. Check its weights and options."
+            )
+        return _along(trial, axis, trial.run(_marked(windows, axis, places, math.nan)).isnan())
+
+
+def _touched_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """Where along the axis each window's result changes when one of its pixels does."""
+    import torch
+
+    with torch.inference_mode():
+        changed = trial.run(_marked(windows, axis, places, 37.0)) != trial.run(windows)
+        return _along(trial, axis, changed)
+
+
+def _traced_back(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """Where along the axis the gradient of each window's one output pixel is not zero."""
+    import torch
+
+    nowhere = torch.zeros(len(places), windows.shape[2 + axis])
+    with torch.inference_mode(False), torch.enable_grad():
+        windows = windows.clone().requires_grad_()
+        try:
+            result = trial.model(windows)
+            picked = [
+                result[i].narrow(1 + axis, place * trial.scale, trial.scale) for i, place in enumerate(places)
+            ]
+            (gradient,) = torch.autograd.grad(sum((p * p).sum() for p in picked), windows, allow_unused=True)
+        except (RuntimeError, NotImplementedError):  # it cannot be differentiated
+            return nowhere
+    return nowhere if gradient is None else _along(trial, axis, gradient != 0, scale=1)
+
+
+def _marked(windows: torch.Tensor, axis: int, places: list[int], value: float) -> torch.Tensor:
+    """Windows with one pixel set, in the middle of the narrow axes."""
+    windows = windows.clone()
+    for i, place in enumerate(places):
+        at = [n // 2 for n in windows.shape[2:]]
+        at[axis] = place
+        windows[(i, slice(None), *at)] = value
+    return windows
+
+
+def _along(trial: Trial, axis: int, touched: torch.Tensor, scale: int | None = None) -> torch.Tensor:
+    """For each window and each input pixel of the axis: whether anything there is touched."""
+    lines = touched.movedim(2 + axis, -1).flatten(1, -2).any(1)
+    return lines.unflatten(1, (-1, scale or trial.scale)).any(2)
+
+
+def _alignment(trial: Trial, axis: int, reach: int) -> int:
+    """The least shift that the result follows."""
+    exact, tolerance, kind = _in_double(trial)
+    for shift in ALIGNMENTS:
+        # With a stride of that much, other pixels may look that much further.
+        margin = reach + shift
+        length = -(-(2 * margin + shift + COMPARED) // 64) * 64
+        picture = exact.noise(exact.shape(axis, length + shift)).to(kind)
+        if _follows(exact, picture, axis, shift, length, margin, tolerance):
+            return shift
+    raise ConfigError(
+        f"{trial.name} does not follow when the picture is shifted by any of {ALIGNMENTS[0]} to {ALIGNMENTS[-1]} "
+        "pixels: its result depends on where the tile lies. A position encoding does that. "
+        "Write a network without one; or receptive_field and alignment by hand, if you know better."
+    )
+
+
+def _in_double(trial: Trial) -> tuple[Trial, float, torch.dtype]:
+    """A copy of the model in double precision, how well its results agree, and its type of pixel.
+
+    Single precision, where the model cannot be converted, hides paths that add less than its tolerance.
+    """
+    import torch
+
+    single = trial, 1e-5, torch.float32
+    if not isinstance(trial.model, torch.nn.Module):
+        return single
+    double = replace(trial, model=copy.deepcopy(trial.model).double())
+    try:
+        with torch.inference_mode():
+            double.run(double.noise(double.shape(0, NARROW[trial.dims])).double())
+    except ConfigError:
+        return single
+    return double, 1e-9, torch.float64
+
+
+def _follows(
+    trial: Trial, picture: torch.Tensor, axis: int, shift: int, length: int, margin: int, tolerance: float
+) -> bool:
+    """Whether shifting the window shifts the result, away from the window's ends."""
+    import torch
+
+    scale, kept = trial.scale, length - 2 * margin
+    with torch.inference_mode():
+        before = trial.run(picture.narrow(2 + axis, 0, length))
+        after = trial.run(picture.narrow(2 + axis, shift, length))
+    before = before.narrow(2 + axis, (margin + shift) * scale, (kept - shift) * scale)
+    after = after.narrow(2 + axis, margin * scale, (kept - shift) * scale)
+    return float((before - after).abs().max()) <= tolerance * float(before.abs().max())

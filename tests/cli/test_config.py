@@ -1,0 +1,269 @@
+"""A configuration is read whole, and every mistake in it is told with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from halotile.cli.config import load_job, load_saved_job
+from halotile.cli.main import app
+from halotile.cli.sections import JOBS
+from halotile.errors import ConfigError, InputError
+
+RUNNER = CliRunner()
+
+
+def test_the_config_of_the_readme_becomes_a_job(config: Path) -> None:
+    job = load_job(config)
+    assert job.input.path == str(config.parent / "noisy.npy")
+    assert job.output.path == str(config.parent / "clean.zarr")
+    assert job.output.chunk == 256
+    assert job.denoiser.name == "tv"
+    assert job.denoiser.options == {"strength": 0.1}
+    assert (job.run.workers, job.run.memory_per_worker, job.allow_import) == (2, "4GiB", False)
+
+
+# What stands in the README's file, what is written instead, the line, and words of the message.
+LIES = [
+    ("version: 1", "version: 2", 1, "version: 2 is not known here; write 1"),
+    ("version: 1", 'version: "1"', 1, "write 1"),
+    ("version: 1", "version: 1.0", 1, "write 1"),
+    ("version: 1", "version: true", 1, "write 1"),
+    ("version: 1\n", "", 1, "version: missing"),
+    ("job: denoise", "job: denoize", 2, "did you mean denoise?"),
+    ("job: denoise", "job: paint", 2, "write one of denoise"),
+    ("job: denoise\n", "", 1, "job: missing; write `job: denoise`"),
+    ("input: ", "inptu: ", 3, "inptu: unknown key; did you mean input?"),
+    ("input:    {path: noisy.npy, level: 0}\n", "", 1, "input: missing; write `input: {path: ...}`"),
+    ("{path: noisy.npy, level: 0}", "noisy.npy", 3, 'write `input: {path: "noisy.npy"}`'),
+    ("{path: noisy.npy, level: 0}", "{level: 0}", 3, "input.path: missing; write text"),
+    ("path: noisy.npy", "pth: noisy.npy", 3, "input.pth: unknown key; did you mean path?"),
+    ("path: noisy.npy", "path: 12", 3, "input.path: 12 is not text; put it in quotes"),
+    ("path: noisy.npy", 'path: ""', 3, "input.path: is empty"),
+    ("level: 0", "level: -1", 3, "input.level: -1 is too small; write at least 0"),
+    ("level: 0", "axes: yy", 3, 'input.axes: "yy" does not name axes'),
+    ("level: 0", "range: [1, 0]", 3, "input.range: [1, 0] runs backwards"),
+    ("level: 0", "range: [0, 1, 2]", 3, "not auto or a list of 2 numbers"),
+    ("level: 0", "sides: {sigma: 3}", 3, "input.sides.sigma: 3 is not text"),
+    (
+        "overwrite: false",
+        "overwrite: NO",
+        4,
+        'overwrite: "NO" is not true or false; in YAML 1.2 that is text: write false',
+    ),
+    ("overwrite: false", "overwite: false", 4, "did you mean overwrite?"),
+    ("codec: lz4", "codec: lz44", 4, "is not lz4, zstd or none; did you mean lz4?"),
+    ("codec: lz4", "dtype: complex64", 4, "cannot hold a denoised picture"),
+    ("codec: lz4", "dtype: flot32", 4, "did you mean float32?"),
+    ("codec: lz4", "depth: 3", 4, "output.depth: unknown key; did you mean tile.depth?"),
+    (
+        "chunk: 256",
+        "chunk: 256.0",
+        4,
+        "256.0 is not auto, a whole number or a list of whole numbers; write 256",
+    ),
+    ("chunk: 256", "chunk: 0", 4, "0 is too small; write at least 1"),
+    ("shard: auto", "shard: automatic", 4, "did you mean auto?"),
+    ("name: tv", "name: tvv", 5, "no denoiser is called tvv; did you mean tv?"),
+    ("name: tv", "name: 3", 5, "denoiser.name: 3 is not text"),
+    ("name: tv, ", "", 5, "denoiser.name: missing; write one of"),
+    ("strength: 0.1", "strenght: 0.1", 5, "denoiser.strenght: unknown key; did you mean strength?"),
+    ("strength: 0.1", 'strength: "0.1"', 5, "write it without quotes"),
+    ("strength: 0.1", "strength: -1", 5, "denoiser.strength: strength is -1"),
+    ("strength: 0.1", "strength: 0.1, iterations: 2.5", 5, "2.5 is not a whole number"),
+    ("size: auto", "siez: auto", 6, "tile.siez: unknown key; did you mean size?"),
+    ("size: auto", "size: [256, 0]", 6, "[256, 0] is too small; write at least 1"),
+    ("size: auto", "size: []", 6, "write at least 1"),
+    ("depth: auto", "depth: -3", 6, "-3 is too small; write at least 0"),
+    ("boundary: auto", "boundary: refelct", 6, "did you mean reflect?"),
+    ("batch: auto", "batch: true", 6, "true is not auto or a whole number"),
+    ("workers: 2", "workers: 0", 7, "run.workers: 0 is too small"),
+    ("workers: 2", "workers: two", 7, '"two" is not a whole number'),
+    ("memory_per_worker: 4GiB", "memory_per_worker: 4 gigs", 7, '"4 gigs" is not a size'),
+    ("memory_per_worker: 4GiB", 'memory_per_worker: "4"', 7, "less than a worker needs"),
+    ("on_bad_block: fail", "on_bad_block: quarantaine", 7, "did you mean quarantine?"),
+    ("{kind: local}", "{kind: locale}", 8, "no cluster is called locale; did you mean local?"),
+    ("cluster: ", "workers: 3\ncluster: ", 8, "workers: unknown key; did you mean run.workers?"),
+    ("cluster: ", "allow_import: true\ncluster: ", 8, "add --allow-import"),
+    ("cluster: ", "job: denoise\ncluster: ", 8, "job: written twice, first on line 2; keep one"),
+    ("level: 0", "level: !!python/name:os.system x", 3, "is not allowed; write a plain value"),
+]
+
+
+@pytest.mark.parametrize(
+    ("was", "lie", "line", "words"), LIES, ids=[lie[1].strip() or lie[0].strip() for lie in LIES]
+)
+def test_a_small_lie_is_told_with_its_line(config: Path, was: str, lie: str, line: int, words: str) -> None:
+    text = config.read_text()
+    assert text.count(was) == 1
+    config.write_text(text.replace(was, lie))
+    result = RUNNER.invoke(app, ["validate", str(config)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {config}:{line}: ")
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_every_mistake_is_told_at_once_in_the_order_of_the_file(config: Path) -> None:
+    text = (
+        config.read_text()
+        .replace("version: 1", "version: 3")
+        .replace("size:", "siez:")
+        .replace("kind: local", "knd: x")
+    )
+    config.write_text(text.replace("noisy.npy", "gone.npy"))
+    with pytest.raises(ConfigError) as caught:
+        load_job(config)
+    head, *lines = str(caught.value).splitlines()
+    assert head == f"4 problems in {config}; nothing was started"
+    assert [line.removeprefix(f"{config}:").partition(":")[0] for line in lines] == ["1", "3", "6", "8"]
+
+
+def test_a_value_over_several_lines_is_told_with_the_line_of_its_own_key(config: Path) -> None:
+    config.write_text(
+        config.read_text().replace("{size: auto, depth: auto,", "{size: auto,\n\n   depth: bg,")
+    )
+    with pytest.raises(ConfigError, match=r"config\.yaml:8: tile\.depth: "):
+        load_job(config)
+
+
+def test_numbers_are_those_of_yaml_1_2(config: Path) -> None:
+    config.write_text(config.read_text().replace("strength: 0.1", "strength: 1e-3"))
+    assert load_job(config).denoiser.options["strength"] == 1e-3
+
+
+def test_a_section_without_entries_is_left_at_its_defaults(config: Path) -> None:
+    config.write_text(
+        config.read_text().replace("{size: auto, depth: auto, boundary: auto, batch: auto}", "")
+    )
+    assert load_job(config).tile.size == "auto"
+
+
+def test_a_missing_input_alone_is_bad_data(config: Path) -> None:
+    (config.parent / "noisy.npy").unlink()
+    with pytest.raises(InputError, match=r"config\.yaml:3: input\.path: .*noisy\.npy does not exist"):
+        load_job(config)
+    assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 4
+
+
+def test_missing_weights_are_told_before_anything_starts(config: Path) -> None:
+    text = config.read_text().replace("{name: tv, strength: 0.1}", "{name: dncnn, weights: gone.safetensors}")
+    config.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml:5: denoiser\.weights: .*gone\.safetensors does not exist"
+    ):
+        load_job(config)
+
+
+def test_paths_start_from_the_folder_of_the_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    (config.parent / "net.safetensors").write_bytes(b"")
+    text = config.read_text().replace("{name: tv, strength: 0.1}", "{name: dncnn, weights: net.safetensors}")
+    config.write_text(text.replace("path: clean.zarr", "path: ../other/clean.zarr"))
+    job = load_job(config)
+    assert job.input.path == str(config.parent / "noisy.npy")
+    assert job.output.path == str(config.parent.parent.resolve() / "other" / "clean.zarr")
+    assert job.denoiser.options["weights"] == str(config.parent / "net.safetensors")
+
+
+def test_two_dots_after_a_link_lead_where_the_file_system_says(config: Path) -> None:
+    (config.parent / "a" / "deep").mkdir(parents=True)
+    (config.parent / "link").symlink_to(config.parent / "a" / "deep")
+    config.write_text(config.read_text().replace("path: clean.zarr", "path: link/../clean.zarr"))
+    assert load_job(config).output.path == str(config.parent.resolve() / "a" / "clean.zarr")
+
+
+def test_addresses_are_not_paths(config: Path) -> None:
+    config.write_text(config.read_text().replace("path: noisy.npy", "path: 's3://bucket/noisy.zarr'"))
+    assert load_job(config).input.path == "s3://bucket/noisy.zarr"
+
+
+def test_set_replaces_values_in_order(config: Path) -> None:
+    job = load_job(
+        config, ["tile.size=128", "tile.size=[256, 512]", "run.on_bad_block=quarantine"], workers=7
+    )
+    assert (job.tile.size, job.run.on_bad_block, job.run.workers) == ((256, 512), "quarantine", 7)
+
+
+def test_set_makes_a_section_that_is_not_written(config: Path) -> None:
+    config.write_text(config.read_text().replace("cluster:  {kind: local}\n", ""))
+    assert load_job(config, ["cluster.dashboard=false"]).cluster.dashboard is False
+
+
+def test_set_replaces_a_whole_section(config: Path) -> None:
+    job = load_job(config, ["denoiser={name: gaussian, sigma: 2}"])
+    assert (job.denoiser.name, job.denoiser.options) == ("gaussian", {"sigma": 2})
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("tile.siez=3", "--set tile.siez: unknown key; did you mean size?"),
+        ("tile.size=big", '--set tile.size: "big" is not auto'),
+        ("denoiser.strength=-1", "--set denoiser.strength: strength is -1"),
+        ("run.workers=0", "--set run.workers: 0 is too small"),
+        ("input.path=gone.npy", "--set input.path: "),
+        ("tile.size", "--set tile.size: not a key and a value"),
+        ("=3", "--set =3: not a key and a value"),
+        ("version.x=1", "--set version.x: version is 1, not a section"),
+        ("tile.size=[1", "--set tile.size:1: not YAML"),
+        ("tile={size: 1, size: 2}", "written twice"),
+        ("tile={sise: 1}", "--set tile: tile.sise: unknown key; did you mean size?"),
+    ],
+)
+def test_a_wrong_override_is_named_as_it_was_typed(config: Path, override: str, message: str) -> None:
+    with pytest.raises((ConfigError, InputError)) as caught:
+        load_job(config, [override])
+    assert message in str(caught.value)
+
+
+def test_workers_are_checked_like_the_key_they_replace(config: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--workers: 0 is too small; write at least 1$"):
+        load_job(config, workers=0)
+
+
+def test_problems_are_given_to_programs(config: Path) -> None:
+    config.write_text(config.read_text().replace("size:", "siez:"))
+    result = RUNNER.invoke(app, ["validate", str(config), "--json"])
+    assert result.exit_code == 2
+    problem = {
+        "file": str(config),
+        "line": 6,
+        "key": "tile.siez",
+        "message": "unknown key; did you mean size?",
+    }
+    assert json.loads(result.stdout) == {"ok": False, "problems": [problem]}
+
+
+def test_only_the_command_line_allows_imports(config: Path) -> None:
+    assert load_job(config, allow_import=True).allow_import
+    with pytest.raises(ConfigError, match="--allow-import"):
+        load_job(config, ["allow_import=true"])
+
+
+def test_a_saved_job_does_not_allow_imports_by_itself(config: Path) -> None:
+    saved = config.with_name("job.json")
+    sections = {
+        "input": {"path": "noisy.npy"},
+        "output": {"path": "c.zarr"},
+        "denoiser": {"name": "tv", "strength": 1},
+    }
+    saved.write_text(json.dumps({"version": 1, "job": "denoise", "allow_import": True} | sections))
+    assert not load_saved_job(saved).allow_import
+    assert load_saved_job(saved, allow_import=True).allow_import
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"a"'])
+def test_a_damaged_saved_job_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"job\.json"):
+        load_saved_job(tmp_path / "job.json")
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_the_sections_of_a_job_are_fields_of_its_dataclass(kind: str) -> None:
+    assert set(JOBS[kind].sections) <= set(JOBS[kind].schema.__dataclass_fields__)

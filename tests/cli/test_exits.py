@@ -1,0 +1,47 @@
+"""Each error has its exit code and one message."""
+
+from __future__ import annotations
+
+import pytest
+
+from halotile import errors
+from halotile.cli.exits import exit_code, message_of
+
+CODES: list[tuple[type[BaseException], int]] = [
+    (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.ResumeRefused, 2),
+    (errors.MissingPackage, 2), (errors.WeightsError, 2),
+    (errors.InputError, 4), (errors.DamagedData, 4),
+    (errors.Refused, 5), (errors.MemoryRefused, 5), (errors.DiskRefused, 5),
+    (errors.BlockFailed, 1), (errors.Stalled, 1), (errors.HalotileError, 1),
+    (errors.Stopped, 75), (KeyboardInterrupt, 130),
+    (RuntimeError, 1), (OSError, 1), (MemoryError, 1), (ValueError, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "code"), CODES, ids=[kind.__name__ for kind, _ in CODES])
+def test_an_error_has_its_exit_code(kind: type[BaseException], code: int) -> None:
+    assert exit_code(kind("why")) == code
+
+
+def test_every_error_of_the_tree_is_in_the_table() -> None:
+    tree = {kind for kind in vars(errors).values() if isinstance(kind, type)}
+    assert tree <= {kind for kind, _ in CODES}
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (errors.InputError("x is empty. Write y."), "error: x is empty. Write y."),
+        (
+            errors.Stopped("stopped on SIGTERM. Run again to go on."),
+            "stopped on SIGTERM. Run again to go on.",
+        ),
+        (KeyboardInterrupt(), "stopped; run again to resume"),
+        (
+            ZeroDivisionError("division\nby zero"),
+            "error: unexpected ZeroDivisionError: division by zero\nrun again with --debug for the traceback",
+        ),
+    ],
+)
+def test_an_error_becomes_one_message(error: BaseException, message: str) -> None:
+    assert message_of(error) == message

@@ -1,0 +1,50 @@
+"""A picture is described without being read, with a configuration that works as it stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from halotile.cli.config import load_job
+from halotile.cli.info import describe
+from halotile.cli.main import app
+
+RUNNER = CliRunner()
+
+
+@pytest.mark.parametrize(
+    "name", ["noisy.npy", "with space: and #.npy", "123.npy", "[a].npy", "café.npy", "-x.npy"]
+)
+def test_the_suggested_configuration_is_valid(tmp_path: Path, name: str) -> None:
+    np.save(tmp_path / name, np.zeros((40, 30), np.uint16))
+    facts = describe(str(tmp_path / name))
+    config = tmp_path / "config.yaml"
+    config.write_text(facts["config"])
+    job = load_job(config)
+    assert job.input.path == str(tmp_path / name)
+    assert job.output.path == str(tmp_path / name.replace(".npy", ".denoised.zarr"))
+
+
+def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((4000, 300), np.uint16))
+    facts = json.loads(RUNNER.invoke(app, ["info", str(tmp_path / "a.npy"), "--json"]).stdout)
+    assert (facts["shape"], facts["axes"], facts["dtype"], facts["bytes"]) == (
+        [4000, 300],
+        "yx",
+        "uint16",
+        2_400_000,
+    )
+    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.npy")]).stdout
+    assert "4,000 × 300, axes yx" in text
+    assert "uint16, 2.3 MiB uncompressed" in text
+    assert "version: 1\njob: denoise\n" in text
+
+
+def test_a_picture_that_is_not_there_is_bad_data(tmp_path: Path) -> None:
+    result = RUNNER.invoke(app, ["info", str(tmp_path / "gone.tif")])
+    assert result.exit_code == 4
+    assert result.stderr.startswith("error: ")

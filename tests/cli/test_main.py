@@ -1,0 +1,301 @@
+"""Each command answers with the right words in the right place, and the right exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from halotile import errors
+from halotile.cli.main import app
+from halotile.graphs.job import Job
+from halotile.graphs.progress import Progress
+from halotile.storage.grid import Region
+
+RUNNER = CliRunner()
+
+FIGURES = {
+    "input": "noisy.zarr", "output": "clean.zarr", "shape": [70000, 70000], "axes": "yx", "dtype": "uint16",
+    "output_shape": [70000, 70000], "output_dtype": "uint16", "denoiser": "tv", "blocks": 400, "block": [4096, 4096],
+    "shard": [1024, 1024], "chunk": [256, 256], "tile": [512, 512], "batch": 1, "depth": [[8, 8], [8, 8]],
+    "depth_from": "declared by tv", "boundary": "reflect", "read_amplification": 1.0078, "compute_redundancy": 1.0635,
+    "peak_memory_per_worker_bytes": 3 * 2**28, "memory_per_worker_bytes": 2**32, "output_bytes": 9_800_000_000,
+    "scratch_bytes": 0, "free_disk_bytes": 10**11, "workers": 2, "fingerprint": "ab", "notes": ["a note"],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bad:
+    number: int = 7
+    index: tuple[int, ...] = (1, 2)
+    region: Region = field(default_factory=lambda: Region((0, 512), (512, 1024)))
+    error: str = "not finite"
+
+
+@dataclass(frozen=True)
+class Ending:
+    done: int = 400
+    total: int = 400
+    resumed: int = 100
+    quarantined: tuple[Bad, ...] = ()
+    seconds: float = 90.0
+    megapixels_per_second: float = 54.4
+    peak_memory_bytes: int = 2**29
+    output: str = "/data/clean.zarr"
+    run_directory: str = "/data/clean.zarr.run"
+
+
+@dataclass(frozen=True)
+class FakePlan:
+    job: Job
+    fresh: bool
+
+    def summary(self) -> dict[str, Any]:
+        return FIGURES
+
+
+@dataclass
+class Engine:
+    """Stands in for halotile.graphs, which would load Dask: remembers what was asked, ends as told."""
+
+    ends: Ending | BaseException = field(default_factory=Ending)
+    refuses: BaseException | None = None
+    plans: list[FakePlan] = field(default_factory=list)
+
+    def make_plan(self, job: Job, *, fresh: bool = False) -> FakePlan:
+        if self.refuses is not None:
+            raise self.refuses
+        self.plans.append(FakePlan(job, fresh))
+        return self.plans[-1]
+
+    def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Ending:
+        observer(
+            Progress(
+                phase="start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0
+            )
+        )
+        if isinstance(self.ends, BaseException):
+            raise self.ends
+        return self.ends
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    for name, function in {"planner": "make_plan", "tiles": "run"}.items():
+        module = ModuleType(name)
+        setattr(module, function, getattr(made, function))
+        monkeypatch.setitem(sys.modules, f"halotile.graphs.{name}", module)
+    return made
+
+
+def test_run_hands_the_whole_command_line_to_the_engine(config: Path, engine: Engine) -> None:
+    words = [
+        "--workers",
+        "5",
+        "--set",
+        "tile.size=128",
+        "--set",
+        "run.retries=0",
+        "--fresh",
+        "--allow-import",
+    ]
+    result = RUNNER.invoke(app, ["run", str(config), *words, "--no-dashboard"])
+    assert result.exit_code == 0
+    (plan,) = engine.plans
+    assert (plan.fresh, plan.job.allow_import, plan.job.cluster.dashboard) == (True, True, False)
+    assert (plan.job.run.workers, plan.job.run.retries, plan.job.tile.size) == (5, 0, 128)
+
+
+def test_results_go_to_stdout_and_progress_to_stderr(config: Path, engine: Engine) -> None:
+    result = RUNNER.invoke(app, ["run", str(config)])
+    assert "400 of 400 done, 100 of them by an earlier run" in result.stdout
+    assert "54.4 Mpix/s over 1 min 30 s" in result.stdout
+    assert "512 MiB in one worker" in result.stdout
+    assert "400 blocks, depth 8 (declared by tv), 2 workers" in result.stderr
+    assert "start  100 of 400 blocks (100 resumed)" in result.stderr
+    assert "blocks" not in result.stdout.replace("blocks  ", "")
+
+
+def test_json_is_the_only_thing_on_stdout(config: Path, engine: Engine) -> None:
+    result = RUNNER.invoke(app, ["run", str(config), "--json"])
+    assert json.loads(result.stdout)["megapixels_per_second"] == 54.4
+
+
+def test_quiet_is_silent(config: Path, engine: Engine) -> None:
+    result = RUNNER.invoke(app, ["run", str(config), "--quiet"])
+    assert (result.stdout, result.stderr, result.exit_code) == ("", "", 0)
+
+
+def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -> None:
+    engine.ends = replace(Ending(), quarantined=(Bad(),))
+    result = RUNNER.invoke(app, ["run", str(config), "--json"])
+    assert result.exit_code == 3
+    assert "quarantined: block 7 (index (1, 2), region (0, 512)–(512, 1024)): not finite" in result.stderr
+    assert json.loads(result.stdout)["quarantined"][0]["region"] == [[0, 512], [512, 1024]]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (errors.BlockFailed("1 of 400 blocks failed"), 1, "error: 1 of 400 blocks failed\n"),
+        (errors.OutputRefused("in use"), 2, "error: in use\n"),
+        (errors.DamagedData("cut short"), 4, "error: cut short\n"),
+        (errors.MemoryRefused("too big"), 5, "error: too big\n"),
+        (errors.Stopped("stopped on SIGTERM"), 75, "\nstopped on SIGTERM\n"),
+        (KeyboardInterrupt(), 130, "\nstopped; run again to resume\n"),
+        (KeyError("x"), 1, "error: unexpected KeyError: 'x'\nrun again with --debug for the traceback\n"),
+    ],
+)
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_failing_run_ends_in_one_message(
+    config: Path, engine: Engine, error: BaseException, code: int, message: str, debug: bool
+) -> None:
+    engine.ends = error
+    result = RUNNER.invoke(app, ["run", str(config), *(["--debug"] if debug else [])])
+    assert result.exit_code == code
+    assert result.stderr.endswith(message)
+    assert ("Traceback" in result.stderr) == debug
+
+
+def test_plan_prints_its_figures(config: Path, engine: Engine) -> None:
+    text = RUNNER.invoke(app, ["plan", str(config)]).stdout
+    shown = [" ".join(line.split()) for line in text.splitlines()]
+    assert "blocks 400 of 4,096 × 4,096" in shown
+    assert "depth 8 pixels, declared by tv" in shown
+    assert "read 1.01 × the picture" in shown
+    assert "memory 768 MiB at the peak in each worker, of 4 GiB allowed" in shown
+    assert "disk up to 9.1 GiB of output; 93.1 GiB free" in shown
+    assert "note a note" in shown
+
+
+def test_plan_gives_its_figures_to_programs(config: Path, engine: Engine) -> None:
+    assert json.loads(RUNNER.invoke(app, ["plan", str(config), "--json"]).stdout) == FIGURES
+
+
+def test_a_plan_that_does_not_fit_exits_5(config: Path, engine: Engine) -> None:
+    engine.refuses = errors.DiskRefused("10 GiB needed, 1 GiB free")
+    result = RUNNER.invoke(app, ["plan", str(config)])
+    assert (result.exit_code, result.stdout) == (5, "")
+
+
+def save_job(config: Path, output: Path) -> Path:
+    directory = output.with_name(output.name + ".run")
+    directory.mkdir()
+    sections = {"input": {"path": str(config.with_name("noisy.npy"))}, "output": {"path": str(output)}}
+    job = {"version": 1, "job": "denoise"} | sections | {"denoiser": {"name": "tv", "strength": 0.2}}
+    (directory / "job.json").write_text(json.dumps(job))
+    return directory
+
+
+@pytest.mark.parametrize("named_by", ["directory", "output"])
+def test_resume_goes_on_from_the_run_directory(config: Path, engine: Engine, named_by: str) -> None:
+    output = config.with_name("clean.zarr")
+    directory = save_job(config, output)
+    words = ["resume", str(directory if named_by == "directory" else output), "--workers", "3"]
+    assert RUNNER.invoke(app, words).exit_code == 0
+    (plan,) = engine.plans
+    assert (plan.fresh, plan.job.run.workers, plan.job.denoiser.options) == (False, 3, {"strength": 0.2})
+
+
+def test_a_run_directory_that_was_moved_is_not_resumed(config: Path, engine: Engine) -> None:
+    directory = save_job(config, config.with_name("clean.zarr"))
+    result = RUNNER.invoke(app, ["resume", str(directory.rename(directory.with_name("copy.run")))])
+    assert result.exit_code == 2
+    assert "it was moved or copied" in result.stderr
+    assert not engine.plans
+
+
+@dataclass(frozen=True)
+class FakeVerdict:
+    blocks: int = 4
+    checked: int = 4
+    problems: tuple[str, ...] = ()
+    repaired: int = 0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "words"),
+    [
+        (FakeVerdict(), 0, "sound, 4 of 4 blocks checked"),
+        (FakeVerdict(problems=("block 2: checksum",)), 4, "block 2: checksum"),
+        (FakeVerdict(problems=("block 2: checksum",), repaired=1), 0, "1 problem repaired"),
+    ],
+)
+def test_verify_tells_what_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: FakeVerdict, code: int, words: str
+) -> None:
+    module = ModuleType("verify")
+    module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "halotile.graphs.verify", module)
+    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
+    assert result.exit_code == code
+    assert words in result.stdout
+    as_json = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr"), "--json"])
+    assert json.loads(as_json.stdout)["ok"] == (code == 0)
+
+
+@pytest.mark.parametrize(
+    "words", [["runn"], ["run"], ["run", "c.yaml", "--wrokers", "2"], ["run", "c.yaml", "--workers", "x"]]
+)
+def test_wrong_usage_exits_2(words: list[str]) -> None:
+    result = RUNNER.invoke(app, words)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_the_version_is_told() -> None:
+    from halotile import __version__
+
+    assert RUNNER.invoke(app, ["--version"]).stdout == f"halotile {__version__}\n"
+
+
+LIGHT = """
+import sys
+from halotile.cli.main import main
+sys.argv = ["recon-cli", *{words!r}]
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, done.code
+loaded = {heavy!r} & set(sys.modules)
+assert not loaded, loaded
+"""
+HEAVY = {"torch", "dask", "distributed", "zarr", "tifffile", "deepinv"}
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "validate", "status", "schema"])
+def test_a_light_command_loads_nothing_heavy(config: Path, command: str) -> None:
+    directory = config.with_name("clean.zarr.run")
+    directory.mkdir()
+    (directory / "status.json").write_text(json.dumps({"state": "finished", "done": 1, "total": 1}))
+    paths = {"validate": [str(config)], "status": [str(directory)]}
+    code = LIGHT.format(words=[command, *paths.get(command, [])], heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plan_does_not_load_torch_for_a_built_in_denoiser(config: Path) -> None:
+    code = LIGHT.format(words=["plan", str(config)], heavy={"torch", "deepinv"})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "declared by tv" in done.stdout
+
+
+def test_a_reader_that_stops_early_is_no_error(config: Path) -> None:
+    command = f"{sys.executable} -m halotile.cli.main schema | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("colours", [{"NO_COLOR": "1"}, {}])
+def test_what_goes_into_a_pipe_is_plain_text(config: Path, engine: Engine, colours: dict[str, str]) -> None:
+    assert "\x1b" not in RUNNER.invoke(app, ["plan", str(config)], env=colours).output

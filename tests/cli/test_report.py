@@ -1,0 +1,103 @@
+"""Progress is one bar on a terminal, plain lines elsewhere, nothing when asked to be quiet."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from halotile.cli.report import LINE_SECONDS, Lines, Live, Silence, figures, line, make_report, picture
+from halotile.graphs.progress import Progress
+
+
+def moment(**changed: Any) -> Progress:
+    usual: dict[str, Any] = {
+        "phase": "denoise", "done": 150, "resumed": 100, "total": 400, "seconds": 10.0, "workers": 4,
+        "pixels_done": 50_000_000, "pixels_total": 400_000_000, "read_bytes": 3 * 10**8, "written_bytes": 2 * 10**8,
+        "peak_memory_bytes": 3 * 2**28,
+    }  # fmt: skip
+    return Progress(**usual | changed)
+
+
+def test_the_rate_counts_only_the_blocks_of_this_run() -> None:
+    assert line(moment()) == (
+        "denoise  150 of 400 blocks (100 resumed)  38 %  5 Mpix/s  50 MB/s  50 s left  4 workers  768 MiB peak"
+    )
+
+
+def test_nothing_is_said_of_a_rate_before_the_first_block() -> None:
+    assert figures(moment(done=100, seconds=0.0, peak_memory_bytes=0)) == ["25 %", "4 workers"]
+
+
+def test_retried_and_failed_blocks_are_set_apart() -> None:
+    assert "(100 resumed, 2 retried, 1 failed)" in line(moment(retried=2, failed=1))
+
+
+@pytest.mark.parametrize(("done", "word"), [(400, "done"), (399, "stop")])
+def test_the_last_phase_is_called_done_only_when_all_is_done(done: int, word: str) -> None:
+    assert line(moment(phase="stop", done=done)).startswith(f"{word}  ")
+
+
+def test_lines_come_every_ten_seconds_and_at_each_change_of_phase() -> None:
+    now = [0.0]
+    written: list[str] = []
+    report = Lines(written.append, clock=lambda: now[0])
+    with report:
+        for now[0], phase in [
+            (0.0, "start"),
+            (1.0, "start"),
+            (2.0, "denoise"),
+            (9.0, "denoise"),
+            (12.0, "denoise"),
+        ]:
+            report(moment(phase=phase))
+    assert LINE_SECONDS == 10.0
+    assert [text.split()[0] for text in written] == ["start", "denoise", "denoise"]
+
+
+def test_a_message_is_shown_at_once() -> None:
+    written: list[str] = []
+    report = Lines(written.append, clock=lambda: 1.0)
+    report(moment())
+    report(moment(message="dashboard: http://127.0.0.1:1/status"))
+    assert written[1:] == ["dashboard: http://127.0.0.1:1/status\n"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize("done", [0, 100, 150, 399, 400])
+def test_the_picture_is_two_lines_at_any_width(width: int, done: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, no_color=True, record=True)
+    console.print(picture(moment(done=done, resumed=min(done, 100), total=400), width))
+    lines = console.export_text().splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= width
+
+
+def test_an_80_column_terminal_shows_every_figure() -> None:
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(picture(moment(retried=1), 80))
+    text = console.export_text()
+    assert "150 of 400 blocks (100 resumed, 1 retried)" in text
+    assert "38 % · 5 Mpix/s · 50 MB/s · 50 s left · 4 workers · 768 MiB peak" in text
+
+
+def test_the_terminal_is_left_as_it_was_when_a_run_fails() -> None:
+    console = Console(file=(written := io.StringIO()), width=80, force_terminal=True)
+
+    def fail() -> None:
+        with Live(console) as report:
+            report(moment(message="[bold]a path[/bold]"))
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        fail()
+    assert written.getvalue().rstrip().endswith("\x1b[2K")
+    assert "\x1b[?25h" in written.getvalue()
+    assert "[bold]a path[/bold]" in written.getvalue()
+
+
+def test_quiet_shows_nothing_and_a_pipe_gets_lines() -> None:
+    assert isinstance(make_report(quiet=True), Silence)
+    assert isinstance(make_report(quiet=False), Lines)

@@ -1,0 +1,139 @@
+"""The tiled result has the bits of the whole picture, however it is cut and whoever computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import run
+from tests.support import (
+    dncnn_weights,
+    job_of,
+    noisy_picture,
+    read_zarr,
+    run_inline,
+    whole_picture,
+    write_zarr,
+)
+
+DENOISERS: dict[str, dict[str, Any]] = {
+    "gaussian": {"sigma": 1.7},
+    "median": {"size": 5},
+    "tv": {"strength": 0.1, "iterations": 12},
+    "nlm": {"strength": 0.1, "patch": 3, "distance": 4},
+    "dncnn": {"depth": 5, "width": 8},
+}
+CUTS: list[dict[str, Any]] = [
+    {"size": 64},
+    {"size": 100, "batch": 1},
+    {"size": 77, "batch": 3},
+    {"size": 512},
+    {"size": 64, "block": 256},
+    {"size": (50, 90), "block": (128, 256)},
+    {"depth": 40},
+]
+
+
+def options_of(name: str, folder: Path) -> dict[str, Any]:
+    extra = {"weights": str(dncnn_weights(folder / "w.safetensors"))} if name == "dncnn" else {}
+    return DENOISERS[name] | extra
+
+
+@pytest.mark.parametrize("name", DENOISERS)
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16", "float16"])
+def test_tiles_have_the_bits_of_the_whole_picture(name: str, dtype: str, tmp_path: Path) -> None:
+    pixels = noisy_picture((301, 270), dtype)
+    job = job_of(
+        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
+    )
+    depth = make_plan(job).task.tiling.depth[0][0]
+    assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("name", DENOISERS)
+def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_path: Path) -> None:
+    pixels = noisy_picture((301, 270))
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    options = options_of(name, tmp_path)
+    plain = job_of(source, tmp_path / "out.zarr", name, options)
+    depth = make_plan(plain).task.tiling.depth[0][0]
+    cut_otherwise = job_of(source, tmp_path / "cut.zarr", name, options, tile=cut)
+    assert np.array_equal(run_inline(cut_otherwise), whole_picture(plain, pixels, depth))
+
+
+@pytest.mark.parametrize("shape", [(17, 19), (64, 200), (1, 300), (129, 130), (300, 3)], ids=str)
+@pytest.mark.parametrize("name", DENOISERS)
+def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
+    pixels = noisy_picture(shape)
+    job = job_of(
+        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
+    )
+    depth = make_plan(job).task.tiling.depth[0][0]
+    assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
+
+
+@pytest.mark.parametrize("name", ["gaussian", "median", "tv"])
+def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
+    pixels = noisy_picture((40, 70, 60))
+    source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx")
+    job = job_of(source, tmp_path / "out.zarr", name, DENOISERS[name], shard=32, chunk=16, tile={"size": 24})
+    plan = make_plan(job)
+    assert plan.summary()["tiled_axes"] == "zyx"
+    assert np.array_equal(
+        run_inline(job), whole_picture(job, pixels, plan.task.tiling.depth[0][0], spatial=3)
+    )
+
+
+def test_other_axes_are_looped_plane_by_plane(tmp_path: Path) -> None:
+    pixels = noisy_picture((2, 3, 150, 140), "uint16")
+    source = write_zarr(tmp_path / "in.zarr", pixels, axes="tcyx")
+    job = job_of(source, tmp_path / "out.zarr", "tv", DENOISERS["tv"])
+    depth = make_plan(job).task.tiling.depth[0][0]
+    assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
+
+
+def test_channels_last_pictures_keep_their_axis_order(tmp_path: Path) -> None:
+    pixels = noisy_picture((150, 140, 3), "uint8")
+    source = write_zarr(tmp_path / "in.zarr", pixels, axes="yxc")
+    job = job_of(source, tmp_path / "out.zarr", "gaussian", DENOISERS["gaussian"])
+    depth = make_plan(job).task.tiling.depth[0][0]
+    want = whole_picture(job, np.moveaxis(pixels, -1, 0), depth)
+    assert np.array_equal(run_inline(job), np.moveaxis(want, 0, -1))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["tv", "dncnn"])
+def test_workers_give_the_same_bits(name: str, cluster: Cluster, tmp_path: Path) -> None:
+    pixels = noisy_picture((601, 530))
+    job = job_of(
+        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
+    )
+    plan = make_plan(job)
+    outcome = run(plan, cluster=cluster)
+    assert outcome.done == outcome.total == len(plan.grid)
+    assert np.array_equal(read_zarr(plan.output), whole_picture(job, pixels, plan.task.tiling.depth[0][0]))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path) -> None:
+    pixels = noisy_picture((401, 330))
+    job = job_of(
+        write_zarr(tmp_path / "in.zarr", pixels),
+        tmp_path / "out.zarr",
+        "dncnn",
+        options_of("dncnn", tmp_path),
+        run={"workers": workers},
+    )
+    plan = make_plan(job)
+    with local.start(workers=workers, memory_bytes=4 * 2**30) as several:
+        run(plan, cluster=several)
+    assert np.array_equal(read_zarr(plan.output), whole_picture(job, pixels, plan.task.tiling.depth[0][0]))

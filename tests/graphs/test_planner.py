@@ -1,0 +1,260 @@
+"""Plans: sizes are decided, what does not fit is refused with the numbers, nothing is touched."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.errors import (
+    ConfigError,
+    DiskRefused,
+    HalotileError,
+    InputError,
+    MemoryRefused,
+    OutputRefused,
+    UnknownName,
+)
+from halotile.graphs.planner import make_plan
+from tests.support import dncnn_weights, job_of, noisy_picture, run_inline, whole_picture, write_zarr
+
+NETWORK = "tests.networks:"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+
+
+def network(name: str, **more: Any) -> dict[str, Any]:
+    return {"import": NETWORK + name, **more}
+
+
+def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((5000, 4000), "uint8"), chunk=2500)
+    plan = make_plan(
+        job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 2}, shard="auto", chunk="auto")
+    )
+    assert plan.layout.chunk == (256, 256)
+    assert plan.layout.shard == (1024, 1024)
+    assert plan.grid.block == (1024, 1024)
+    assert plan.task.tiling.tile == (512, 512)
+    assert plan.task.tiling.depth == ((8, 8), (8, 8))
+    assert len(plan.grid) == 20
+
+
+def test_super_blocks_grow_until_workers_would_idle(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((3200, 3200), "uint8"), chunk=3200)
+    job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1}, run={"workers": 1})
+    assert make_plan(job).grid.block == (1152, 1152)
+    more = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1}, run={"workers": 8})
+    assert make_plan(more).grid.block == (384, 384)
+
+
+def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=3000)
+
+    def sizes(memory: str) -> tuple[int, int]:
+        run = {"memory_per_worker": memory}
+        job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, shard=256, run=run)
+        plan = make_plan(job)
+        assert plan.footprint.total_bytes <= plan.memory_bytes
+        return plan.grid.block[0], plan.task.tiling.tile[0]
+
+    large, medium, small = sizes("4GiB"), sizes("716MiB"), sizes("706MiB")
+    assert large > medium > small
+    with pytest.raises(MemoryRefused, match=r"run\.memory_per_worker is 700MiB; one block .* needs 0\.\d+ GiB"):
+        sizes("700MiB")
+
+
+def test_an_output_larger_than_the_disk_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(DiskRefused, match=r"output takes up to .* GiB .* free"):
+        make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}))
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], type[HalotileError], str]] = {
+    "shallow depth": (
+        {"tile": {"depth": 2}},
+        ConfigError,
+        "receptive field is 20: seams would show. Write depth: 20",
+    ),
+    "negative depth": ({"tile": {"depth": -1}}, ConfigError, "0 or more"),
+    "three depths": ({"tile": {"depth": (30, 30, 30)}}, ConfigError, "one for each of the 2 tiled axes"),
+    "part of a shard": ({"tile": {"block": 100}}, ConfigError, "Write a multiple of 128"),
+    "shard of half chunks": ({"shard": 100, "chunk": 64}, ConfigError, "a shard holds whole chunks"),
+    "no tile": ({"tile": {"size": 0}}, ConfigError, "1 or more"),
+    "no batch": ({"tile": {"batch": 0}}, ConfigError, "1 or more"),
+    "unknown axis": ({"tile": {"axes": "zq"}}, ConfigError, "picture's axes are 'yx'"),
+    "axis twice": ({"tile": {"axes": "yy"}}, ConfigError, "once each"),
+    "one axis": ({"tile": {"axes": "y"}}, ConfigError, "works on 3 or 2 axes"),
+    "reversed range": ({"input": {"range": (1.0, 0.0)}}, ConfigError, "second number must be the larger"),
+    "unknown side": ({"input": {"sides": {"sgima": "x"}}}, ConfigError, "Write one of mask, sigma"),
+    "missing side": ({"input": {"sides": {"sigma": "nowhere.zarr"}}}, InputError, "nowhere.zarr"),
+    "missing input": ({"source": "nowhere.zarr"}, InputError, "nowhere.zarr"),
+    "unknown denoiser": ({"name": "gausian"}, UnknownName, "gaussian"),
+    "unknown option": ({"options": {"sigma": "auto", "sterngth": 1}}, ConfigError, "no option 'sterngth'"),
+    "missing option": ({"options": {}}, ConfigError, "strength"),
+    "bad memory": ({"run": {"memory_per_worker": "lots"}}, ValueError, "is not a size"),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_is_refused_and_nothing_touched(case: str, source: Path, tmp_path: Path) -> None:
+    changes, error, said = REFUSALS[case]
+    values: dict[str, Any] = {"source": source, "name": "tv", "options": {"strength": 0.1}} | changes
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error, match=said):
+        make_plan(
+            job_of(
+                Path(values.pop("source")),
+                tmp_path / "o.zarr",
+                values.pop("name"),
+                values.pop("options"),
+                **values,
+            )
+        )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("where", ["in.zarr", "in.zarr/c", "."])
+def test_an_output_that_overlaps_the_input_is_refused(where: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputRefused, match=r"elsewhere|another path"):
+        make_plan(job_of(source, tmp_path / where, "tv", {"strength": 0.1}))
+
+
+def test_seams_may_be_allowed_and_are_noted(source: Path, tmp_path: Path) -> None:
+    plan = make_plan(
+        job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, tile={"depth": 2, "seams": "allow"})
+    )
+    assert plan.task.tiling.depth == ((2, 2), (2, 2))
+    assert "seams will show" in plan.notes[0]
+
+
+def test_a_users_code_runs_only_when_it_is_allowed(source: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    job = job_of(source, tmp_path / "o.zarr", "torch", network("convolutions"))
+    with pytest.raises(ConfigError, match="--allow-import"):
+        make_plan(replace(job, allow_import=False))
+
+
+def test_a_users_network_is_probed(source: Path, tmp_path: Path) -> None:
+    plan = make_plan(
+        job_of(source, tmp_path / "o.zarr", "torch", network("convolutions", options={"layers": 4}))
+    )
+    assert plan.task.tiling.depth == ((4, 4), (4, 4))
+    assert plan.summary()["depth_from"] == "probed"
+
+
+def test_a_strided_network_is_aligned_and_exact(tmp_path: Path) -> None:
+    pixels = noisy_picture((501, 470))
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    job = job_of(source, tmp_path / "o.zarr", "torch", network("unet"), tile={"size": 150})
+    plan = make_plan(job)
+    assert plan.task.tiling.align == (4, 4)
+    assert np.array_equal(run_inline(job), whole_picture(job, pixels, 0))
+
+
+def test_a_network_that_looks_everywhere_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="whole picture"):
+        make_plan(job_of(source, tmp_path / "o.zarr", "torch", network("whole_norm")))
+
+
+def test_super_resolution_doubles_the_output(tmp_path: Path) -> None:
+    pixels = noisy_picture((301, 270))
+    job = job_of(
+        write_zarr(tmp_path / "in.zarr", pixels),
+        tmp_path / "o.zarr",
+        "torch",
+        network("doubler", scale=2),
+        shard=128,
+    )
+    got = run_inline(job)
+    assert got.shape == (602, 540)
+    assert make_plan(job).grid.block[0] % 64 == 0
+    import torch
+
+    from tests.networks import doubler
+
+    model = doubler().to(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        batch = torch.from_numpy(pixels)[None, None].contiguous(memory_format=torch.channels_last)
+        assert np.array_equal(got, model(batch)[0, 0].numpy())
+
+
+def test_new_channels_become_an_axis(tmp_path: Path) -> None:
+    pixels = noisy_picture((200, 190))
+    job = job_of(
+        write_zarr(tmp_path / "in.zarr", pixels),
+        tmp_path / "o.zarr",
+        "torch",
+        network("colouring", channels=(1, 3)),
+    )
+    plan = make_plan(job)
+    assert plan.layout.axes == ("c", "y", "x")
+    assert run_inline(job).shape == (3, 200, 190)
+
+
+def test_channels_that_do_not_match_are_refused(tmp_path: Path) -> None:
+    weights = str(dncnn_weights(tmp_path / "w.safetensors", channels=(3, 3)))
+    options = {"weights": weights, "depth": 5, "width": 8, "channels": (3, 3)}
+    grey = write_zarr(tmp_path / "grey.zarr", noisy_picture((200, 190)))
+    with pytest.raises(InputError, match="takes 3 channels, the picture has axes 'yx'"):
+        make_plan(job_of(grey, tmp_path / "o.zarr", "dncnn", options))
+    four = write_zarr(tmp_path / "four.zarr", noisy_picture((4, 200, 190)), axes="cyx")
+    with pytest.raises(InputError, match="takes 3 channels, the picture has 4"):
+        make_plan(job_of(four, tmp_path / "o.zarr", "dncnn", options))
+    three = write_zarr(tmp_path / "three.zarr", noisy_picture((200, 190, 3)), axes="yxc")
+    job = job_of(three, tmp_path / "o.zarr", "dncnn", options)
+    assert run_inline(job).shape == (200, 190, 3)
+
+
+def test_the_noise_level_is_estimated_once_for_the_whole_picture(source: Path, tmp_path: Path) -> None:
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
+    assert 0.05 < plan.identity["noise_level"] < 0.15
+    assert plan.task.denoiser.sigma == plan.identity["noise_level"]  # type: ignore[attr-defined]
+
+
+def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
+    pixels = noisy_picture((300, 260))
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    side = noisy_picture((300, 260), seed=5)
+    sigma = write_zarr(tmp_path / "sigma.zarr", side)
+    job = job_of(
+        source,
+        tmp_path / "o.zarr",
+        "torch",
+        network("by_sigma", sigma=0.1),
+        input={"sides": {"sigma": str(sigma)}},
+    )
+    assert np.array_equal(run_inline(job), pixels / (1 + side))
+
+
+def test_masked_pixels_stay_as_they_were(tmp_path: Path) -> None:
+    pixels = noisy_picture((2, 300, 260), "uint16")
+    mask = np.zeros((300, 260), "uint8")
+    mask[50:200, 100:170] = 1
+    source = write_zarr(tmp_path / "in.zarr", pixels, axes="tyx")
+    sides = {"mask": str(write_zarr(tmp_path / "mask.zarr", mask))}
+    masked = run_inline(job_of(source, tmp_path / "m.zarr", "gaussian", {"sigma": 2}, input={"sides": sides}))
+    plain = run_inline(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 2}))
+    assert np.array_equal(masked, np.where(mask, plain, pixels))
+
+
+def test_a_plan_with_a_built_in_denoiser_loads_no_torch(source: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from halotile.graphs.job import *; from halotile.graphs.planner import make_plan; "
+        f"make_plan(Job(input=Input(path={str(source)!r}), output=Output(path={str(tmp_path / 'o.zarr')!r}), "
+        "denoiser=DenoiserChoice(name='tv', options={'strength': 0.1}))); "
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'dask', 'distributed')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

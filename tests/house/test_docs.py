@@ -1,0 +1,173 @@
+"""Every fenced block of the pages that a newcomer reads runs as it stands there.
+
+A comment above a fence says how: ``<!-- example: NAME needs FILE ...; cluster -->``. Blocks of one NAME run in
+order in one folder, in which the files it needs are made first. YAML and Python blocks are saved under the name
+in their first line (``# job.yaml``), YAML is validated, Python is run. Of a console block the lines that begin
+with ``$`` are run. ``make`` and ``pip`` cannot run inside a test: there, targets and extras are looked up.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+
+from halotile import registry
+from halotile.cli import exits
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md", "examples/tiff/README.md")
+FENCE = re.compile(
+    r"(?:<!-- example: (?P<name>[\w-]+)(?: needs (?P<needs>[^;]*?))?(?P<cluster>; cluster)? -->\n)?"
+    r"```(?P<kind>\w*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass
+class Example:
+    """The blocks of one name, in order."""
+
+    needs: list[str] = field(default_factory=list)
+    cluster: bool = False
+    blocks: list[tuple[str, str]] = field(default_factory=list)
+
+
+def fences() -> Iterator[tuple[str, re.Match[str]]]:
+    for page in PAGES:
+        for match in FENCE.finditer((ROOT / page).read_text()):
+            yield page, match
+
+
+def examples() -> dict[str, Example]:
+    found: dict[str, Example] = {}
+    for page, match in fences():
+        if match["kind"] == "text":
+            continue
+        loose = f"{page}-{match.start()}"
+        example = found.setdefault(match["name"] or loose, Example())
+        example.needs += (match["needs"] or "").split()
+        example.cluster |= match["cluster"] is not None
+        example.blocks.append((match["kind"], match["body"]))
+    return found
+
+
+def cases() -> list[object]:
+    return [
+        pytest.param(example, id=name, marks=[pytest.mark.cluster] if example.cluster else [])
+        for name, example in examples().items()
+    ]
+
+
+@pytest.mark.parametrize("example", cases())
+def test_an_example_runs_as_it_is_written(example: Example, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name in example.needs:
+        make_file(name, tmp_path)
+    for kind, body in example.blocks:
+        run_block(kind, body, tmp_path)
+
+
+def make_file(name: str, folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = np.clip(0.5 + 0.1 * rng.standard_normal((300, 420)), 0, 1)
+    if name == "scan.tif":
+        tifffile.imwrite(folder / name, (pixels * 65535).astype("uint16"), tile=(128, 128))
+    elif name == "noisy.zarr":
+        array = zarr.create_array(folder / name, shape=pixels.shape, chunks=(128, 128), dtype="float32")
+        array[...] = pixels
+    elif name == "job.yaml":
+        shutil.copy(ROOT / "examples/tiff/job.yaml", folder)
+        if not (folder / "scan.tif").exists():
+            make_file("scan.tif", folder)
+    else:
+        raise AssertionError(f"no file called {name} can be made: teach make_file, or correct the comment")
+
+
+def run_block(kind: str, body: str, folder: Path) -> None:
+    if kind == "console":
+        for line in body.splitlines():
+            if line.startswith("$ "):
+                run_command(shlex.split(line[2:]), folder)
+        return
+    title = re.match(r"# ([\w-]+\.\w+)\n", body)
+    path = folder / (title[1] if title else f"example.{kind}")
+    path.write_text(body)
+    run_command(["recon-cli", "validate", path.name] if kind == "yaml" else ["python", path.name], folder)
+
+
+def run_command(words: list[str], folder: Path) -> None:
+    program, *rest = words
+    if program == "make":
+        return check_target(*rest)
+    if program == "pip":
+        return check_extras(rest)
+    start = {"python": [], "recon-cli": ["-m", "halotile.cli.main"]}[program]
+    done = subprocess.run(
+        [sys.executable, *start, *rest], cwd=folder, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, (
+        f"{shlex.join(words)} exits with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
+
+
+def check_target(target: str, *_: str) -> None:
+    listed = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert target in listed
+
+
+def check_extras(words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = {
+        extra for word in words for listed in re.findall(r"\[(.*?)\]", word) for extra in listed.split(",")
+    }
+    assert words[0] == "install"
+    assert asked <= set(extras)
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    first = next(match for page, match in fences() if page == "README.md")
+    assert first["body"].split("\n")[:2] == ["$ make demo", "$ make test"]
+
+
+def test_every_fence_says_what_it_is() -> None:
+    kinds = {(page, match["kind"]) for page, match in fences()}
+    assert {kind for _, kind in kinds} <= {"console", "yaml", "python", "text"}
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        assert text.count("```") == 2 * len([1 for p, _ in fences() if p == page]), (
+            f"{page}: an unclosed fence"
+        )
+
+
+def test_the_readme_lists_every_exit_code() -> None:
+    listed = {
+        int(code) for code in re.findall(r"^\| (\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    }
+    codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+    assert listed == codes
+
+
+def test_the_readme_lists_every_denoiser() -> None:
+    listed = re.findall(r"^\| `(\w+)` \| `\w+`.* \| .* \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    ours = {path.stem for path in (ROOT / "halotile/tasks/denoisers").glob("[!_]*.py")} - {"base", "function"}
+    assert set(listed) == ours
+    assert ours <= set(registry.names("denoisers"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
+    assert [link for link in links if not (folder / link).exists()] == []

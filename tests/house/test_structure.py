@@ -1,0 +1,65 @@
+"""The house keeps its shape: rooms, sizes, docstrings, the public face."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import halotile
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "halotile").rglob("*.py"))
+LONGEST = 400
+
+
+def identify(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_imports_point_one_way() -> None:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_no_module_is_longer_than_a_reader_can_hold() -> None:
+    lengths = {identify(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_a_module_opens_with_one_sentence(path: Path) -> None:
+    opening = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+    assert re.search(r"\w.*[.:]+$", opening, re.DOTALL), f"{identify(path)} opens with {opening!r}"
+
+
+@pytest.mark.parametrize("name", halotile.__all__)
+def test_a_public_name_says_what_it_does_and_shows_it(name: str) -> None:
+    documented = inspect.getdoc(getattr(halotile, name)) or ""
+    assert "Examples\n--------\n>>>" in documented
+
+
+def test_the_package_is_typed_and_has_a_version() -> None:
+    assert (ROOT / "halotile/py.typed").exists()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", halotile.__version__)
+
+
+def test_the_changelog_has_a_place_for_what_comes_next() -> None:
+    sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == "Unreleased"
+
+
+def test_constraints_pin_every_line_to_a_public_release() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin)] == []
+    assert pins == sorted(pins)

@@ -1,0 +1,240 @@
+"""The journal against a plain set, through crashes and damage."""
+
+from __future__ import annotations
+
+import errno
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from halotile.errors import DamagedData, ResumeRefused
+from halotile.storage.disk import Buffers, Disk
+from halotile.storage.journal import Journal
+
+TOTAL = 40
+NUMBERS = st.lists(st.integers(0, TOTAL - 1), max_size=12)
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """What the journal holds is what was marked and not struck, but for marks that a crash tore off."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.path = Path(tempfile.mkdtemp()) / "journal"
+        self.journal = Journal.create(self.path, "print", TOTAL)
+        self.done: set[int] = set()
+        self.history = [(self.path.stat().st_size, frozenset[int]())]
+        self.synced = self.path.stat().st_size
+
+    def note(self) -> None:
+        self.history.append((self.path.stat().st_size, frozenset(self.done)))
+
+    @rule(numbers=NUMBERS)
+    def mark(self, numbers: list[int]) -> None:
+        self.journal.mark(numbers)
+        self.done |= set(numbers)
+        self.note()
+
+    @rule(numbers=NUMBERS)
+    def strike(self, numbers: list[int]) -> None:
+        self.journal.strike(numbers)
+        self.done -= set(numbers)
+        self.note()
+        self.synced = self.path.stat().st_size if numbers else self.synced
+
+    @rule()
+    def sync(self) -> None:
+        self.journal.sync()
+        self.synced = self.path.stat().st_size
+
+    @rule()
+    def reopen(self) -> None:
+        self.journal.close()
+        self.journal = Journal.open(self.path, "print", TOTAL)
+        assert not self.journal.warning
+        self.synced = self.path.stat().st_size
+
+    @rule()
+    def look_while_it_is_written(self) -> None:
+        before = self.path.read_bytes()
+        seen = Journal.open(self.path, "print", TOTAL, read_only=True)
+        assert set(seen.done) == self.done
+        assert self.path.read_bytes() == before
+
+    @precondition(lambda self: self.path.stat().st_size > self.synced)
+    @rule(data=st.data(), zeros=st.booleans())
+    def crash_with_a_torn_tail(self, data: st.DataObject, zeros: bool) -> None:
+        content = self.path.read_bytes()
+        size = data.draw(st.integers(self.synced, len(content) - 1))
+        self.path.write_bytes(content[:size] + bytes(len(content) - size if zeros else 0))
+        self.history = [(s, done) for s, done in self.history if s <= size]
+        self.done = set(self.history[-1][1])
+        seen = Journal.open(self.path, "print", TOTAL, read_only=True)
+        assert set(seen.done) == self.done
+        self.journal = Journal.open(self.path, "print", TOTAL)
+        assert not self.journal.warning
+        assert self.path.stat().st_size == self.history[-1][0]
+        self.synced = self.path.stat().st_size
+
+    @invariant()
+    def it_holds_what_the_set_holds(self) -> None:
+        if hasattr(self, "journal"):
+            assert set(self.journal.done) == self.done
+            assert len(self.journal.done) == len(self.done)
+
+
+JournalMachine.TestCase.settings = settings(deadline=None, max_examples=80, stateful_step_count=25)
+test_the_journal_is_a_set_through_crashes = JournalMachine.TestCase
+
+
+def made(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
+    with Journal.create(path, "print", TOTAL) as journal:
+        for step, numbers in steps:
+            getattr(journal, step)(numbers)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def opened(path: Path, **options: Any) -> Journal:
+    return Journal.open(path, "print", TOTAL, **options)
+
+
+def test_every_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    *whole, last = made(path, ("mark", [1, 2]), ("mark", [5, 6, 9]))
+    for length in range(len(last)):
+        path.write_bytes(b"".join(whole) + last[:length])
+        journal = opened(path)
+        assert list(journal.done) == [1, 2]
+        assert journal.warning == ""
+        journal.mark([7])
+        assert list(opened(path).done) == [1, 2, 7]
+
+
+def test_every_flipped_bit_of_a_mark_makes_its_block_undone(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    header, line, last = made(path, ("mark", [1, 2]), ("mark", [9]))
+    for bit in range(8 * (len(line) - 1)):
+        bad = bytearray(line)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(header + bytes(bad) + last)
+        assert list(opened(path, read_only=True).done) == []
+
+
+def test_marks_after_a_damaged_line_are_doubted_and_strikes_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    lines = made(path, ("mark", [1, 2]), ("mark", [5]), ("mark", [6]), ("strike", [2]))
+    lines[2] = lines[2].replace(b"+5", b"+8")
+    path.write_bytes(b"".join(lines))
+    journal = opened(path)
+    assert list(journal.done) == [1]
+    assert "line 3 is damaged" in journal.warning
+    journal.mark([7])
+    again = opened(path)
+    assert list(again.done) == [1, 7]
+    assert again.warning == ""
+
+
+def test_a_damaged_line_before_everything_leaves_nothing_done(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    lines = made(path, ("mark", [1]), ("mark", [5]))
+    path.write_bytes(lines[0] + b"zzzz\n" + lines[2])
+    assert not opened(path).done
+    assert path.read_bytes() == lines[0]
+
+
+@pytest.mark.parametrize(("fingerprint", "total"), [("other", TOTAL), ("print", TOTAL + 1)])
+def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str, total: int) -> None:
+    made(tmp_path / "journal", ("mark", [1]))
+    before = (tmp_path / "journal").read_bytes()
+    with pytest.raises(ResumeRefused, match="belongs to another job"):
+        Journal.open(tmp_path / "journal", fingerprint, total)
+    assert (tmp_path / "journal").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"not a journal\n", b"00000000 {}\n"])
+def test_a_file_without_a_sound_first_line_is_damaged(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "journal").write_bytes(content)
+    with pytest.raises(DamagedData, match="--fresh"):
+        opened(tmp_path / "journal")
+
+
+def test_a_block_outside_the_plan_is_an_error(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path / "journal", "print", TOTAL)
+    with pytest.raises(IndexError, match="block 40 of a journal of 40 blocks"):
+        journal.mark([3, TOTAL])
+    assert not journal.done
+
+
+def test_a_journal_for_reading_takes_no_marks(tmp_path: Path) -> None:
+    made(tmp_path / "journal")
+    with pytest.raises(io.UnsupportedOperation):
+        opened(tmp_path / "journal", read_only=True).mark([1])
+
+
+def test_a_line_that_the_disk_took_in_part_does_not_spoil_the_next(tmp_path: Path) -> None:
+    class FillsUp(Disk):
+        full = False
+
+        def _write(self, fd: int, buffers: Buffers) -> int:
+            if not self.full:
+                return super()._write(fd, buffers)
+            super()._write(fd, [buffers[0][:4]])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk = FillsUp()
+    journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk)
+    journal.mark([1])
+    disk.full = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            journal.mark([2])
+    assert list(journal.done) == [1]
+    disk.full = False
+    journal.mark([3])
+    again = opened(tmp_path / "journal")
+    assert list(again.done) == [1, 3]
+    assert again.warning == ""
+
+
+def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
+    class Counts(Disk):
+        syncs = 0
+
+        def _fsync(self, fd: int) -> None:
+            self.syncs += 1
+
+    disk = Counts()
+    journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk)
+    assert disk.syncs == 2
+    journal.mark([1])
+    journal.mark([2])
+    assert disk.syncs == 2
+    journal.sync()
+    journal.sync()
+    assert disk.syncs == 3
+    journal.strike([1])
+    assert disk.syncs == 4
+    journal.mark([1])
+    journal.close()
+    assert disk.syncs == 5
+
+
+def test_a_million_marks_in_batches_stay_small(tmp_path: Path) -> None:
+    path, total = tmp_path / "journal", 1_000_000
+    with Journal.create(path, "print", total) as journal:
+        for start in range(0, total, 256):
+            journal.mark(range(start, min(start + 256, total)))
+    assert path.stat().st_size < 110_000
+    with Journal.open(path, "print", total) as journal:
+        assert len(journal.done) == total
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    made(tmp_path / "journal")
+    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,440 @@
+"""Outputs: readable by others, written in whole shards, refused where they would do harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from ome_zarr_models.v05.image import Image
+
+from halotile.errors import ConfigError, DamagedData, InputError, OutputRefused
+from halotile.storage.disk import Disk
+from halotile.storage.grid import Region
+from halotile.storage.layout import DTYPES
+from halotile.storage.output import (
+    Layout,
+    ShardWriter,
+    check_block,
+    create_metadata,
+    create_output,
+    metadata_digest,
+    open_output,
+    to_dtype,
+)
+
+PLAIN = Layout((20, 13), "float32", (8, 8), (4, 4), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
+OME = Layout(
+    shape=(2, 3, 20, 13),
+    dtype="uint16",
+    shard=(1, 1, 8, 8),
+    chunk=(1, 1, 4, 4),
+    codec="zstd",
+    axes=("t", "c", "y", "x"),
+    scale=(1.5, 1.0, 0.25, 0.5),
+    units=("second", None, "micrometer", "micrometer"),
+    ome=True,
+)
+
+
+def noise(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    return (np.random.default_rng(7).random(shape) * 100).astype(dtype)
+
+
+def written(path: Path, layout: Layout) -> NDArray[Any]:
+    pixels = noise(layout.shape, layout.dtype)
+    create_output(path, layout)
+    ShardWriter(path, layout).write(Region.whole(layout.shape), pixels)
+    return pixels
+
+
+def tensorstore_read(path: Path) -> NDArray[Any]:
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
+    pixels: NDArray[Any] = tensorstore.open(spec, open=True).result().read().result()
+    return pixels
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "none"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zarr_and_tensorstore_read_what_was_written(tmp_path: Path, dtype: str, codec: str) -> None:
+    layout = replace(PLAIN, dtype=dtype, codec=codec)
+    pixels = written(tmp_path / "a.zarr", layout)
+    array = zarr.open_array(tmp_path / "a.zarr", mode="r")
+    assert (array.shards, array.chunks, array.dtype) == ((8, 8), (4, 4), np.dtype(dtype))
+    np.testing.assert_array_equal(array[:], pixels)
+    np.testing.assert_array_equal(tensorstore_read(tmp_path / "a.zarr"), pixels)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_was_not_written_reads_as_nan_or_zero(tmp_path: Path, dtype: str) -> None:
+    create_output(tmp_path / "a.zarr", replace(PLAIN, dtype=dtype))
+    expected = np.nan if dtype.startswith("float") else 0
+    for pixels in (zarr.open_array(tmp_path / "a.zarr", mode="r")[:], tensorstore_read(tmp_path / "a.zarr")):
+        np.testing.assert_array_equal(pixels, np.full(PLAIN.shape, expected, dtype))
+
+
+def test_zarr_can_write_on_in_the_same_array(tmp_path: Path) -> None:
+    pixels = written(tmp_path / "a.zarr", PLAIN)
+    array = zarr.open_array(tmp_path / "a.zarr", mode="r+")
+    array[:8, :8] = 5
+    pixels[:8, :8] = 5
+    np.testing.assert_array_equal(array[:], pixels)
+    assert check_block(tmp_path / "a.zarr", PLAIN, Region.whole(PLAIN.shape)) == []
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_any_layout_is_read_back_by_zarr(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    axes = data.draw(st.integers(1, 4))
+    shape = data.draw(st.tuples(*[st.integers(1, 9)] * axes))
+    chunk = data.draw(st.tuples(*[st.integers(1, 4)] * axes))
+    shard = tuple(c * data.draw(st.integers(1, 3)) for c in chunk)
+    names, ones, none = ("a", "z", "y", "x")[-axes:], (1.0,) * axes, (None,) * axes
+    layout = Layout(shape, "int16", shard, chunk, "lz4", names, ones, none, ome=False)
+    path = tmp_path_factory.mktemp("any") / "a.zarr"
+    pixels = written(path, layout)
+    np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], pixels)
+    assert check_block(path, layout, Region.whole(shape)) == []
+
+
+def test_ome_metadata_is_valid_and_holds_axes_scale_and_units(tmp_path: Path) -> None:
+    pixels = written(tmp_path / "a.zarr", OME)
+    image = Image.from_zarr(zarr.open_group(tmp_path / "a.zarr", mode="r"))
+    multiscale = image.ome_attributes.multiscales[0]
+    assert [(a.name, a.type, a.unit) for a in multiscale.axes] == [
+        ("t", "time", "second"),
+        ("c", "channel", None),
+        ("y", "space", "micrometer"),
+        ("x", "space", "micrometer"),
+    ]
+    assert list(multiscale.datasets[0].coordinateTransformations[0].scale) == [1.5, 1.0, 0.25, 0.5]
+    array = zarr.open_array(tmp_path / "a.zarr" / "0", mode="r")
+    assert array.metadata.dimension_names == ("t", "c", "y", "x")
+    np.testing.assert_array_equal(array[:], pixels)
+
+
+@pytest.mark.parametrize("axes", ["x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"])
+def test_axes_that_ome_cannot_hold_are_refused(axes: str) -> None:
+    n = len(axes)
+    with pytest.raises(ConfigError, match="write a plain Zarr"):
+        Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
+
+
+@pytest.mark.parametrize(
+    "layout", [PLAIN, OME, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))]
+)
+def test_the_layout_is_read_back(tmp_path: Path, layout: Layout) -> None:
+    create_output(tmp_path / "a.zarr", layout)
+    assert open_output(tmp_path / "a.zarr") == layout
+    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+
+
+def test_a_zarr_of_another_program_has_no_layout(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2))
+    with pytest.raises(InputError, match="not laid out by halotile"):
+        open_output(tmp_path / "a.zarr")
+    with pytest.raises(InputError, match="is no Zarr"):
+        open_output(tmp_path)
+
+
+def test_damaged_metadata_is_seen_and_can_be_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    pixels = written(path, OME)
+    digest = metadata_digest(path, OME)
+    (path / "zarr.json").write_bytes((path / "zarr.json").read_bytes()[:50])
+    with pytest.raises(DamagedData, match=r"zarr\.json is damaged"):
+        open_output(path)
+    assert metadata_digest(path, OME) != digest
+    (path / "0" / "zarr.json").unlink()
+    assert metadata_digest(path, OME) != digest
+    create_metadata(path, OME)
+    assert metadata_digest(path, OME) == digest
+    np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], pixels)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": (0, 13)}, "axis without pixels"),
+        ({"dtype": "complex64"}, "output.dtype is 'complex64'"),
+        ({"dtype": "int64"}, "output.dtype is 'int64'"),
+        ({"chunk": (3, 4)}, "multiple of the chunk"),
+        ({"scale": (1.0,)}, "different numbers of axes"),
+    ],
+)
+def test_layouts_that_do_not_fit_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        replace(PLAIN, **change)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "said"),
+    [
+        ((0, 0), (8, 9), "it covers 0 to 9 of axis x, and output.shard is 8 there"),
+        ((4, 0), (8, 8), "it covers 4 to 8 of axis y"),
+        ((16, 8), (24, 13), "not inside the output's shape"),
+        ((8, 8), (8, 8), "is empty"),
+    ],
+)
+def test_a_block_that_is_not_whole_shards_is_refused(
+    tmp_path: Path, start: tuple[int, ...], stop: tuple[int, ...], said: str
+) -> None:
+    create_output(tmp_path / "a.zarr", PLAIN)
+    region = Region(start, stop)
+    with pytest.raises(ConfigError, match=said):
+        ShardWriter(tmp_path / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
+    assert os.listdir(tmp_path / "a.zarr") == ["zarr.json"]
+
+
+def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:
+    create_output(tmp_path / "a.zarr", PLAIN)
+    with pytest.raises(ConfigError, match=r"pixels of shape \(8, 7\) do not fill"):
+        ShardWriter(tmp_path / "a.zarr", PLAIN).write(Region((0, 0), (8, 8)), np.zeros((8, 7)))
+
+
+def test_blocks_fill_in_their_own_shards_only(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    pixels = noise(PLAIN.shape, "float32")
+    create_output(path, PLAIN)
+    writer = pickle.loads(pickle.dumps(ShardWriter(path, PLAIN)))
+    region = Region((8, 8), (20, 13))
+    count = writer.write(region, pixels[region.slices])
+    files = [file for file in (path / "c").rglob("*") if file.is_file()]
+    assert sorted(str(f.relative_to(path)) for f in files) == ["c/1/1", "c/2/1"]
+    assert count == sum(f.stat().st_size for f in files)
+    expected = np.full(PLAIN.shape, np.nan, "float32")
+    expected[region.slices] = pixels[region.slices]
+    np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], expected)
+
+
+def test_a_writer_survives_that_its_output_is_made_anew(tmp_path: Path) -> None:
+    path, region = tmp_path / "a.zarr", Region((0, 0), (8, 8))
+    writer = ShardWriter(path, PLAIN)
+    for value in (1, 2):
+        create_output(path, PLAIN, overwrite=True)
+        writer.write(region, np.full((8, 8), value))
+    assert (zarr.open_array(path, mode="r")[region.slices] == 2).all()
+
+
+def damage(path: Path, kind: str) -> None:
+    data = path.read_bytes()
+    if kind == "gone":
+        path.unlink()
+    elif kind == "short":
+        path.write_bytes(data[:-5])
+    elif kind == "flipped":
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "directory":
+        path.unlink()
+        path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("gone", "the shard is missing"),
+        ("short", "the checksum of the index does not match"),
+        ("flipped", "the checksum of chunk (0, 0) does not match"),
+        ("empty", "it was cut short"),
+        ("directory", "the shard cannot be read"),
+    ],
+)
+def test_damage_is_found_in_its_block_and_in_no_other(tmp_path: Path, kind: str, said: str) -> None:
+    path = tmp_path / "a.zarr"
+    written(path, PLAIN)
+    damage(path / "c" / "1" / "0", kind)
+    problems = check_block(path, PLAIN, Region((8, 0), (16, 8)))
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}/c/1/0: ")
+    assert said in problems[0]
+    assert check_block(path, PLAIN, Region.whole(PLAIN.shape)) == problems
+    assert check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("kind", ["file", "documents", "dangling link", "link to a zarr"])
+def test_what_is_not_a_zarr_stays(tmp_path: Path, kind: str, overwrite: bool) -> None:
+    path, theirs = tmp_path / "a.zarr", tmp_path / "theirs"
+    if kind == "file":
+        path.write_bytes(b"mine")
+    elif kind == "documents":
+        path.mkdir()
+        (path / "letter.txt").write_bytes(b"mine")
+    elif kind == "dangling link":
+        path.symlink_to(theirs)
+    else:
+        written(theirs, PLAIN)
+        path.symlink_to(theirs)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OutputRefused):
+        create_output(path, PLAIN, overwrite=overwrite)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_zarr_stays_unless_it_is_to_be_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    written(path, OME)
+    with pytest.raises(OutputRefused, match=r"output\.overwrite: true"):
+        create_output(path, PLAIN)
+    assert open_output(path) == OME
+    create_output(path, PLAIN, overwrite=True)
+    assert open_output(path) == PLAIN
+    assert os.listdir(path) == ["zarr.json"]
+
+
+def test_an_old_zarr_can_be_overwritten(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2), zarr_format=2)[:] = 1
+    create_output(tmp_path / "a.zarr", PLAIN, overwrite=True)
+    assert open_output(tmp_path / "a.zarr") == PLAIN
+
+
+def test_a_zarr_with_a_symlink_inside_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    written(path, PLAIN)
+    (tmp_path / "theirs").mkdir()
+    (path / "c" / "9").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OutputRefused, match="c/9 is a symlink"):
+        create_output(path, PLAIN, overwrite=True)
+    assert check_block(path, PLAIN, Region.whole(PLAIN.shape)) == []
+
+
+@pytest.mark.parametrize("variable", ["HOME", "cwd"])
+def test_the_home_and_working_directories_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    path = tmp_path / "a.zarr"
+    create_output(path, PLAIN)
+    (path / "inside").mkdir()
+    if variable == "HOME":
+        monkeypatch.setenv("HOME", str(path / "inside"))
+    else:
+        monkeypatch.chdir(path / "inside")
+    with pytest.raises(OutputRefused, match="and is not removed"):
+        create_output(path, PLAIN, overwrite=True)
+    assert (path / "inside").exists()
+
+
+def test_dots_behind_a_symlink_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
+    with pytest.raises(OutputRefused, match="behind a symlink"):
+        create_output(tmp_path / "link" / ".." / "a.zarr", PLAIN)
+    assert os.listdir(tmp_path / "far") == ["deep"]
+
+
+@pytest.mark.parametrize("layout", [replace(PLAIN, shape=(8, 13)), replace(OME, shape=(1, 1, 8, 13))])
+def test_an_output_that_was_half_made_or_half_removed_can_be_overwritten(
+    tmp_path: Path, layout: Layout
+) -> None:
+    class Dying(Disk):
+        left = 0
+
+        def _step(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+        def _mkdir(self, path: Path, mode: int) -> None:
+            self._step()
+            super()._mkdir(path, mode)
+
+        def _replace(self, old: Path, new: Path) -> None:
+            self._step()
+            super()._replace(old, new)
+
+        def _unlink(self, path: Path) -> None:
+            self._step()
+            super()._unlink(path)
+
+        def _rmdir(self, path: Path) -> None:
+            self._step()
+            super()._rmdir(path)
+
+    path = tmp_path / "a.zarr"
+    deaths = 0
+    for steps in range(1000):
+        create_output(path, layout, overwrite=True)
+        ShardWriter(path, layout).write(Region.whole(layout.shape), noise(layout.shape, layout.dtype))
+        disk = Dying()
+        disk.left = steps
+        try:
+            create_output(path, layout, disk, overwrite=True)
+            break
+        except KeyboardInterrupt:
+            deaths += 1
+        create_output(path, layout, overwrite=True)
+        assert open_output(path) == layout
+    assert deaths > 5
+
+
+@pytest.mark.parametrize(
+    ("pixels", "dtype", "expected"),
+    [
+        (np.array([0.5, 1.5, 2.5, -0.5]), "uint8", [0, 2, 2, 0]),
+        (np.array([-1e9, 1e9, np.inf, -np.inf]), "uint8", [0, 255, 255, 0]),
+        (np.array([3.5 - 1e-12], "float64"), "uint8", [3]),
+        (np.array([-3e9, 3e9, 4294967295], "float32"), "int32", [-(2**31), 2**31 - 1, 2**31 - 1]),
+        (np.array([-5, 5e9, 4294967040], "float32"), "uint32", [0, 2**32 - 1, 4294967040]),
+        (np.array([np.inf, 65504], "float16"), "uint16", [65535, 65504]),
+        (np.array([-1, 70000], "int32"), "uint16", [0, 65535]),
+        (np.array([200], "uint8"), "int8", [127]),
+        (np.array([-7], "int8"), "uint32", [0]),
+        (np.array([2**32 - 1], "uint32"), "int32", [2**31 - 1]),
+        (np.array([True, False]), "uint8", [1, 0]),
+        (np.array([1.1], "float64"), "float32", [np.float32(1.1)]),
+        (np.array([1e10], "float32"), "float16", [np.inf]),
+    ],
+)
+def test_integers_round_half_to_even_and_clip(
+    pixels: NDArray[Any], dtype: str, expected: list[float]
+) -> None:
+    converted = to_dtype(pixels, dtype)
+    assert converted.dtype == np.dtype(dtype)
+    assert converted.tolist() == np.array(expected, dtype).tolist()
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from(["uint8", "uint16", "uint32", "int8", "int16", "int32"]),
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.floats(allow_nan=False),
+)
+def test_a_float_becomes_the_nearest_integer_there_is(dtype: str, source: str, value: float) -> None:
+    with np.errstate(over="ignore"):
+        pixel = np.array([value]).astype(source)
+    limits = np.iinfo(dtype)
+    exact = float(pixel[0])
+    nearest = limits.min if exact < limits.min else limits.max if exact > limits.max else round(exact)
+    assert to_dtype(pixel, dtype).tolist() == [nearest]
+
+
+def test_nan_cannot_become_an_integer() -> None:
+    with pytest.raises(InputError, match="a pixel is NaN, and the output is uint8"):
+        to_dtype(np.array([1.0, np.nan]), "uint8")
+
+
+def test_pixels_that_fit_are_not_copied() -> None:
+    pixels = np.ones((3, 3), "float32")
+    assert to_dtype(pixels, "float32") is pixels
+
+
+def test_the_writer_converts(tmp_path: Path) -> None:
+    layout = replace(PLAIN, dtype="uint8")
+    create_output(tmp_path / "a.zarr", layout)
+    region = Region((0, 0), (8, 8))
+    ShardWriter(tmp_path / "a.zarr", layout).write(region, np.full((8, 8), 300.2))
+    assert (zarr.open_array(tmp_path / "a.zarr", mode="r")[region.slices] == 255).all()

@@ -1,0 +1,259 @@
+"""The run directory: private, one driver, no writer left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from halotile.errors import DamagedData, OutputRefused
+from halotile.storage.rundir import RunDirectory
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "a.zarr.run")
+
+
+@contextmanager
+def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has run ``body`` and waits."""
+    code = (
+        "import sys, pathlib; from halotile.storage.rundir import RunDirectory\n"
+        f"directory = RunDirectory(pathlib.Path(sys.argv[1]))\n{body}\nprint('ready', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(directory.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+LOCKS = "lock = directory.lock(); lock.__enter__()"
+HOLDS = "directory.hold_worker_lock()"
+
+
+def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
+    with directory.lock():
+        directory.write_job({"a": 1})
+        directory.write_plan({"b": 2})
+        directory.write_status({"c": 3})
+        directory.append_event({"d": 4})
+        directory.hold_worker_lock()
+    directory.release_worker_lock()
+    modes = {entry.name: entry.stat().st_mode & 0o777 for entry in directory.path.iterdir()}
+    assert modes == dict.fromkeys(
+        ("job.json", "plan.json", "status.json", "events.jsonl", "lock", "workers.lock"), 0o600
+    )
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_kept_comes_back(directory: RunDirectory) -> None:
+    assert not directory.exists()
+    assert directory.read_job() is directory.read_plan() is directory.read_status() is None
+    assert list(directory.read_events()) == []
+    with directory.lock():
+        for number in range(3):
+            directory.write_job({"job": number})
+            directory.write_plan({"plan": number})
+            directory.write_status({"status": number})
+            directory.append_event({"event": number})
+    assert directory.exists()
+    assert directory.read_job() == {"job": 2}
+    assert directory.read_plan() == {"plan": 2}
+    assert directory.read_status() == {"status": 2}
+    assert list(directory.read_events()) == [{"event": 0}, {"event": 1}, {"event": 2}]
+
+
+def test_forgetting_leaves_the_job(directory: RunDirectory) -> None:
+    with directory.lock():
+        directory.write_job({"job": 1})
+        directory.write_plan({})
+        directory.write_status({})
+        directory.append_event({})
+        directory.journal_path.touch()
+        directory.forget()
+        assert {entry.name for entry in directory.path.iterdir()} == {"job.json", "lock"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
+def test_a_damaged_plan_is_an_error_and_a_damaged_status_is_none(
+    directory: RunDirectory, content: bytes
+) -> None:
+    directory.create()
+    directory.plan_path.write_bytes(content)
+    directory.status_path.write_bytes(content)
+    with pytest.raises(DamagedData, match=r"plan\.json is damaged"):
+        directory.read_plan()
+    assert directory.read_status() is None
+
+
+def test_a_torn_event_is_left_out(directory: RunDirectory) -> None:
+    directory.create()
+    directory.append_event({"event": 1})
+    with directory.events_path.open("ab") as file:
+        file.write(b'{"event": ')
+    assert list(directory.read_events()) == [{"event": 1}]
+
+
+def test_events_of_many_threads_stay_whole(directory: RunDirectory) -> None:
+    directory.create()
+    directory.append_event({"first": True})
+
+    def append() -> None:
+        for _ in range(50):
+            directory.append_event({"text": "x" * 200})
+
+    threads = [threading.Thread(target=append) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(directory.read_events())) == 201
+
+
+def test_a_second_driver_is_refused_and_told_who_is_first(directory: RunDirectory) -> None:
+    with other_process(directory, LOCKS) as first:
+        with (
+            pytest.raises(OutputRefused, match=rf"in use: process {first.pid} on .*, started 2"),
+            directory.lock(),
+        ):
+            pass
+        holder = directory.is_running()
+        assert holder is not None
+        assert holder["pid"] == first.pid
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert directory.is_running() is None
+        with directory.lock():
+            pass
+
+
+def test_a_second_driver_in_the_same_process_is_refused(directory: RunDirectory) -> None:
+    with directory.lock():
+        with pytest.raises(OutputRefused, match=f"process {os.getpid()} on"), directory.lock():
+            pass
+        assert directory.is_running() is not None
+    assert directory.is_running() is None
+
+
+def test_looking_does_not_disturb_a_driver_that_starts(directory: RunDirectory) -> None:
+    with directory.lock():
+        pass
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.001):
+            directory.is_running()
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(200):
+            with directory.lock():
+                pass
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()
+
+
+def test_looking_makes_nothing(directory: RunDirectory) -> None:
+    assert directory.is_running() is None
+    assert not directory.path.exists()
+
+
+def test_a_driver_sweeps_what_a_killed_one_was_writing(directory: RunDirectory) -> None:
+    directory.create()
+    (directory.path / "status.json.0a1b2c3d.partial").touch()
+    with directory.lock():
+        assert os.listdir(directory.path) == ["lock"]
+
+
+def test_a_driver_that_fails_lets_go(directory: RunDirectory) -> None:
+    with pytest.raises(ZeroDivisionError), directory.lock():
+        raise ZeroDivisionError
+    assert directory.is_running() is None
+
+
+def test_the_lock_does_not_pass_to_programs_that_are_started(directory: RunDirectory) -> None:
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    with directory.lock():
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
+        )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        assert directory.is_running() is None
+        child.kill()
+
+
+def test_a_driver_waits_for_the_workers_of_a_killed_one(directory: RunDirectory) -> None:
+    directory.create()
+    with other_process(directory, HOLDS) as worker, other_process(directory, HOLDS + "\n" + HOLDS) as other:
+        with pytest.raises(OutputRefused, match=r"still hold .* after 0.1 s.*processes") as refused:
+            directory.wait_for_workers(0.1)
+        assert f"{worker.pid} on" in str(refused.value)
+        assert f"{other.pid} on" in str(refused.value)
+        worker.kill()
+        threading.Timer(0.2, other.kill).start()
+        directory.wait_for_workers(60)
+        other.wait()
+    assert (directory.path / "workers.lock").read_bytes() == b""
+
+
+def test_a_worker_that_lets_go_is_not_waited_for(directory: RunDirectory) -> None:
+    directory.create()
+    directory.hold_worker_lock()
+    directory.hold_worker_lock()
+    with pytest.raises(OutputRefused):
+        directory.wait_for_workers(0)
+    directory.release_worker_lock()
+    directory.release_worker_lock()
+    directory.wait_for_workers(0)
+
+
+@pytest.mark.parametrize("kind", ["file", "documents", "link"])
+def test_what_no_run_made_is_refused_and_stays(directory: RunDirectory, kind: str) -> None:
+    theirs = directory.path.parent / "theirs"
+    theirs.mkdir()
+    (theirs / "letter").touch()
+    if kind == "file":
+        directory.path.touch()
+    elif kind == "documents":
+        theirs.rename(directory.path)
+    else:
+        directory.path.symlink_to(theirs)
+    before = sorted(directory.path.parent.rglob("*"))
+    with pytest.raises(OutputRefused, match="that no run made"), directory.lock():
+        pass
+    assert sorted(directory.path.parent.rglob("*")) == before
+
+
+def test_an_empty_directory_may_become_ours(directory: RunDirectory) -> None:
+    directory.path.mkdir(mode=0o755)
+    with directory.lock():
+        assert directory.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_holder_is_plain_json(directory: RunDirectory) -> None:
+    with directory.lock():
+        assert set(json.loads((directory.path / "lock").read_bytes())) == {"pid", "host", "started"}

@@ -1,0 +1,239 @@
+"""Receptive field, alignment and purity of networks, found by trying them."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from halotile.errors import ConfigError
+from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.denoisers.torch import UserNetwork
+from halotile.tasks.probe import check_purity, probe
+
+
+def conv(into: int, out: int, size: int = 3, **options: Any) -> nn.Module:
+    return nn.Conv2d(into, out, size, padding=options.pop("padding", size // 2), **options)
+
+
+def conv_stack() -> nn.Module:
+    return nn.Sequential(conv(1, 4), nn.ReLU(), conv(4, 4, 5), nn.ReLU(), conv(4, 1))
+
+
+def dilated() -> nn.Module:
+    return nn.Sequential(conv(1, 2, dilation=4, padding=4), conv(2, 1, dilation=8, padding=8))
+
+
+def max_pooled() -> nn.Module:
+    return nn.Sequential(nn.MaxPool2d(2), conv(1, 2), nn.Upsample(scale_factor=2), conv(2, 1))
+
+
+def volume() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.Conv3d(2, 1, 3, padding=1))
+
+
+def lopsided() -> nn.Module:
+    return nn.Conv2d(1, 1, (3, 9), padding=(1, 4))
+
+
+def deaf_to_nan() -> nn.Module:
+    class Deaf(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = conv_stack()
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layers(torch.nan_to_num(batch))
+            return result
+
+    return Deaf()
+
+
+class UNet(nn.Module):  # type: ignore[misc]
+    """Two strided levels with a skip connection around each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = conv(1, 4), conv(4, 1)
+        self.down = nn.ModuleList([nn.Conv2d(4, 4, 2, stride=2), nn.Conv2d(4, 4, 2, stride=2)])
+        self.middle = conv(4, 4)
+        self.up = nn.ModuleList(
+            [nn.ConvTranspose2d(4, 4, 2, stride=2), nn.ConvTranspose2d(4, 4, 2, stride=2)]
+        )
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        top = self.enter(batch)
+        half = torch.relu(self.down[0](top))
+        quarter = self.middle(torch.relu(self.down[1](half)))
+        signal: torch.Tensor = self.leave(top + self.up[0](half + self.up[1](quarter)))
+        return signal
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.MultiheadAttention(1, 1, batch_first=True)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        small = nn.functional.avg_pool2d(batch, 16)
+        tokens = small.flatten(2).movedim(1, 2)
+        mixed = self.mix(tokens, tokens, tokens)[0].movedim(2, 1).reshape(small.shape)
+        return batch + nn.functional.interpolate(mixed, scale_factor=16)
+
+
+class Fourier(nn.Module):  # type: ignore[misc]
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft2(torch.fft.rfft2(batch) * 0.5, s=tuple(batch.shape[2:]))
+
+
+class Positions(nn.Module):  # type: ignore[misc]
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch * torch.linspace(0, 1, batch.shape[-1], dtype=batch.dtype)
+
+
+class Warm(nn.Module):  # type: ignore[misc]
+    """Starts from where the last call ended."""
+
+    last: torch.Tensor | float = 0.0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.last = batch + 0.1 * self.last
+        return self.last
+
+
+class InPlace(nn.Module):  # type: ignore[misc]
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.mul_(0.5)
+
+
+Use = Callable[..., UserNetwork]
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """A job's network that an importable module builds, always with the same weights."""
+
+    def use(build: Callable[[], nn.Module], **options: Any) -> UserNetwork:
+        def seeded() -> nn.Module:
+            with torch.random.fork_rng():
+                torch.manual_seed(3)
+                return build()
+
+        module = types.ModuleType("lab")
+        module.build = seeded  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "lab", module)
+        return UserNetwork(import_="lab:build", **options)
+
+    return use
+
+
+# A pooled or strided cell begins up to (stride - 1) pixels before the pixel it is asked about.
+@pytest.mark.parametrize(
+    ("build", "dims", "expected"),
+    [
+        pytest.param(nn.Identity, 2, (0, 1), id="identity"),
+        pytest.param(conv_stack, 2, (4, 1), id="conv stack"),
+        pytest.param(dilated, 2, (12, 1), id="dilated"),
+        pytest.param(lopsided, 2, (4, 1), id="lopsided"),
+        pytest.param(deaf_to_nan, 2, (4, 1), id="swallows NaN"),
+        pytest.param(max_pooled, 2, (4, 2), id="max pool"),
+        pytest.param(UNet, 2, (9, 4), id="unet"),
+        pytest.param(volume, 3, (2, 1), id="3-D"),
+    ],
+)
+def test_a_network_is_found_to_look_exactly_as_far_as_it_does(
+    network: Use, build: Callable[[], nn.Module], dims: int, expected: tuple[int, int]
+) -> None:
+    assert probe(network(build), dims) == expected
+
+
+def test_what_is_written_down_stays_when_the_rest_is_probed(network: Use) -> None:
+    denoiser = network(UNet, receptive_field_=32)
+    assert denoiser.receptive_field() is None
+    found = denoiser.probed(*probe(denoiser, 2))
+    assert (found.receptive_field(), found.alignment) == (32, 4)
+
+
+def test_a_network_that_doubles_the_picture_is_probed_in_input_pixels(network: Use) -> None:
+    def double() -> nn.Module:
+        return nn.Sequential(conv(1, 4, 5), nn.PixelShuffle(2))
+
+    assert probe(network(double, scale=2), 2) == (2, 1)
+
+
+def test_a_network_with_several_channels_is_probed_over_all_of_them(network: Use) -> None:
+    assert probe(network(lambda: conv(3, 2), channels=(3, 2)), 2) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(lambda: nn.Sequential(conv(1, 2), nn.InstanceNorm2d(2), conv(2, 1)), id="instance norm"),
+        pytest.param(Attention, id="attention"),
+        pytest.param(Fourier, id="fourier"),
+    ],
+)
+def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ConfigError, match="torch looks at the whole picture"):
+        probe(network(build), 2)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (Positions, {}, "depends on where the tile lies"),
+        (lambda: nn.Conv2d(1, 1, 3), {}, "loses pixels at its edges has to pad"),
+        (lambda: nn.Upsample(scale_factor=2), {}, "Declare its scale"),
+        (lambda: conv(3, 3), {}, "failed on a window of shape"),
+        (lambda: nn.Threshold(2.0, float("inf")), {}, "makes NaN or infinity"),
+    ],
+)
+def test_a_network_that_cannot_be_tiled_is_told_why(
+    network: Use, build: Callable[[], nn.Module], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        probe(network(build, **options), 2)
+
+
+def test_a_numpy_function_is_probed_without_gradients() -> None:
+    def shifted(picture: Any) -> Any:
+        moved = picture.copy()
+        moved[5:] += picture[:-5]
+        return moved
+
+    assert probe(GivenFunction(call=shifted, depth=5), 2) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (Warm, "torch gave one tile two results"),
+        (lambda: nn.Sequential(conv(1, 1), RandomAlways()), "torch gave one tile two results"),
+        (InPlace, "torch changes the pixels it is given"),
+    ],
+)
+def test_an_impure_network_is_refused(network: Use, build: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_purity(network(build), 2)
+
+
+class RandomAlways(nn.Module):  # type: ignore[misc]
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch + torch.rand_like(batch)
+
+
+def test_dropout_is_off_in_a_built_network(network: Use) -> None:
+    check_purity(network(lambda: nn.Sequential(conv(1, 1), nn.Dropout(0.5))), 2)
+
+
+def test_probing_leaves_the_global_random_numbers_alone(network: Use) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    probe(network(conv_stack), 2)
+    assert torch.equal(torch.rand(3), expected)

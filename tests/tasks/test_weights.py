@@ -1,0 +1,125 @@
+"""Weights files: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from halotile.errors import WeightsError
+from halotile.tasks.weights import file_sha256, load_weights
+
+TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
+
+
+def save(path: Path, content: Any = None) -> Path:
+    content = TENSORS if content is None else content
+    if path.suffix == ".safetensors":
+        safetensors.torch.save_file(content, path)
+    else:
+        torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])
+def test_tensors_come_back_as_they_were_saved(tmp_path: Path, suffix: str) -> None:
+    loaded = load_weights(save(tmp_path / f"net{suffix}"))
+    assert loaded.keys() == TENSORS.keys()
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in TENSORS.items())
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "params"])
+def test_a_state_dictionary_inside_a_checkpoint_is_found(tmp_path: Path, wrapper: str) -> None:
+    path = save(tmp_path / "net.pth", {wrapper: TENSORS, "epoch": 7})
+    assert load_weights(path).keys() == TENSORS.keys()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_the_checksum_is_compared(tmp_path: Path, suffix: str) -> None:
+    path = save(tmp_path / f"net{suffix}")
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert file_sha256(path) == right
+    assert load_weights(path, right.upper()).keys() == TENSORS.keys()
+    wrong = "0" * 64
+    with pytest.raises(WeightsError, match=rf"(?s){wrong}.*{right}"):
+        load_weights(path, wrong)
+
+
+class Malicious:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.target,))
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
+def test_pickled_code_is_refused_and_not_run(tmp_path: Path, write: Any) -> None:
+    path, mark = tmp_path / "net.pth", tmp_path / "mark"
+    write({"a.weight": Malicious(mark)}, path)
+    with pytest.raises(WeightsError, match="may run code"):
+        load_weights(path)
+    assert not mark.exists()
+
+
+def missing(folder: Path) -> Path:
+    return folder / "nowhere.pth"
+
+
+def directory(folder: Path) -> Path:
+    (folder / "net.pth").mkdir()
+    return folder / "net.pth"
+
+
+def loop(folder: Path) -> Path:
+    (folder / "a.pth").symlink_to(folder / "b.pth")
+    (folder / "b.pth").symlink_to(folder / "a.pth")
+    return folder / "a.pth"
+
+
+def truncated(suffix: str) -> Any:
+    def make(folder: Path) -> Path:
+        path = save(folder / f"net{suffix}")
+        path.write_bytes(path.read_bytes()[:-20])
+        return path
+
+    return make
+
+
+def holding(content: Any) -> Any:
+    return lambda folder: save(folder / "net.pth", content)
+
+
+def other_suffix(folder: Path) -> Path:
+    (folder / "net.npz").touch()
+    return folder / "net.npz"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(missing, "cannot be opened .*No such file", id="missing"),
+        pytest.param(directory, "is a directory", id="directory"),
+        pytest.param(loop, "cannot be opened .*symbolic links", id="symlink loop"),
+        pytest.param(truncated(".pth"), "damaged", id="truncated pickle"),
+        pytest.param(truncated(".safetensors"), "not a whole safetensors", id="truncated safetensors"),
+        pytest.param(holding([1, 2]), "no state dictionary", id="list"),
+        pytest.param(holding({}), "no state dictionary", id="empty"),
+        pytest.param(holding({"lr": 0.1}), "not tensors: lr", id="number"),
+        pytest.param(other_suffix, "ends in .safetensors", id="suffix"),
+    ],
+)
+def test_what_is_not_a_weights_file_is_refused(tmp_path: Path, make: Any, message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        load_weights(make(tmp_path))
+
+
+@pytest.mark.parametrize("make", [missing, directory, loop])
+def test_the_checksum_of_what_is_not_a_file_is_refused(tmp_path: Path, make: Any) -> None:
+    with pytest.raises(WeightsError, match="Write the path"):
+        file_sha256(make(tmp_path))
