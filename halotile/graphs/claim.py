@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from halotile.errors import OutputRefused, ResumeRefused
 from halotile.graphs.identity import differences
@@ -73,13 +74,7 @@ def _resumable(plan: Plan, directory: RunDirectory) -> bool:
     previous = None if plan.fresh else directory.read_plan()
     if previous is None:
         return False
-    # Not plan.differs: another run may have begun here since the plan was made.
-    if differs := differences(previous["identity"], plan.identity):
-        listed = "\n".join(f"  {line}" for line in differs)
-        raise ResumeRefused(
-            f"{directory.path} belongs to a different job:\n{listed}\n"
-            "Write what it was, or run with --fresh to start over."
-        )
+    check_same_job(plan, previous)
     if not directory.journal_path.exists():
         return False
     if not plan.output.exists():
@@ -90,6 +85,24 @@ def _resumable(plan: Plan, directory: RunDirectory) -> bool:
             "`recon-cli verify --repair` restores it; --fresh starts over."
         )
     return True
+
+
+def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run of another job.
+
+    Not by ``plan.differs``: another run may have begun there since the plan was made.
+
+    Raises
+    ------
+    ResumeRefused
+        Listing what differs.
+    """
+    if differs := differences(previous["identity"], plan.identity):
+        listed = "\n".join(f"  {line}" for line in differs)
+        raise ResumeRefused(
+            f"{plan.run_directory} belongs to a different job:\n{listed}\n"
+            "Write what it was, or run with --fresh to start over."
+        )
 
 
 def _start_over(plan: Plan, directory: RunDirectory) -> None:

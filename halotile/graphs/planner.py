@@ -44,7 +44,7 @@ from halotile.storage.grid import Grid
 from halotile.storage.output import Layout, ShardWriter
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.rundir import RunDirectory
-from halotile.tasks.axes import Roles
+from halotile.tasks.roles import Roles
 from halotile.tasks.block import BlockTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.weights import file_sha256

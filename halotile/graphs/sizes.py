@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from halotile.errors import ConfigError
 from halotile.graphs.job import Auto, Size
-from halotile.tasks.axes import Roles
+from halotile.tasks.roles import Roles
 
 CHUNK = {2: 256, 3: 64}
 SHARD_CHUNKS = 4

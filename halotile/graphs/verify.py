@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from halotile.errors import OutputRefused
+from halotile.graphs.claim import check_same_job
 from halotile.graphs.job import Job
-from halotile.graphs.plan import Plan, run_directory_of
+from halotile.graphs.plan import run_directory_of
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Observer
 from halotile.graphs.tiles import run
-from halotile.storage.grid import Block, Grid, Region
+from halotile.storage.grid import Block, Grid
 from halotile.storage.journal import Journal
 from halotile.storage.output import Layout, check_block, create_metadata, metadata_digest, open_output
 from halotile.storage.rundir import RunDirectory
+
+CHECKED_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Verdict:
 def verify(
     output: str | Path, *, job: Job | None = None, repair: bool = False, observer: Observer | None = None
 ) -> Verdict:
-    """Check every block that the journal calls done, or every block where there is no journal.
+    """Check every block that the journal calls done, or every shard where there is no journal.
 
     Parameters
     ----------
@@ -42,14 +48,17 @@ def verify(
     job : Job, optional
         The job that wrote it; needed to repair.
     repair : bool
-        Strike damaged blocks from the journal and run the job again for them alone.
+        Restore the metadata, strike damaged blocks from the journal and run the job again: for them alone,
+        if it was finished.
     observer : callable, optional
         Called with the progress of a repair.
 
     Raises
     ------
     OutputRefused
-        When a repair is asked for and the output has no run directory.
+        When a repair is asked for and the output has no run directory, or a run is writing it.
+    ResumeRefused
+        When a repair is asked for and the job is no longer the one that wrote the output.
     """
     path = Path(os.path.abspath(output))
     directory = RunDirectory(run_directory_of(path))
@@ -57,74 +66,84 @@ def verify(
     if stored is None:
         if repair:
             raise OutputRefused(
-                f"{path} has no run directory {directory.path}: there is no job to repair it with."
+                f"{path} has no run directory {directory.path}: there is no job to repair it with. "
+                "Leave out --repair to check it."
             )
         layout = open_output(path)
-        grid = _shard_grid(layout)
-        damaged = dict(_damaged(path, layout, ((b, b.core) for b in grid)))
-        return Verdict(len(grid), len(grid), _lines(damaged), 0)
+        damaged = dict(_damaged(path, layout, layout.grid))
+        return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0)
     layout = Layout.from_json(stored["layout"])
-    problems = []
-    if metadata_digest(path, layout) != stored["metadata"]:
-        problems.append(f"{path}: its metadata is not what the run wrote")
-        if repair:
-            create_metadata(path, layout)
-    if job is None:
-        raise OutputRefused(
-            f"{directory.path} holds no job.json: cannot tell which blocks it has. Check with zarr itself."
-        )
-    plan = make_plan(job)
-    with Journal.open(
-        directory.journal_path, stored["fingerprint"], len(plan.grid), read_only=True
-    ) as journal:
+    grid = _grid_of(stored, layout)
+    total = len(grid)
+    with Journal.open(directory.journal_path, stored["fingerprint"], total, read_only=True) as journal:
         done = journal.done
-        damaged = dict(_damaged(path, layout, _written_by(plan, done)))
-    problems += _lines(damaged)
-    if repair and damaged:
-        _strike(directory, stored["fingerprint"], len(plan.grid), damaged)
-        run(replace(plan, fresh=False), observer=observer)
-    return Verdict(len(plan.grid), len(done), tuple(problems), len(problems) if repair else 0)
+    metadata = _metadata_problems(path, layout, stored["metadata"])
+    damaged = dict(_damaged(path, layout, map(grid.block_at, done)))
+    problems = (*metadata, *_lines("block", damaged))
+    if not repair or not problems:
+        return Verdict(total, len(done), problems, 0)
+    _repair(path, directory, stored, damaged, job, observer)
+    left = _lines("block", dict(_damaged(path, layout, map(grid.block_at, damaged))))
+    return Verdict(total, len(done), problems, len(problems) - len(left))
 
 
-def _strike(directory: RunDirectory, fingerprint: str, total: int, damaged: Iterable[int]) -> None:
+def _repair(
+    path: Path,
+    directory: RunDirectory,
+    stored: dict[str, Any],
+    damaged: Iterable[int],
+    job: Job | None,
+    observer: Observer | None,
+) -> None:
+    if job is None:
+        raise OutputRefused(f"{path} cannot be repaired without its job. Give the job that wrote it.")
+    plan = make_plan(job)
+    check_same_job(plan, stored)
     with directory.lock():
-        journal = Journal.open(directory.journal_path, fingerprint, total)
+        create_metadata(path, plan.layout)
+        journal = Journal.open(directory.journal_path, stored["fingerprint"], len(plan.grid))
         journal.strike(damaged)
         journal.close()
+    run(plan, observer=observer)
 
 
-def _written_by(plan: Plan, done: Iterable[int]) -> Iterator[tuple[Block, Region]]:
-    task = plan.task
-    for number in done:
-        block = plan.grid.block_at(number)
-        yield block, task.roles.output_region(block.core, task.tiling.scale, task.channels_out)
+def _metadata_problems(path: Path, layout: Layout, digest: str) -> list[str]:
+    """One line for each metadata file that is not as the run wrote it."""
+    if metadata_digest(path, layout) == digest:
+        return []
+    lines = []
+    for name, content in layout.documents().items():
+        file = path / name
+        if not file.is_file():
+            lines.append(f"metadata: {file} is missing")
+        elif file.read_bytes() != content:
+            lines.append(f"metadata: {file} is not what the run wrote")
+    return lines or [f"metadata: {path} was written by another version of halotile"]
 
 
-def _shard_grid(layout: Layout) -> Grid:
-    return Grid(layout.shape, layout.shard, ((0, 0),) * len(layout.shape))
+def _grid_of(stored: dict[str, Any], layout: Layout) -> Grid:
+    """The blocks of a run as they lie in its output, numbered as in the journal."""
+    shape = stored["summary"]["shape"]
+    block = tuple(b * m // n for b, m, n in zip(stored["block"], layout.shape, shape, strict=True))
+    return Grid(layout.shape, block, ((0, 0),) * len(block))
 
 
-def _damaged(
-    path: Path, layout: Layout, blocks: Iterable[tuple[Block, Region]]
-) -> Iterator[tuple[int, list[str]]]:
+def _damaged(path: Path, layout: Layout, blocks: Iterable[Block]) -> Iterator[tuple[int, list[str]]]:
     """Numbers of the blocks with problems; a few blocks are checked at once."""
+    pending: deque[tuple[int, Future[list[str]]]] = deque()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        checks = _bounded_map(pool, path, layout, blocks)
-        yield from ((number, problems) for number, problems in checks if problems)
+        for block in itertools.chain(blocks, itertools.repeat(None)):
+            if block is not None:
+                pending.append((block.number, pool.submit(check_block, path, layout, block.core)))
+            elif not pending:
+                return
+            if block is None or len(pending) >= CHECKED_AT_ONCE:
+                number, future = pending.popleft()
+                if problems := future.result():
+                    yield number, problems
 
 
-def _bounded_map(
-    pool: ThreadPoolExecutor, path: Path, layout: Layout, blocks: Iterable[tuple[Block, Region]]
-) -> Iterator[tuple[int, list[str]]]:
-    pending = []
-    for block, region in blocks:
-        pending.append((block.number, pool.submit(check_block, path, layout, region)))
-        if len(pending) >= 64:
-            number, future = pending.pop(0)
-            yield number, future.result()
-    for number, future in pending:
-        yield number, future.result()
-
-
-def _lines(damaged: dict[int, list[str]]) -> tuple[str, ...]:
-    return tuple(f"block {number}: {problem}" for number, problems in damaged.items() for problem in problems)
+def _lines(word: str, damaged: dict[int, list[str]]) -> tuple[str, ...]:
+    return tuple(
+        f"{word} {number}: {problem}" for number, problems in damaged.items() for problem in problems
+    )

@@ -65,9 +65,8 @@ def open_source(
     if level < 0:
         raise InputError(f"level is {level}: levels count from 0, the finest. Write 0 or more.")
     if "://" in text:
-        return _as_source(
-            registry.find("formats", "zarr").open(text, level=level, dataset=dataset, axes=axes)
-        )
+        name = "ome" if dataset is None and registry.find("formats", "zarr").holds_levels(text) else "zarr"
+        return _as_source(registry.find("formats", name).open(text, level=level, dataset=dataset, axes=axes))
     place = Path(text)
     if not place.exists():
         raise InputError(_nothing_there(place))

@@ -17,7 +17,7 @@ from halotile.errors import InputError
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
-from halotile.tasks.axes import Roles
+from halotile.tasks.roles import Roles
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import Device, all_finite
 from halotile.tasks.lanes import Lanes
@@ -204,9 +204,13 @@ def _keep_masked(result: NDArray[Any], original: NDArray[Any], mask: NDArray[Any
 
 
 def peak_memory_bytes() -> int:
-    """The most resident memory this process has had."""
-    import resource
-    import sys
+    """The most resident memory this process has had.
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return max(peak if sys.platform == "darwin" else peak * 1024, psutil.Process().memory_info().rss)
+    The kernel's own mark for it: ``ru_maxrss`` would count what the parent had when it started us.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            mark = next(line for line in status if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return int(psutil.Process().memory_info().rss)
+    return int(mark.split()[1]) * 1024

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 STRIP_PIXELS = 1 << 16
 """Pixels worked on at once on a CPU, so that the intermediates stay in its cache."""
+GPU_FACTOR = 64
+"""A GPU gets strips so many times larger: it has no such cache, and each step costs it a launch."""
 
 
 def strips(batch: torch.Tensor, pixels: int = STRIP_PIXELS) -> Iterator[tuple[int, int]]:
-    """Runs of the first spatial axis that hold about ``pixels`` pixels; one run on a GPU."""
+    """Runs of the first spatial axis that hold about ``pixels`` pixels, on a GPU many more."""
     length = batch.shape[2]
-    rows = length if batch.is_cuda else max(1, pixels * length // max(1, batch.numel()))
-    return ((start, min(start + rows, length)) for start in range(0, length, max(1, rows)))
+    if batch.is_cuda:
+        pixels *= GPU_FACTOR
+    rows = max(1, pixels * length // max(1, batch.numel()))
+    return ((start, min(start + rows, length)) for start in range(0, length, rows))
 
 
 def rows_around(batch: torch.Tensor, start: int, stop: int, depth: int) -> torch.Tensor:

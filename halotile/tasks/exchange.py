@@ -30,7 +30,7 @@ class MedianNetwork:
     --------
     >>> network = median_network(3, 2)
     >>> sum(kind != "shift" for kind, _, _ in network.kept.values())
-    18
+    20
     """
 
     size: int

@@ -109,14 +109,14 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "nlm": (lambda _: NonLocalMeans(strength=0.2, patch=5, distance=3), (2,)),
     "nlm in noise levels": (lambda _: NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
     "dncnn": (lambda file: DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
-    "torch": (lambda _: UserNetwork(import_="lab:network", receptive_field_=5, alignment_=2), (2,)),
+    "torch": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2), (2,)),
     "torch at a level": (
-        lambda _: UserNetwork(import_="lab:network", receptive_field_=5, alignment_=2, sigma=0.5),
+        lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5),
         (2,),
     ),
     "torch doubling": (
         lambda _: UserNetwork(
-            import_="lab:network", options={"scale": 2}, receptive_field_=5, alignment_=2, scale=2
+            import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2
         ),
         (2,),
     ),
@@ -341,7 +341,7 @@ def test_nlm_denoises_about_as_well_as_scikit_image() -> None:
     noisy = clean + 0.1 * np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
     ours = whole(NonLocalMeans(strength=0.8, sigma=0.1), noisy)
     theirs = denoise_nl_means(noisy, patch_size=5, patch_distance=6, h=0.08, sigma=0.1, fast_mode=True)
-    assert np.std(ours - clean) < 1.2 * np.std(theirs - clean) < 0.5 * np.std(noisy - clean)
+    assert np.std(ours - clean) < 1.3 * np.std(theirs - clean) < 0.5 * np.std(noisy - clean)
 
 
 DEEP = ["in_conv", *(f"conv_list.{i}" for i in range(12)), "out_conv"]

@@ -39,10 +39,6 @@ def claims(path: Path) -> bool:
 
 def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
     """A Zarr array, or an array of a Zarr group: the one named, or the only one."""
-    if "://" in path and dataset is None and ome_attributes(open_node(path).attrs).get("multiscales"):
-        from halotile.storage.formats import ome
-
-        return ome.open(path, level=level, axes=axes)
     refuse_option("plain Zarr", "a Zarr array without OME metadata has one resolution", level=level)
     return StoredArray(path, "zarr", ZarrReader, dataset=dataset, axes=axes)
 
@@ -188,6 +184,11 @@ def ome_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The OME-Zarr part of a node's attributes: under "ome" in 0.5, at the top in 0.4."""
     nested = attributes.get("ome")
     return nested if isinstance(nested, dict) else attributes
+
+
+def holds_levels(path: str) -> bool:
+    """Whether the Zarr at a URL has OME-Zarr attributes that name its levels."""
+    return bool(ome_attributes(open_node(path).attrs).get("multiscales"))
 
 
 def read_document(path: Path, name: str) -> Any:

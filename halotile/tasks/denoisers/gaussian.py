@@ -49,7 +49,7 @@ class Gaussian(Pixelwise):
 
     def bytes_per_pixel(self) -> float:
         """The result, with the intermediates of a tile that is one strip."""
-        return 24.0
+        return 16.0
 
     def taps(self) -> tuple[float, ...]:
         """Weights of the pixels at distance 0, 1, 2, ..."""

@@ -1,0 +1,253 @@
+"""A job whose every block is watched, and trouble that can be made for it.
+
+The pixels of the picture tell where they lie, so the denoiser knows which block it is given. It notes the
+block in a log, and does what files named after the block in a folder tell it to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import Outcome, run
+from halotile.storage.journal import Journal
+from halotile.storage.rundir import RunDirectory
+from tests.support import Picture, write_zarr
+
+EDGE = 256
+BLOCK = 32
+ACROSS = EDGE // BLOCK
+BLOCKS = ACROSS**2
+FIRST = 1000.0
+"""Value of the first pixel: what a check of the denoiser tries it on lies below."""
+REPOSITORY = Path(__file__).parents[1]
+
+
+def picture() -> Picture:
+    """Every pixel tells its place."""
+    return (np.arange(EDGE**2, dtype="float32") + FIRST).reshape(EDGE, EDGE)
+
+
+def truth(pixels: Picture) -> Picture:
+    """What the watched denoiser makes of them."""
+    return np.sqrt(pixels) * np.float32(1.5)
+
+
+def watched(pixels: Picture, folder: str) -> Picture:
+    """The denoiser: see :func:`trouble`."""
+    place = int(np.nanmin(pixels) - FIRST)
+    result = truth(pixels)
+    if place < 0:
+        return result
+    block = place // EDGE // BLOCK * ACROSS + place % EDGE // BLOCK
+    with open(f"{folder}/log", "a") as log:
+        log.write(f"{block} {os.getpid()}\n")
+    time.sleep(float(Path(folder, "pace").read_text()))
+    for kind, make in TROUBLE.items():
+        file = Path(folder, f"{kind}-{block}")
+        if file.exists():
+            result = make(result, file)
+    return result
+
+
+def _raise(_: Picture, file: Path) -> Picture:
+    raise ValueError(f"poisoned by {file.name}")
+
+
+def _fail_twice(result: Picture, file: Path) -> Picture:
+    left = int(file.read_text())
+    if left:
+        file.write_text(str(left - 1))
+        raise ValueError(f"{file.name}: {left} failures to come")
+    return result
+
+
+def _die(_: Picture, file: Path) -> Picture:
+    os._exit(3)
+
+
+def _miss_a_file(_: Picture, file: Path) -> Picture:
+    raise FileNotFoundError(2, "No such file or directory", "calibration.npy")
+
+
+def _hang(result: Picture, file: Path) -> Picture:
+    file.unlink()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return result
+
+
+TROUBLE: dict[str, Callable[[Picture, Path], Picture]] = {
+    "raise": _raise,
+    "flaky": _fail_twice,
+    "die": _die,
+    "missing": _miss_a_file,
+    "hang": _hang,
+    "nan": lambda result, _: np.full_like(result, np.nan),
+    "shape": lambda result, _: result[1:],
+}
+"""What a file such as ``raise-7`` does to block 7."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A watched job in a folder of its own."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path, pace: float = 0.0) -> Scene:
+        """A picture to read, nothing written yet."""
+        scene = cls(folder)
+        write_zarr(scene.source, picture(), axes="yx")
+        scene.set_pace(pace)
+        return scene
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "noisy.zarr"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "clean.zarr"
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.folder / "clean.zarr.run")
+
+    def set_pace(self, seconds: float) -> None:
+        """How long every block takes."""
+        (self.folder / "pace").write_text(str(seconds))
+
+    def make_trouble(self, kind: str, block: int, text: str = "") -> Path:
+        """See :data:`TROUBLE`."""
+        file = self.folder / f"{kind}-{block}"
+        file.write_text(text)
+        return file
+
+    def job(
+        self, *, output: Path | None = None, parts: dict[str, dict[str, Any]] | None = None, **options: Any
+    ) -> Job:
+        """The job; ``options`` are those of its run, ``parts`` those of its other sections."""
+        parts = parts or {}
+        return Job(
+            input=Input(**{"path": str(self.source)} | parts.get("input", {})),
+            output=Output(**{"path": str(output or self.output), "shard": BLOCK, "chunk": 16} | parts.get("output", {})),
+            denoiser=DenoiserChoice(
+                name="function",
+                options={"import": "tests.faults:watched", "options": {"folder": str(self.folder)}, "depth": 0},
+            ),
+            tile=Tile(**{"size": BLOCK, "block": BLOCK} | parts.get("tile", {})),
+            run=Run(**{"memory_per_worker": "3GiB", "retries": 2} | options),
+            allow_import=True,
+        )
+
+    def run(self, cluster: Cluster | None = None, *, fresh: bool = False, observer: Any = None, **job: Any) -> Outcome:
+        """Plan and run the job in this process."""
+        return run(make_plan(self.job(**job), fresh=fresh), observer=observer, cluster=cluster)
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Run the job with the command line, as the leader of a process group of its own."""
+        config = self.folder / "job.yaml"
+        config.write_text(json.dumps(_as_config(self.job(**options))))
+        command = [sys.executable, "-m", "halotile.cli.main", "run", str(config), "--allow-import", *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def seen(self) -> list[int]:
+        """The blocks that the denoiser was given, in order."""
+        return [block for block, _ in self._log()]
+
+    def workers(self) -> set[int]:
+        """Process ids that have computed a block and still live."""
+        return {pid for _, pid in self._log() if is_alive(pid)}
+
+    def forget(self) -> None:
+        """Begin a new log."""
+        (self.folder / "log").unlink(missing_ok=True)
+
+    def journalled(self) -> set[int]:
+        """The blocks that the journal has now."""
+        plan = self.directory.read_plan()
+        if plan is None:
+            return set()
+        with Journal.open(self.directory.journal_path, plan["fingerprint"], BLOCKS, read_only=True) as journal:
+            return set(journal.done)
+
+    def status(self) -> dict[str, Any]:
+        """What status.json says."""
+        return self.directory.read_status() or {}
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind."""
+        return [event for event in self.directory.read_events() if event["event"] == kind]
+
+    def files(self) -> dict[str, bytes]:
+        """Everything in the output."""
+        return {str(p.relative_to(self.output)): p.read_bytes() for p in sorted(self.output.rglob("*")) if p.is_file()}
+
+    def _log(self) -> list[tuple[int, int]]:
+        file = self.folder / "log"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(int(block), int(pid)) for block, pid in map(str.split, lines)]
+
+
+def _as_config(job: Job) -> dict[str, Any]:
+    parts = {
+        "input": {"path": job.input.path},
+        "output": {"path": job.output.path, "shard": job.output.shard, "chunk": job.output.chunk},
+        "tile": {"size": job.tile.size, "block": job.tile.block},
+    }
+    wanted = ("workers", "memory_per_worker", "retries", "on_bad_block", "stall_seconds")
+    running = {name: getattr(job.run, name) for name in wanted}
+    denoiser = {"name": job.denoiser.name, **job.denoiser.options}
+    return {"version": 1, "job": "denoise", **parts, "denoiser": denoiser, "run": running}
+
+
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def members(group: int) -> set[int]:
+    """The live processes of a process group."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and is_alive(int(entry.name)):
+            try:
+                if os.getpgid(int(entry.name)) == group:
+                    found.add(int(entry.name))
+            except ProcessLookupError:
+                continue
+    return found

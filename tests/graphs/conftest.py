@@ -1,0 +1,60 @@
+"""A watched job for every test that makes trouble, and what it writes when nobody disturbs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.verify import verify
+from tests.faults import BLOCKS, Scene, picture, truth
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """A watched job, not begun."""
+    return Scene.create(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every file of the output of a run without trouble."""
+    scene = Scene.create(tmp_path_factory.mktemp("undisturbed"))
+    scene.run(cluster)
+    assert sorted(scene.seen()) == list(range(BLOCKS))
+    return scene.files()
+
+
+@pytest.fixture
+def check_whole(scene: Scene, undisturbed: dict[str, bytes]) -> Callable[[], None]:
+    """Assert that the output is what a run without trouble writes, to the byte, and nothing else is there."""
+
+    def check() -> None:
+        assert scene.files() == undisturbed
+        np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(picture()))
+        assert verify(scene.output).problems == ()
+        assert scene.journalled() == set(range(BLOCKS))
+        assert scene.status()["state"] == "finished"
+
+    return check
+
+
+@pytest.fixture
+def check_resumes(scene: Scene, cluster: Cluster, check_whole: Callable[[], None]) -> Callable[[], None]:
+    """Run the job again and assert that it ends whole, with no journalled block computed a second time."""
+
+    def check() -> None:
+        done = scene.journalled()
+        scene.forget()
+        scene.set_pace(0)
+        outcome = scene.run(cluster)
+        assert outcome.resumed == len(done)
+        assert done.isdisjoint(scene.seen())
+        assert sorted(scene.seen()) == sorted(set(range(BLOCKS)) - done)
+        check_whole()
+
+    return check

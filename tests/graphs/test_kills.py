@@ -1,0 +1,213 @@
+"""Processes that are killed, stopped or asked to end: nothing is lost, and nothing done is done again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from halotile.errors import OutputRefused
+from halotile.graphs import claim
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.progress import Progress
+from halotile.storage.rundir import RunDirectory
+from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
+
+pytestmark = pytest.mark.cluster
+
+PACE = 0.08
+
+
+@contextmanager
+def running(scene: Scene, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A run in a process of its own that has done a few blocks."""
+    scene.set_pace(PACE)
+    driver = scene.start(**options)
+    try:
+        until(lambda: driver.poll() is not None or len(scene.journalled()) >= 6)
+        assert driver.poll() is None, driver.communicate()[0]
+        yield driver
+    finally:
+        for pid in members(driver.pid):
+            os.kill(pid, signal.SIGKILL)
+        driver.communicate()
+
+
+def kill(pids: set[int], number: signal.Signals = signal.SIGKILL) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def test_killed_workers_are_replaced_and_the_run_goes_on(
+    scene: Scene, check_whole: Callable[[], None]
+) -> None:
+    with running(scene) as driver:
+        for kills in (1, 1, 2):
+            seen = len(scene.seen())
+            kill(set(random.sample(sorted(scene.workers()), min(kills, len(scene.workers())))))
+            until(lambda seen=seen: len(scene.seen()) > seen + 3 or driver.poll() is not None)
+        said, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 0, said
+    check_whole()
+    assert len(scene.seen()) < BLOCKS + 40
+    assert scene.events("bad block") == scene.events("retry") == []
+
+
+@pytest.mark.parametrize("when", [6, 40])
+def test_a_killed_driver_loses_nothing_that_was_journalled(
+    scene: Scene, check_resumes: Callable[[], None], when: int
+) -> None:
+    with running(scene) as driver:
+        until(lambda: len(scene.journalled()) >= when)
+        driver.kill()
+        driver.wait()
+        assert scene.status()["state"] == "running"
+        # Its workers may still be alive: the next run has to wait for them.
+        check_resumes()
+
+
+def test_a_driver_waits_for_workers_of_an_earlier_one_and_gives_up_with_a_text(
+    scene: Scene, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.directory.create()
+    scene.directory.job_path.write_text("{}")
+    code = (
+        "import pathlib, sys, time; from halotile.storage.rundir import RunDirectory\n"
+        "RunDirectory(pathlib.Path(sys.argv[1])).hold_worker_lock(); print('held', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(scene.directory.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as orphan:
+        assert orphan.stdout is not None
+        orphan.stdout.readline()
+        monkeypatch.setattr(claim, "ORPHAN_SECONDS", 0.3)
+        with pytest.raises(OutputRefused, match=rf"still hold .* after 0\.3 s.*{orphan.pid} on .*End them"):
+            scene.run(cluster)
+        assert not scene.output.exists()
+        monkeypatch.setattr(claim, "ORPHAN_SECONDS", 60)
+        threading.Timer(2, orphan.kill).start()
+        began = time.monotonic()
+        scene.run(cluster)
+        assert time.monotonic() - began > 1.9
+    assert scene.journalled() == set(range(BLOCKS))
+
+
+def test_a_worker_that_starts_for_a_driver_that_is_gone_may_not_write(scene: Scene) -> None:
+    with scene.directory.lock():
+        gone = scene.directory.driver()
+    with scene.directory.lock(), pytest.raises(OutputRefused, match="this worker belongs to process"):
+        scene.directory.hold_worker_lock(gone)
+    scene.directory.wait_for_workers(0)
+
+
+def test_a_scheduler_that_is_gone_is_started_anew(
+    scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Cluster] = []
+    start = local.start
+
+    @contextmanager
+    def noted(**options: Any) -> Iterator[Cluster]:
+        with start(**options) as cluster:
+            started.append(cluster)
+            yield cluster
+
+    done: set[int] = set()
+    said: list[str] = []
+
+    def kill_scheduler(progress: Progress) -> None:
+        said.append(progress.message)
+        if progress.done > 10 and not done:
+            done.update(scene.journalled())
+            scene.forget()
+            running = started[0].client.cluster
+            running.sync(running.scheduler.close)
+
+    monkeypatch.setattr(local, "start", noted)
+    scene.set_pace(PACE)
+    scene.run(observer=kill_scheduler)
+    assert len(started) == 2
+    assert "Starting the cluster anew, going on from the journal" in "\n".join(said)
+    assert len(done) > 10
+    assert done.isdisjoint(scene.seen())
+    check_whole()
+
+
+def test_a_worker_that_hangs_is_ended_with_its_cluster(
+    scene: Scene, check_whole: Callable[[], None]
+) -> None:
+    scene.make_trouble("hang", 9)
+    scene.set_pace(0.02)
+    outcome = scene.run(stall_seconds=3, workers=2)
+    assert outcome.done == BLOCKS
+    (anew,) = [event["text"] for event in scene.events("message") if "anew" in event["text"]]
+    assert "no block came back for 3 s" in anew
+    assert "run.stall_seconds" in anew
+    assert not scene.workers()
+    check_whole()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_drains_the_run(
+    scene: Scene, check_resumes: Callable[[], None], number: signal.Signals
+) -> None:
+    with running(scene) as driver:
+        driver.send_signal(number)
+        said, _ = driver.communicate(timeout=30)
+        assert not members(driver.pid)
+    assert driver.returncode == 75, said
+    assert f"stopped on {number.name}" in said
+    assert "Traceback" not in said
+    assert scene.status()["state"] == "stopped"
+    done = scene.journalled()
+    assert 6 <= len(done) < BLOCKS
+    assert done == set(scene.seen())
+    check_resumes()
+
+
+def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(scene: Scene) -> None:
+    driver = scene.start()
+    until(lambda: scene.status().get("state") == "running")
+    driver.send_signal(signal.SIGTERM)
+    said, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 75, said
+    assert scene.seen() == []
+
+
+def test_ctrl_c_ends_every_process_and_keeps_the_journal(
+    scene: Scene, check_resumes: Callable[[], None]
+) -> None:
+    with running(scene) as driver:
+        workers = scene.workers()
+        os.killpg(driver.pid, signal.SIGINT)
+        said, _ = driver.communicate(timeout=30)
+        until(lambda: not members(driver.pid) and not any(map(is_alive, workers)), seconds=5)
+    assert driver.returncode == 130, said
+    assert "run again to resume" in said
+    assert "Traceback" not in said
+    assert scene.status()["state"] == "stopped"
+    check_resumes()
+
+
+def test_a_second_run_is_refused_at_once_and_the_first_goes_on(
+    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+) -> None:
+    with running(scene) as driver:
+        with pytest.raises(OutputRefused, match=rf"in use: process {driver.pid} on .*, started 2"):
+            scene.run(cluster)
+        with pytest.raises(OutputRefused, match=f"in use: process {driver.pid} on"):
+            scene.run(cluster, fresh=True)
+        assert RunDirectory(scene.directory.path).is_running() is not None
+        said, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 0, said
+    assert sorted(scene.seen()) == list(range(BLOCKS))
+    check_whole()

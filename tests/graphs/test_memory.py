@@ -1,0 +1,80 @@
+"""The memory model against measured peaks: a plan that fits must not be killed for memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halotile.graphs.clusters.base import WORKER_ENVIRONMENT
+from tests.support import dncnn_weights, noisy_picture, write_zarr
+
+MIB = 2**20
+SLACK_BYTES = 48 * MIB
+"""What the allocator keeps and the interpreter makes in passing."""
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+import psutil
+import halotile.graphs.setup, halotile.graphs.tiles  # what a worker has imported
+from halotile.graphs.planner import make_plan
+from halotile.storage.output import create_output
+from halotile.tasks.block import BlockRunner, peak_memory_bytes
+from halotile.tasks.device import prepare_process
+from tests.support import job_of
+
+folder, name, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+prepare_process(1)
+job = job_of(folder / "in.zarr", folder / "out.zarr", name, options, shard="auto", chunk="auto", tile={"block": 1024})
+plan = make_plan(job)
+create_output(plan.output, plan.layout)
+before = psutil.Process().memory_info().rss
+receipt = BlockRunner(plan.task).run(range(3))
+assert not receipt.bad, receipt.bad[0].traceback
+needed = plan.footprint
+print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
+"""
+
+CASES: dict[str, dict[str, Any]] = {
+    "gaussian": {"sigma": 2},
+    "median": {"size": 5},
+    "tv": {"strength": 0.1},
+    "nlm": {"strength": 0.1},
+    "dncnn": {"depth": 7, "width": 32},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    write_zarr(folder / "in.zarr", noisy_picture((3072, 1500)), chunk=512)
+    dncnn_weights(folder / "w.safetensors", 7, 32)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
+@pytest.mark.parametrize("name", CASES)
+def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, tmp_path: Path) -> None:
+    options = CASES[name] | ({"weights": str(folder / "w.safetensors")} if name == "dncnn" else {})
+    (tmp_path / "in.zarr").symlink_to(folder / "in.zarr")
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path), name, json.dumps(options)],
+        env=os.environ | WORKER_ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    before, peak, imports, total = json.loads(done.stdout)
+    print(
+        f"{name}: {before / MIB:.0f} before, {(peak - before) / MIB:.0f} used, {(total - imports) / MIB:.0f} projected"
+    )
+    assert before <= imports
+    assert peak - before <= total - imports + SLACK_BYTES
