@@ -85,8 +85,10 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(Exception):  # a cluster that is gone has forgotten already
-            client.sync(client.unregister_worker_plugin, plugin.name, callback_timeout=TEARDOWN_SECONDS)
+        # A cluster that is gone has forgotten already.
+        if client.status == "running":
+            with suppress(Exception):
+                client.sync(client.unregister_worker_plugin, plugin.name, callback_timeout=TEARDOWN_SECONDS)
 
 
 def run_blocks(numbers: tuple[int, ...], token: str) -> Receipt:

@@ -28,6 +28,8 @@ SETTINGS = {
     "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
 }
 
+CLOSING = {"distributed.comm.timeouts.connect": "2s"}
+
 
 @dataclass(frozen=True, slots=True)
 class LocalWorkers:
@@ -88,5 +90,6 @@ def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterato
                 with suppress(TimeoutError, OSError):  # what hangs is ended with the cluster
                     client.close(timeout=10)
         finally:
-            with suppress(TimeoutError, OSError):  # what hangs now ends with this process
+            # What hangs now ends with this process; a scheduler that is gone is not waited for long.
+            with suppress(TimeoutError, OSError), dask.config.set(CLOSING):
                 cluster.close(timeout=30)
