@@ -144,17 +144,25 @@ class Scene:
         parts = parts or {}
         return Job(
             input=Input(**{"path": str(self.source)} | parts.get("input", {})),
-            output=Output(**{"path": str(output or self.output), "shard": BLOCK, "chunk": 16} | parts.get("output", {})),
+            output=Output(
+                **{"path": str(output or self.output), "shard": BLOCK, "chunk": 16} | parts.get("output", {})
+            ),
             denoiser=DenoiserChoice(
                 name="function",
-                options={"import": "tests.faults:watched", "options": {"folder": str(self.folder)}, "depth": 0},
+                options={
+                    "import": "tests.faults:watched",
+                    "options": {"folder": str(self.folder)},
+                    "depth": 0,
+                },
             ),
             tile=Tile(**{"size": BLOCK, "block": BLOCK} | parts.get("tile", {})),
             run=Run(**{"memory_per_worker": "3GiB", "retries": 2} | options),
             allow_import=True,
         )
 
-    def run(self, cluster: Cluster | None = None, *, fresh: bool = False, observer: Any = None, **job: Any) -> Outcome:
+    def run(
+        self, cluster: Cluster | None = None, *, fresh: bool = False, observer: Any = None, **job: Any
+    ) -> Outcome:
         """Plan and run the job in this process."""
         return run(make_plan(self.job(**job), fresh=fresh), observer=observer, cluster=cluster)
 
@@ -162,7 +170,15 @@ class Scene:
         """Run the job with the command line, as the leader of a process group of its own."""
         config = self.folder / "job.yaml"
         config.write_text(json.dumps(_as_config(self.job(**options))))
-        command = [sys.executable, "-m", "halotile.cli.main", "run", str(config), "--allow-import", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "halotile.cli.main",
+            "run",
+            str(config),
+            "--allow-import",
+            *arguments,
+        ]
         return subprocess.Popen(
             command,
             cwd=REPOSITORY,
@@ -190,7 +206,9 @@ class Scene:
         plan = self.directory.read_plan()
         if plan is None:
             return set()
-        with Journal.open(self.directory.journal_path, plan["fingerprint"], BLOCKS, read_only=True) as journal:
+        with Journal.open(
+            self.directory.journal_path, plan["fingerprint"], BLOCKS, read_only=True
+        ) as journal:
             return set(journal.done)
 
     def status(self) -> dict[str, Any]:
@@ -203,7 +221,11 @@ class Scene:
 
     def files(self) -> dict[str, bytes]:
         """Everything in the output."""
-        return {str(p.relative_to(self.output)): p.read_bytes() for p in sorted(self.output.rglob("*")) if p.is_file()}
+        return {
+            str(p.relative_to(self.output)): p.read_bytes()
+            for p in sorted(self.output.rglob("*"))
+            if p.is_file()
+        }
 
     def _log(self) -> list[tuple[int, int]]:
         file = self.folder / "log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def convolutions(layers: int = 3, channels: int = 1, width: int = 16) -> nn.Modu
     """A stack of 3x3 convolutions: looks ``layers`` pixels far."""
     sizes = [channels, *[width] * (layers - 1), channels]
     parts: list[nn.Module] = []
-    for into, out in zip(sizes, sizes[1:], strict=False):
+    for into, out in itertools.pairwise(sizes):
         parts += [nn.Conv2d(into, out, 3, padding=1), nn.ReLU()]
     return _seeded(nn.Sequential(*parts[:-1]))
 
@@ -62,6 +63,24 @@ class UNet(nn.Module):
         c = self.middle(self.down2(b)).relu()
         done: torch.Tensor = self.last(self.up1(self.up2(c) + b) + a)
         return done[..., :height, :width]
+
+
+class Cropping(nn.Module):
+    """Stride 4 without padding: loses the ragged edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(1, 8, 4, stride=4)
+        self.up = nn.ConvTranspose2d(8, 1, 4, stride=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        done: torch.Tensor = self.up(self.down(x))
+        return done
+
+
+def cropping() -> nn.Module:
+    """A strided network that only takes multiples of 4."""
+    return _seeded(Cropping())
 
 
 def unet() -> nn.Module:

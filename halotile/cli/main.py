@@ -303,6 +303,50 @@ def info(
 
 @app.command()
 @_told
+def preview(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A picture.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="What to write: .png (small), .tif or .tiff (full resolution).",
+            show_default=False,
+        ),
+    ],
+    size: Annotated[
+        int | None, typer.Option(metavar="N", help="Longest side of a PNG in pixels; 1024 when left out.")
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")
+    ] = None,
+    plane: Annotated[
+        str | None, typer.Option(metavar="AXIS=N,...", help="Which plane, such as t=0,c=1.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="A second picture, drawn on the right of a PNG.")
+    ] = None,
+    values: Annotated[
+        tuple[float, float] | None,
+        typer.Option("--range", metavar="LOW HIGH", help="Values that are black and white in a PNG."),
+    ] = None,
+    level: Annotated[int, typer.Option(help="Resolution level of PATH; 0 is the finest.")] = 0,
+    dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Make a picture viewable: a small PNG, or a TIFF of every pixel."""
+    from halotile.cli.preview import Wish
+    from halotile.cli.preview import preview as write_preview
+
+    wish = Wish(path, file, size, region, plane, against, values, level, dataset, overwrite)
+    said = write_preview(wish, quiet=quiet)
+    if not quiet:
+        typer.echo(said)
+
+
+@app.command()
+@_told
 def schema(debug: Debug = False) -> None:
     """Write the JSON Schema of a configuration, for editors."""
     from halotile.cli.schema import config_schema

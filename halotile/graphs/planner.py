@@ -44,9 +44,10 @@ from halotile.storage.grid import Grid
 from halotile.storage.output import Layout, ShardWriter
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.rundir import RunDirectory
-from halotile.tasks.roles import Roles
 from halotile.tasks.block import BlockTask
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.probe import check_ragged
+from halotile.tasks.roles import Roles
 from halotile.tasks.weights import file_sha256
 from halotile.tasks.window import Tiling
 
@@ -85,6 +86,8 @@ def make_plan(job: Job, *, fresh: bool = False) -> Plan:
     reach = resolve_reach(job, denoiser, len(roles.spatial), previous)
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
+    if denoiser.alignment > 1 and previous is None:
+        check_ragged(denoiser, tuple(source.shape[i] for i in roles.spatial))
     geometry = _geometry(source, denoiser, roles, reach)
     layout = _layout(job, original, geometry, roles)
     rim = _rim(job, denoiser, roles)

@@ -16,10 +16,10 @@ from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
 from halotile.storage.views import with_channel_axis
-from halotile.tasks.roles import Roles
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.noise import estimate_noise_level
 from halotile.tasks.options import job_key
+from halotile.tasks.roles import Roles
 
 
 def make_denoiser(job: Job) -> Denoiser:

@@ -20,7 +20,7 @@ from halotile.tasks.device import prepare_process
 from halotile.tasks.probe import check_purity
 
 SETUP_SECONDS = 300.0
-TEARDOWN_SECONDS = 10.0
+TEARDOWN_SECONDS = 5.0
 
 _runners: dict[str, BlockRunner] = {}
 _busy: Counter[str] = Counter()

@@ -115,6 +115,8 @@ class Stream:
         self._suspects: list[tuple[int, ...]] = []
         self._alone: Future | None = None
         self._remaining = 0
+        self.lost = 0
+        """Tasks that were lost with their worker."""
 
     def drain(self) -> None:
         """Hand out no more blocks; those in flight still come back."""
@@ -219,11 +221,13 @@ class Stream:
                 self.grouping.learn(len(numbers), getattr(results[future.key], "seconds", 0.0))
             elif future.status in ("error", "cancelled"):
                 error = self._error_of(future)
+                self.lost += isinstance(error, KilledWorker)
                 if isinstance(error, KilledWorker) and not alone:
                     self.again(numbers, alone=len(numbers) == 1)
                 else:
                     answers.append(Answer(numbers, error=error, alone=alone))
             else:
+                self.lost += 1
                 self._again.append(numbers)
             future.release()
         return answers

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import itertools
-import shutil
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 
 from distributed import KilledWorker
@@ -17,6 +15,7 @@ from distributed import KilledWorker
 from halotile.errors import BlockFailed, DiskRefused, Stalled, Stopped
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.outcome import Outcome, bad_blocks_in_words, full_disk_in_words
 from halotile.graphs.plan import Plan
 from halotile.graphs.progress import Observer, Progress
 from halotile.graphs.setup import BlockPlugin, prepared, run_blocks
@@ -24,28 +23,16 @@ from halotile.graphs.signals import Signals
 from halotile.graphs.status import StatusFile
 from halotile.graphs.stream import Answer, Grouping, Stream
 from halotile.registry import find
+from halotile.storage.disk import sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import BadBlock, Receipt
 
+__all__ = ["Outcome", "run"]
+
 SYNC_SECONDS = 5.0
 RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: every block is done, or quarantined by name."""
-
-    done: int
-    total: int
-    resumed: int
-    quarantined: tuple[BadBlock, ...]
-    seconds: float
-    megapixels_per_second: float
-    peak_memory_bytes: int
-    output: str
-    run_directory: str
 
 
 def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None = None) -> Outcome:
@@ -96,6 +83,8 @@ class _Driver:
         self.attempts: dict[int, int] = {}
         self.bad: dict[int, BadBlock] = {}
         self.disk_error: str | None = None
+        self.untidy = False
+        """Whether a worker was lost, which may have left half a file behind."""
         self.synced = time.monotonic()
 
     def run(self) -> Outcome:
@@ -112,6 +101,8 @@ class _Driver:
             self.status.end("stopped" if stopped else "failed", self.progress("stop"), str(error))
             raise
         self.journal.sync()
+        if self.untidy:
+            sweep_partials(self.plan.output)
         return self._conclude()
 
     def _until_done(self) -> None:
@@ -123,10 +114,12 @@ class _Driver:
                 with self._cluster() as cluster:
                     self._stream(cluster)
             except (Stalled, ConnectionError, TimeoutError) as error:
+                self.untidy = True
                 restarts = 0 if len(self.journal.done) > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
                 self.status.say(f"no progress: {error} Starting the cluster anew, going on from the journal.")
+                self.status.tell(self.progress("start"))
 
     def _left(self) -> int:
         return len(self.plan.grid) - len(self.journal.done) - len(self.bad)
@@ -149,9 +142,10 @@ class _Driver:
             self.status.say(f"dashboard: {cluster.dashboard}")
         token = uuid.uuid4().hex[:12]
         with prepared(cluster.client, BlockPlugin(token, self.plan.task, self.plan.run_directory)):
+            self._stop_if_asked()
             self._pass_through(cluster, token)
         if self.disk_error:
-            raise DiskRefused(self._full_disk())
+            raise DiskRefused(full_disk_in_words(self.plan, self.disk_error, len(self.journal.done)))
         self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
@@ -160,15 +154,6 @@ class _Driver:
                 f"stopped on {self.signals.name} with {len(self.journal.done)} of {len(self.plan.grid)} blocks done. "
                 "Run again to go on."
             )
-
-    def _full_disk(self) -> str:
-        left = self.plan.output_bytes * self._left() / len(self.plan.grid)
-        free = shutil.disk_usage(self.plan.output).free
-        return (
-            f"the disk ran full: {self.disk_error}. {len(self.journal.done)} of {len(self.plan.grid)} blocks are safe; "
-            f"the others take up to {left / 2**20:.1f} MiB, and {self.plan.output} has {free / 2**20:.1f} MiB free. "
-            "Free some space and run again."
-        )
 
     def _pass_through(self, cluster: Cluster, token: str) -> None:
         least = 4 if self.plan.task.overlap else 1
@@ -186,6 +171,7 @@ class _Driver:
                     self._take(answer, stream)
                 self._watch(stream)
         finally:
+            self.untidy |= stream.lost > 0
             stream.abandon()
 
     def _todo(self) -> Iterator[int]:
@@ -269,7 +255,7 @@ class _Driver:
         bad = tuple(self.bad[number] for number in sorted(self.bad))
         if bad and self.plan.job.run.on_bad_block == "fail":
             self.status.end("failed", progress, f"{len(bad)} blocks failed")
-            raise BlockFailed(_describe(bad, self.plan))
+            raise BlockFailed(bad_blocks_in_words(self.plan, bad))
         self.status.end("finished", progress, "")
         return Outcome(
             done=progress.done,
@@ -282,19 +268,3 @@ class _Driver:
             output=str(self.plan.output),
             run_directory=str(self.plan.run_directory),
         )
-
-
-def _describe(bad: tuple[BadBlock, ...], plan: Plan) -> str:
-    lines = [
-        f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {b.error}"
-        for b in bad[:5]
-    ]
-    more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
-    return "\n".join(
-        [
-            f"{len(bad)} of {len(plan.grid)} blocks failed after {plan.job.run.retries} retries; the others are done.",
-            *lines,
-            *more,
-            f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. Mend the cause and run again: only these are redone.",
-        ]
-    )

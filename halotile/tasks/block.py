@@ -17,10 +17,10 @@ from halotile.errors import InputError
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
-from halotile.tasks.roles import Roles
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import Device, all_finite
 from halotile.tasks.lanes import Lanes
+from halotile.tasks.roles import Roles
 from halotile.tasks.window import TileRunner, Tiling
 
 

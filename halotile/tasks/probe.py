@@ -94,6 +94,35 @@ def check_purity(denoiser: Denoiser, dims: int) -> None:
         )
 
 
+def check_ragged(denoiser: Denoiser, picture: tuple[int, ...]) -> None:
+    """Refuse a strided network that cannot take the picture's ragged far edge.
+
+    Parameters
+    ----------
+    denoiser : Denoiser
+        With its alignment known.
+    picture : tuple of int
+        Lengths of the tiled axes, in pixels.
+
+    Raises
+    ------
+    ConfigError
+        When the network loses pixels, or fails, on a side that is no multiple of its total stride.
+    """
+    stride = denoiser.alignment
+    rest = [n % stride for n in picture]
+    if not any(rest):
+        return
+    trial = Trial.of(denoiser, len(picture))
+    try:
+        trial.run(trial.noise(tuple(4 * stride + r for r in rest)))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{denoiser.name} has a total stride of {stride}, and the picture's sides {list(picture)} are no multiples of "
+            f"it: {error} Let forward pad to a multiple of {stride} and crop its result, or pad the picture."
+        ) from error
+
+
 def _probe_axis(trial: Trial, axis: int) -> tuple[int, int]:
     """Receptive field and alignment along one axis."""
     lengths = LENGTHS[trial.dims]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 
 CNN = {"depth": 7, "width": 32}
 CNN_REACH = CNN["depth"]
@@ -48,18 +50,19 @@ def weights(folder: Path) -> Path:
     return path
 
 
-def network(folder: Path):  # type: ignore[no-untyped-def]
+def network(folder: Path) -> Any:
     """The small network as every program here runs it: channels last, no gradients."""
     import torch
 
     from halotile.tasks.denoisers.dncnn import DENOISER
 
-    model = DENOISER(weights=str(weights(folder)), **CNN).build()
-    return model.to(memory_format=torch.channels_last).eval()  # type: ignore[union-attr]
+    model: Any = DENOISER(weights=str(weights(folder)), depth=CNN["depth"], width=CNN["width"]).build()
+    return model.to(memory_format=torch.channels_last).eval()
 
 
-def box(pixels: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def box(pixels: NDArray[Any]) -> NDArray[Any]:
     """The box filter that every program here runs."""
     from scipy.ndimage import uniform_filter
 
-    return uniform_filter(pixels, BOX, mode="nearest")
+    filtered: NDArray[Any] = uniform_filter(pixels, BOX, mode="nearest")
+    return filtered

@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.benchmarks.data import BOX, CNN, CNN_REACH, box, network, picture, weights
 
@@ -118,7 +119,12 @@ def ours_noop(folder: Path, blocks: int) -> Result:
         seconds = time.perf_counter() - began
         grown = process.memory_info().rss - before
     assert len(journal.done) == blocks
-    return {"seconds": seconds, "per_block_ms": 1e3 * seconds / blocks, "first_s": first, "grown_bytes": grown}
+    return {
+        "seconds": seconds,
+        "per_block_ms": 1e3 * seconds / blocks,
+        "first_s": first,
+        "grown_bytes": grown,
+    }
 
 
 def do_nothing(numbers: tuple[int, ...]) -> Any:
@@ -144,7 +150,9 @@ def plain_cluster() -> Iterator[Any]:
         yield client
 
 
-def stock(folder: Path, edge: int, function: Callable[..., Any], depth: int, boundary: str, name: str) -> Result:
+def stock(
+    folder: Path, edge: int, function: Callable[..., Any], depth: int, boundary: str, name: str
+) -> Result:
     """dask.array.map_overlap, from Zarr to Zarr."""
     import dask.array as da
     import zarr
@@ -155,9 +163,9 @@ def stock(folder: Path, edge: int, function: Callable[..., Any], depth: int, bou
         began = time.perf_counter()
         array = da.from_zarr(str(source))
         target = zarr.create_array(output, shape=array.shape, dtype=array.dtype, chunks=array.chunksize)
-        array.map_overlap(function, depth=depth, boundary=boundary, dtype=array.dtype, meta=array._meta).store(
-            target, lock=False, compute=True
-        )
+        array.map_overlap(
+            function, depth=depth, boundary=boundary, dtype=array.dtype, meta=array._meta
+        ).store(target, lock=False, compute=True)
         seconds = time.perf_counter() - began
     return {"seconds": seconds, "peak_bytes": peak()}
 
@@ -175,7 +183,7 @@ def stock_cnn(folder: Path, edge: int) -> Result:
 _models: dict[Path, Any] = {}
 
 
-def forward_numpy(pixels: np.ndarray, folder: Path) -> np.ndarray:  # type: ignore[type-arg]
+def forward_numpy(pixels: NDArray[Any], folder: Path) -> NDArray[Any]:
     """The network on one NumPy block, loaded once for each process, one thread, channels last."""
     import torch
 

@@ -51,13 +51,48 @@ class Figure:
 
 RATIOS = [
     Ratio("box", "box filter 8192², job / stock `map_overlap` → Zarr", "ours_box", "stock_box", 8192, 0.22),
-    Ratio("box", "box filter 8192², job / plain one-process copy, same layout and codecs", "ours_box", "copy", 8192, 1.2),
-    Ratio("cnn", "7-layer 32-channel CNN 4096², job / stock `map_overlap` → Zarr", "ours_cnn", "stock_cnn", 4096, 0.58),
+    Ratio(
+        "box",
+        "box filter 8192², job / plain one-process copy, same layout and codecs",
+        "ours_box",
+        "copy",
+        8192,
+        1.2,
+    ),
+    Ratio(
+        "cnn",
+        "7-layer 32-channel CNN 4096², job / stock `map_overlap` → Zarr",
+        "ours_cnn",
+        "stock_cnn",
+        4096,
+        0.58,
+    ),
     Ratio("cnn", "the same / best bare torch forward over tiles in RAM", "ours_cnn", "bare_cnn", 4096, 1.08),
-    Ratio("cnn", "the same / deepinv.distributed, 2 processes, patch 256, overlap 32", "ours_cnn", "deepinv_cnn", 4096, 0.60),
-    Ratio("cnn", "the same / deepinv.distributed at its defaults 256/64", "ours_cnn", "deepinv_cnn_default", 4096, 0.40),
+    Ratio(
+        "cnn",
+        "the same / deepinv.distributed, 2 processes, patch 256, overlap 32",
+        "ours_cnn",
+        "deepinv_cnn",
+        4096,
+        0.60,
+    ),
+    Ratio(
+        "cnn",
+        "the same / deepinv.distributed at its defaults 256/64",
+        "ours_cnn",
+        "deepinv_cnn_default",
+        4096,
+        0.40,
+    ),
     Ratio("cnn", "the same / MONAI sliding window, least overlap", "ours_cnn", "monai_cnn", 4096, 0.62),
-    Ratio("cnn", "the same / MONAI sliding window, its default overlap", "ours_cnn", "monai_cnn_default", 4096, 0.62),
+    Ratio(
+        "cnn",
+        "the same / MONAI sliding window, its default overlap",
+        "ours_cnn",
+        "monai_cnn_default",
+        4096,
+        0.62,
+    ),
 ]
 
 
@@ -91,7 +126,10 @@ def start_up(*arguments: str) -> Callable[[Path], float]:
             f"version: 1\njob: denoise\ninput: {{path: {folder}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
             "denoiser: {name: tv, strength: 0.1}\n"
         )
-        command = [str(Path(sys.executable).with_name("recon-cli")), *(a.replace("JOB", str(job)) for a in arguments)]
+        command = [
+            str(Path(sys.executable).with_name("recon-cli")),
+            *(a.replace("JOB", str(job)) for a in arguments),
+        ]
         began = time.perf_counter()
         subprocess.run(command, capture_output=True, check=True)
         return time.perf_counter() - began
@@ -108,7 +146,14 @@ FIGURES = [
     Figure("memory", "peak memory of all processes, growth from 4096² to 16384²", memory_growth, "MB", 40),
     Figure("noop", "orchestration for each no-op block, 10⁵ blocks", noop(10**5, "per_block_ms"), "ms", 0.06),
     Figure("noop", "the same, 10⁶ blocks", noop(10**6, "per_block_ms"), "ms", 0.06, 1),
-    Figure("noop", "growth of the driver's memory over 10⁶ blocks", lambda f: noop(10**6, "grown_bytes")(f) / 1e6, "MB", 40, 1),
+    Figure(
+        "noop",
+        "growth of the driver's memory over 10⁶ blocks",
+        lambda f: noop(10**6, "grown_bytes")(f) / 1e6,
+        "MB",
+        40,
+        1,
+    ),
     Figure("noop", "submit to first answer of a job of 10⁶ blocks", noop(10**6, "first_s"), "s", 0.3, 1),
     Figure("start", "`recon-cli --help`", start_up("--help"), "s", 0.5, 7),
     Figure("start", "`recon-cli validate`", start_up("validate", "JOB"), "s", 0.5, 7),
@@ -183,7 +228,7 @@ def _machine() -> str:
 
 def main() -> None:
     """Measure the cases named, or all of them; with all of them the page is written."""
-    cases = list(dict.fromkeys(row.case for row in (*RATIOS, *FIGURES)))
+    cases = list(dict.fromkeys([row.case for row in RATIOS] + [row.case for row in FIGURES]))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
     parser.add_argument("--repeats", type=int)

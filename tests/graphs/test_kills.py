@@ -142,9 +142,7 @@ def test_a_scheduler_that_is_gone_is_started_anew(
     check_whole()
 
 
-def test_a_worker_that_hangs_is_ended_with_its_cluster(
-    scene: Scene, check_whole: Callable[[], None]
-) -> None:
+def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole: Callable[[], None]) -> None:
     scene.make_trouble("hang", 9)
     scene.set_pace(0.02)
     outcome = scene.run(stall_seconds=3, workers=2)

@@ -69,7 +69,9 @@ def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path) -> None:
 
     large, medium, small = sizes("4GiB"), sizes("716MiB"), sizes("706MiB")
     assert large > medium > small
-    with pytest.raises(MemoryRefused, match=r"run\.memory_per_worker is 700MiB; one block .* needs 0\.\d+ GiB"):
+    with pytest.raises(
+        MemoryRefused, match=r"run\.memory_per_worker is 700MiB; one block .* needs 0\.\d+ GiB"
+    ):
         sizes("700MiB")
 
 
@@ -161,6 +163,16 @@ def test_a_strided_network_is_aligned_and_exact(tmp_path: Path) -> None:
     job = job_of(source, tmp_path / "o.zarr", "torch", network("unet"), tile={"size": 150})
     plan = make_plan(job)
     assert plan.task.tiling.align == (4, 4)
+    assert np.array_equal(run_inline(job), whole_picture(job, pixels, 0))
+
+
+def test_a_strided_network_that_loses_the_ragged_edge_is_refused(tmp_path: Path) -> None:
+    ragged = write_zarr(tmp_path / "ragged.zarr", noisy_picture((302, 260)))
+    with pytest.raises(ConfigError, match=r"total stride of 4, and the picture's sides \[302, 260\]"):
+        make_plan(job_of(ragged, tmp_path / "o.zarr", "torch", network("cropping")))
+    pixels = noisy_picture((300, 260))
+    even = write_zarr(tmp_path / "even.zarr", pixels)
+    job = job_of(even, tmp_path / "o.zarr", "torch", network("cropping"))
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, 0))
 
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-import shutil
-import subprocess
+from collections.abc import Callable
 
 import pytest
 
-from halotile.errors import DiskRefused, ResumeRefused
-from halotile.graphs import identity
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
 from tests.faults import BLOCKS, Scene
 
 pytestmark = pytest.mark.cluster

@@ -78,7 +78,7 @@ def test_an_error_comes_back_with_its_numbers(cluster: Cluster) -> None:
 
 def test_numbers_sent_again_come_back_alone(cluster: Cluster) -> None:
     stream = stream_of(cluster, noop)
-    groups = []
+    groups: list[tuple[int, ...]] = []
     for answers in stream.answers(iter(range(10)), 10):
         for answer in answers:
             if groups.count((3,)) == 0 and 3 in answer.numbers and answer.numbers != (3,):

@@ -64,7 +64,11 @@ def test_the_next_read_begins_while_this_block_is_computed() -> None:
 def test_the_last_write_goes_on_while_the_next_block_is_computed() -> None:
     lanes = Lanes(overlap=True)
     may_end = threading.Event()
-    lanes.behind(BLOCKS[0], lambda: may_end.wait(5) and None)
+
+    def write() -> None:
+        may_end.wait(5)
+
+    lanes.behind(BLOCKS[0], write)
     assert lanes.written() == []
     may_end.set()
     lanes.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_even_cuts_cover_the_interval_in_aligned_pieces(
     pieces = cut_evenly(start, start + length, edge, align)
     assert pieces[0][0] == start
     assert pieces[-1][1] == start + length
-    assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
     assert all(a % align == 0 for a, _ in pieces)
     assert all(b - a <= -(-edge // align) * align for a, b in pieces)
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 
 import dask
 from distributed import Client, LocalCluster
@@ -46,6 +47,8 @@ def _children_spared_from_ctrl_c() -> Iterator[None]:
 
     Ctrl-C goes to every process of the terminal. The driver alone decides what it means.
     """
+    # Starting this one would unblock the signal again in the thread that starts the workers.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -76,8 +76,9 @@ class DnCNN(Pixelwise):
         return (Path(self.weights),)
 
     def bytes_per_pixel(self) -> float:
-        """Activations of one layer and of the next; a quarter more for the convolution itself."""
-        return 4.0 * (2.5 * self.width + 3 * self.channels[0])
+        """Activations of one layer and of the next, a quarter more for the convolution itself, and as much again:
+        the heap keeps what windows of another shape left. Measured in a worker."""
+        return 4.0 * (5 * self.width + 3 * self.channels[0])
 
     def build(self) -> Model:
         """The network with its weights, ready to be called.

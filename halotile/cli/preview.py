@@ -1,0 +1,213 @@
+"""A picture made viewable: a PNG of the whole or of a part, or a TIFF at full resolution."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halotile.cli.units import bytes_text, shape_text
+from halotile.errors import ConfigError, OutputRefused
+from halotile.storage.grid import Region
+
+if TYPE_CHECKING:
+    from halotile.storage.planes import Planes
+
+SIZE = 1024
+_TIFF = (".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asks for."""
+
+    path: str
+    file: Path
+    size: int | None = None
+    region: str | None = None
+    plane: str | None = None
+    against: str | None = None
+    values: tuple[float, float] | None = None
+    level: int = 0
+    dataset: str | None = None
+    overwrite: bool = False
+
+
+def preview(wish: Wish, *, quiet: bool = False) -> str:
+    """Write the file; what it is, in one line.
+
+    Raises
+    ------
+    ConfigError
+        When the wish cannot be.
+    InputError
+        When the picture cannot be read.
+    """
+    check(wish)
+    region, at = parse_region(wish.region), parse_plane(wish.plane)
+    pictures = [_opened(wish.path, at, region, wish.level, wish.dataset)]
+    if wish.against is not None:
+        pictures.append(_opened(wish.against, at, region))
+        _refuse_other_shape(wish, *pictures)
+    with _progress(wish.file.name, quiet) as tick:
+        if _suffix(wish) == ".png":
+            return _png(wish, pictures, tick)
+        return _tiff(wish, pictures[0], tick)
+
+
+def check(wish: Wish) -> None:
+    """Refuse what can be refused before the picture is opened."""
+    if _suffix(wish) not in (".png", *_TIFF):
+        raise ConfigError(
+            f"{wish.file}: {f'nothing is written as {_suffix(wish)}' if _suffix(wish) else 'no suffix says what to write'}. "
+            "Write a name that ends in .png (small), .tif or .tiff (full resolution)."
+        )
+    if _suffix(wish) in _TIFF:
+        _refuse_for_tiff(wish)
+    if wish.size is not None and wish.size < 1:
+        raise ConfigError(f"--size {wish.size}: a picture needs a pixel. Write 1 or more, such as {SIZE}.")
+    if wish.size is not None and wish.region is not None:
+        raise ConfigError("--size and --region: a region is shown pixel by pixel. Leave one of them out.")
+    if wish.values is not None and not wish.values[0] < wish.values[1]:
+        low, high = wish.values
+        raise ConfigError(f"--range {low:g} {high:g}: what is black must be less than what is white.")
+    _check_file(wish)
+
+
+def _refuse_for_tiff(wish: Wish) -> None:
+    given = {"--size": wish.size, "--against": wish.against, "--range": wish.values}
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{option} with {wish.file}: a TIFF keeps every pixel and value of one picture. "
+                f"Leave {option} out, or write a name that ends in .png."
+            )
+
+
+def _check_file(wish: Wish) -> None:
+    """Refuse a place that a file may not be written to."""
+    place, folder = wish.file, wish.file.parent
+    if not folder.is_dir():
+        raise OutputRefused(f"{place}: there is no directory {folder}. Make it first.")
+    for picture in filter(None, (wish.path, wish.against)):
+        if "://" not in picture and _within(place, Path(picture)):
+            raise OutputRefused(
+                f"{place}: it is the picture {picture}, or inside it. Write a name elsewhere."
+            )
+    if place.is_dir():
+        raise OutputRefused(f"{place}: a directory stands there. Write another name.")
+    if os.path.lexists(place) and not wish.overwrite:
+        raise OutputRefused(f"{place}: something stands there. Write another name, or --overwrite.")
+
+
+def _within(place: Path, picture: Path) -> bool:
+    there = place.resolve()
+    return picture.resolve() in (there, *there.parents)
+
+
+def _suffix(wish: Wish) -> str:
+    return wish.file.suffix.lower()
+
+
+def parse_region(text: str | None) -> Region | None:
+    """Rows and columns from ``y0:y1,x0:x1``.
+
+    Examples
+    --------
+    >>> parse_region("0:100,50:250")
+    Region(start=(0, 50), stop=(100, 250))
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+):(\d+)\s*,\s*(\d+):(\d+)\s*", text)
+    if match is None:
+        raise ConfigError(
+            f"--region {text}: not rows and columns. Write first row:last row,first column:last column, "
+            "such as 0:512,1000:1512."
+        )
+    y0, y1, x0, x1 = (int(number) for number in match.groups())
+    return Region((y0, x0), (y1, x1))
+
+
+def parse_plane(text: str | None) -> Mapping[str, int]:
+    """Places along axes from ``t=0,c=1``.
+
+    Examples
+    --------
+    >>> parse_plane("t=0, c=1")
+    {'t': 0, 'c': 1}
+    """
+    found: dict[str, int] = {}
+    for entry in (text or "").split(",") if text else ():
+        match = re.fullmatch(r"\s*([A-Za-z])\s*=\s*(\d+)\s*", entry)
+        if match is None or match[1].lower() in found:
+            raise ConfigError(
+                f"--plane {text}: not a number for each axis. Write it as --plane t=0,c=1, each axis once."
+            )
+        found[match[1].lower()] = int(match[2])
+    return found
+
+
+def _opened(
+    path: str, at: Mapping[str, int], region: Region | None, level: int = 0, dataset: str | None = None
+) -> Planes:
+    from halotile.storage.arrays import open_source
+    from halotile.storage.planes import choose_planes
+
+    source = open_source(path, level=level, dataset=dataset)
+    return choose_planes(source, at, region)
+
+
+def _refuse_other_shape(wish: Wish, one: Planes, other: Planes) -> None:
+    shapes = [dict(zip(p.source.axes, p.source.shape, strict=True)) for p in (one, other)]
+    if any(shapes[0][axis] != shapes[1][axis] for axis in "yx"):
+        raise ConfigError(
+            f"--against {wish.against}: {shape_text(other.source.shape)} pixels cannot be laid beside "
+            f"{shape_text(one.source.shape)} of {wish.path}. Write a picture of the same height and width."
+        )
+
+
+def _png(wish: Wish, pictures: list[Planes], tick: Callable[[float], None]) -> str:
+    from halotile.storage.png import write_png
+
+    edge = None if wish.region is not None else wish.size or SIZE
+    drawn = write_png(wish.file, pictures, edge=edge, values=wish.values, tick=tick)
+    each = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
+    return (
+        f"{wish.file}: {shape_text(drawn.shape)} pixels{each}; black is {drawn.low:g}, white {drawn.high:g}"
+        f"{_which(pictures[0])}"
+    )
+
+
+def _which(planes: Planes) -> str:
+    """Which plane it is, where there are others."""
+    shown = {**planes.at, **dict.fromkeys(planes.loops, 0)}
+    places = ", ".join(f"{axis}={shown[axis]}" for axis in planes.source.axes if axis in shown)
+    return f"; plane {places}" if places else ""
+
+
+def _tiff(wish: Wish, planes: Planes, tick: Callable[[float], None]) -> str:
+    from halotile.storage.tiff_export import write_tiff
+
+    nbytes = write_tiff(wish.file, planes, tick=tick)
+    return f"{wish.file}: {shape_text((*planes.counts, *planes.shape))} pixels, {bytes_text(nbytes)}"
+
+
+@contextmanager
+def _progress(name: str, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.progress import Progress
+
+    from halotile.cli.screen import progress_console
+
+    with Progress(console=progress_console(), transient=True) as bar:
+        task = bar.add_task(name, total=1.0)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,168 @@
+"""A picture of any number of axes as planes of y and x, grey or in colour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.storage.arrays import Source
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels
+
+WINDOW_BYTES = 32 * 2**20
+"""How much is read at once, unless one chunk is more."""
+
+
+@dataclass(frozen=True)
+class Planes:
+    """A part of a picture, plane after plane.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from halotile.storage.arrays import open_source
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/a.npy", np.arange(24, dtype="uint16").reshape(2, 3, 4))
+    ...     planes = choose_planes(open_source(f"{folder}/a.npy"), {"z": 1}, None)
+    ...     planes.shape, planes.read((), Region((0, 0), (1, 4))).tolist()
+    ((3, 4), [[12, 13, 14, 15]])
+    """
+
+    source: Source
+    at: Mapping[str, int]
+    """The place along each axis that is not looped over."""
+    window: Region
+    """The rows and columns that are shown."""
+    colour: bool
+    """Whether the channels are red, green, blue (and opacity), and not pictures of their own."""
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """The axes that are looped over."""
+        kept = {"y", "x", *self.at} | ({"c"} if self.colour else set())
+        return tuple(axis for axis in self.source.axes if axis not in kept)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Length of each axis that is looped over."""
+        return tuple(_along(self.source, axis) for axis in self.loops)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of a plane, in pixels."""
+        height, width = self.window.shape
+        return height, width
+
+    @property
+    def samples(self) -> int:
+        """Numbers in one pixel: 1 when grey, 3 or 4 in colour."""
+        return _along(self.source, "c") if self.colour else 1
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of one pixel, in memory."""
+        return self.source.dtype.itemsize * self.samples
+
+    def read(self, index: tuple[int, ...], part: Region) -> Pixels:
+        """Pixels of one plane: shape (rows, columns), or (rows, columns, samples) in colour.
+
+        Parameters
+        ----------
+        index : tuple of int
+            The plane: a place along each of ``loops``.
+        part : Region
+            Rows and columns, counted from the start of ``window``.
+        """
+        rows, columns = zip(part.start, part.stop, strict=True)
+        (top, left), places = self.window.start, {**self.at, **dict(zip(self.loops, index, strict=True))}
+        spans = {axis: (place, place + 1) for axis, place in places.items()}
+        spans |= {"y": (rows[0] + top, rows[1] + top), "x": (columns[0] + left, columns[1] + left)}
+        spans |= {"c": (0, self.samples)} if self.colour else {}
+        start, stop = zip(*(spans[axis] for axis in self.source.axes), strict=True)
+        last = ("y", "x", "c") if self.colour else ("y", "x")
+        axes = self.source.axes
+        order = [axes.index(axis) for axis in axes if axis not in last] + [axes.index(axis) for axis in last]
+        pixels = self.source.read(Region(start, stop)).transpose(order)
+        return pixels.reshape(*part.shape, self.samples) if self.colour else pixels.reshape(part.shape)
+
+    def parts(self) -> Iterator[Region]:
+        """The plane in parts of whole chunks (of the picture), row by row, each of a bounded size."""
+        height, width = self.shape
+        (top, left), (rows, columns) = self.window.start, self.chunk()
+        limit = max(1, WINDOW_BYTES // self.pixel_bytes)
+        across = columns * max(1, limit // (rows * columns))
+        down = rows * max(1, limit // (rows * min(across, width)))
+        for y0, y1 in _cuts(top, height, down):
+            for x0, x1 in _cuts(left, width, across):
+                yield Region((y0, x0), (y1, x1))
+
+    def chunk(self) -> tuple[int, int]:
+        """Rows and columns of the unit of decode."""
+        sizes = dict(zip(self.source.axes, self.source.chunks, strict=True))
+        return min(sizes["y"], _along(self.source, "y")), min(sizes["x"], _along(self.source, "x"))
+
+
+def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) -> Planes:
+    """The planes of a picture, or of a part of it.
+
+    Parameters
+    ----------
+    source : Source
+        The picture.
+    at : mapping of str to int
+        A place along axes other than y and x, such as ``{"t": 0, "c": 1}``.
+    region : Region or None
+        Rows and columns of the part; None: all.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such axis, place or region.
+    """
+    loops = [axis for axis in source.axes if axis not in ("y", "x")]
+    for axis, place in at.items():
+        if axis not in loops:
+            raise ConfigError(
+                f"--plane {axis}={place}: the picture's axes are {''.join(source.axes)}. "
+                f"Write axes of {', '.join(loops) or 'a picture that has more than y and x'}."
+            )
+        if not 0 <= place < _along(source, axis):
+            raise ConfigError(
+                f"--plane {axis}={place}: the picture has {_along(source, axis)} along {axis}. "
+                f"Write 0 to {_along(source, axis) - 1}."
+            )
+    whole = Region.whole((_along(source, "y"), _along(source, "x")))
+    if region is not None and (not region.inside(whole) or not region.size):
+        (y0, x0), (y1, x1) = region.start, region.stop
+        raise ConfigError(
+            f"--region {y0}:{y1},{x0}:{x1}: the picture has {whole.shape[0]} rows and {whole.shape[1]} columns. "
+            "Write a part of it, as first row:last row,first column:last column, the last not included."
+        )
+    return Planes(source, dict(at), region or whole, "c" not in at and _is_colour(source))
+
+
+def _is_colour(source: Source) -> bool:
+    """Whether the channels look like red, green and blue: three or four that lie side by side, or are bytes."""
+    if "c" not in source.axes or _along(source, "c") not in (3, 4):
+        return False
+    return source.axes[-1] == "c" or source.dtype == np.uint8
+
+
+def _along(source: Source, axis: str) -> int:
+    return source.shape[source.axes.index(axis)]
+
+
+def _cuts(first: int, length: int, step: int) -> Iterator[tuple[int, int]]:
+    """A span cut at the multiples of ``step``, counted from its start at ``first``.
+
+    Examples
+    --------
+    >>> list(_cuts(5, 10, 4))
+    [(0, 3), (3, 7), (7, 10)]
+    """
+    borders = [max(0, n * step - first) for n in range(first // step, math.ceil((first + length) / step))]
+    yield from zip(borders, [*borders[1:], length], strict=True)

@@ -1,0 +1,145 @@
+"""Blocks that cannot be computed: they are named, and the others are done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from halotile.errors import BlockFailed
+from halotile.graphs.clusters.base import Cluster
+from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, picture, truth
+
+pytestmark = pytest.mark.cluster
+
+
+def put_nan(scene: Scene, block: int) -> None:
+    """A NaN in the input, in the middle of a block."""
+    pixels = zarr.open_array(scene.source, mode="r+")
+    row, column = divmod(block, ACROSS)
+    pixels[row * BLOCK + 5, column * BLOCK + 7] = np.nan
+
+
+def others(*bad: int) -> set[int]:
+    return set(range(BLOCKS)) - set(bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("raise", "ValueError: poisoned by raise-19"),
+        ("nan", r"gave NaN or infinity on finite pixels at .*64.*96"),
+        ("shape", r"the function made \(31, 32\) of a picture of shape \(32, 32\)"),
+        ("die", "every worker that took it died"),
+        ("missing", r"FileNotFoundError: .*calibration\.npy"),
+    ],
+)
+def test_a_bad_block_is_named_and_the_others_are_done(
+    scene: Scene, cluster: Cluster, check_resumes: Callable[[], None], kind: str, words: str
+) -> None:
+    cause = scene.make_trouble(kind, 19)
+    with pytest.raises(BlockFailed, match="1 of 64 blocks failed after 1 retries") as failed:
+        scene.run(cluster, retries=1)
+    assert r"block 19 (index (2, 3), region (64, 96)–(96, 128))" in str(failed.value)
+    failed.match(words)
+    assert scene.journalled() == others(19)
+    status = scene.status()
+    assert (status["state"], status["done"], status["failed"], status["retried"]) == ("failed", 63, 1, 1)
+    (event,) = scene.events("bad block")
+    assert (event["block"], event["index"]) == (19, [2, 3])
+    assert len(scene.events("retry")) == 1
+    if kind == "raise":
+        assert 'raise ValueError(f"poisoned by {file.name}")' in event["traceback"]
+    cause.unlink()
+    check_resumes()
+
+
+def test_a_block_is_tried_as_often_as_it_was_asked_for(scene: Scene, cluster: Cluster) -> None:
+    scene.make_trouble("raise", 0)
+    scene.make_trouble("raise", 63)
+    with pytest.raises(BlockFailed, match="2 of 64 blocks failed after 3 retries"):
+        scene.run(cluster, retries=3)
+    tried = Counter(scene.seen())
+    assert {block: tried[block] for block in tried if tried[block] != 1} == {0: 4, 63: 4}
+
+
+def test_without_retries_a_block_is_tried_once(scene: Scene, cluster: Cluster) -> None:
+    scene.make_trouble("raise", 5)
+    with pytest.raises(BlockFailed):
+        scene.run(cluster, retries=0)
+    assert Counter(scene.seen())[5] == 1
+    assert scene.events("retry") == []
+
+
+def test_quarantined_blocks_are_named_in_the_outcome(
+    scene: Scene, cluster: Cluster, check_resumes: Callable[[], None]
+) -> None:
+    causes = [scene.make_trouble("raise", block) for block in (40, 7)]
+    outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
+    assert [bad.number for bad in outcome.quarantined] == [7, 40]
+    assert [bad.index for bad in outcome.quarantined] == [(0, 7), (5, 0)]
+    assert outcome.done == BLOCKS - 2
+    assert scene.status()["state"] == "finished"
+    assert scene.journalled() == others(7, 40)
+    written = zarr.open_array(scene.output, mode="r")[...]
+    assert np.isnan(written[:BLOCK, 7 * BLOCK :]).all()
+    for cause in causes:
+        cause.unlink()
+    check_resumes()
+
+
+def test_a_block_that_kills_its_worker_takes_no_other_down(scene: Scene, cluster: Cluster) -> None:
+    for block in (3, 30):
+        scene.make_trouble("die", block)
+    outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
+    assert [bad.number for bad in outcome.quarantined] == [3, 30]
+    assert scene.journalled() == others(3, 30)
+
+
+def test_a_flaky_block_is_tried_again(
+    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+) -> None:
+    scene.make_trouble("flaky", 12, "2")
+    outcome = scene.run(cluster, retries=2)
+    assert outcome.done == BLOCKS
+    assert Counter(scene.seen())[12] == 3
+    assert len(scene.events("retry")) == scene.status()["retried"] == 2
+    check_whole()
+
+
+def test_a_nan_of_the_input_stays_where_it_is(scene: Scene, cluster: Cluster) -> None:
+    put_nan(scene, 19)
+    scene.run(cluster)
+    expected = picture()
+    expected[2 * BLOCK + 5, 3 * BLOCK + 7] = np.nan
+    np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(expected))
+
+
+def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene, cluster: Cluster) -> None:
+    put_nan(scene, 19)
+    with pytest.raises(BlockFailed, match=r"block 19 .*the input holds NaN or infinity") as failed:
+        scene.run(cluster, on_nan="fail")
+    failed.match("run.on_nan: propagate")
+    assert scene.journalled() == others(19)
+
+
+def test_a_nan_does_not_become_an_integer(scene: Scene, cluster: Cluster) -> None:
+    put_nan(scene, 19)
+    with pytest.raises(BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
+        scene.run(cluster, parts={"output": {"dtype": "uint16"}})
+    assert scene.journalled() == others(19)
+
+
+def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Cluster, tmp_path: Path) -> None:
+    chunk = scene.source / "c" / "1" / "1"
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[: len(content) // 2])
+    with pytest.raises(BlockFailed, match=r"4 of 64 blocks failed") as failed:
+        scene.run(cluster, retries=0)
+    failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
+    chunk.write_bytes(content)
+    assert scene.run(cluster).done == BLOCKS

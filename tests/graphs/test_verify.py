@@ -1,0 +1,179 @@
+"""Checking an output, and doing damaged blocks again: these and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from halotile.errors import BlockFailed, OutputRefused, ResumeRefused
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import run
+from halotile.graphs.verify import verify
+from tests.faults import BLOCKS, Scene, until
+from tests.support import job_of, noisy_picture, write_zarr
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def finished(scene: Scene, cluster: Cluster) -> Scene:
+    """A run that is done."""
+    scene.run(cluster)
+    scene.forget()
+    return scene
+
+
+def flip_bit(file: Path, place: int = -100) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 4
+    file.write_bytes(content)
+
+
+def cut_short(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "flip": flip_bit,
+    "flip the first byte": lambda file: flip_bit(file, 0),
+    "flip in the index": lambda file: flip_bit(file, -3),
+    "cut": cut_short,
+    "empty": empty,
+    "delete": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_shard_is_named(finished: Scene, name: str) -> None:
+    DAMAGE[name](finished.output / "c" / "2" / "3")
+    verdict = verify(finished.output)
+    assert (verdict.blocks, verdict.checked, verdict.repaired) == (BLOCKS, BLOCKS, 0)
+    assert verdict.problems
+    assert all(line.startswith(f"block 19: {finished.output}/c/2/3: ") for line in verdict.problems)
+    assert verify(finished.output) == verdict
+
+
+def test_a_repair_does_exactly_the_damaged_blocks_again(
+    finished: Scene, check_whole: Callable[[], None]
+) -> None:
+    for column, damage in enumerate(DAMAGE.values()):
+        damage(finished.output / "c" / "2" / str(column))
+    (finished.output / "zarr.json").unlink()
+    verdict = verify(finished.output, job=finished.job(), repair=True)
+    assert verdict.repaired == len(verdict.problems) > len(DAMAGE)
+    assert sorted(finished.seen()) == list(range(16, 16 + len(DAMAGE)))
+    check_whole()
+
+
+@pytest.mark.parametrize("damage", [flip_bit, cut_short, empty, Path.unlink])
+def test_damaged_metadata_is_named_and_restored(
+    finished: Scene, check_whole: Callable[[], None], damage: Callable[[Path], None]
+) -> None:
+    damage(finished.output / "zarr.json")
+    verdict = verify(finished.output)
+    (problem,) = verdict.problems
+    assert problem.startswith(f"metadata: {finished.output}/zarr.json is ")
+    with pytest.raises(OutputRefused, match="verify --repair"):
+        finished.run()
+    verdict = verify(finished.output, job=finished.job(), repair=True)
+    assert (verdict.problems, verdict.repaired) == ((problem,), 1)
+    assert finished.seen() == []
+    check_whole()
+
+
+def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
+    (finished.output / "c" / "2" / "3").unlink()
+    finished.make_trouble("raise", 19)
+    with pytest.raises(BlockFailed, match="block 19"):
+        verify(finished.output, job=finished.job(retries=0), repair=True)
+    (finished.output / "c" / "2" / "4").unlink()
+    job = finished.job(retries=0, on_bad_block="quarantine")
+    verdict = verify(finished.output, job=job, repair=True)
+    assert [line.split(":")[0] for line in verdict.problems] == ["block 20"]
+    assert verdict.repaired == 1
+    assert verify(finished.output).checked == BLOCKS - 1
+
+
+def test_a_quarantined_repair_counts_only_what_it_mended(finished: Scene) -> None:
+    for column in "34":
+        (finished.output / "c" / "2" / column).unlink()
+    finished.make_trouble("raise", 19)
+    job = finished.job(retries=0, on_bad_block="quarantine")
+    verdict = verify(finished.output, job=job, repair=True)
+    assert (len(verdict.problems), verdict.repaired) == (2, 1)
+
+
+def test_a_repair_for_another_job_strikes_nothing(finished: Scene) -> None:
+    (finished.output / "c" / "2" / "3").unlink()
+    with pytest.raises(ResumeRefused, match=r"layout\.codec was"):
+        verify(finished.output, job=finished.job(parts={"output": {"codec": "zstd"}}), repair=True)
+    with pytest.raises(OutputRefused, match="without its job"):
+        verify(finished.output, repair=True)
+    assert finished.journalled() == set(range(BLOCKS))
+
+
+def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: Scene) -> None:
+    finished.directory.path.rename(finished.folder / "elsewhere")
+    finished.source.rename(finished.folder / "gone.zarr")
+    assert verify(finished.output).problems == ()
+    flip_bit(finished.output / "c" / "0" / "1")
+    (problem,) = verify(finished.output).problems
+    assert problem.startswith(f"shard 1: {finished.output}/c/0/1: ")
+    with pytest.raises(OutputRefused, match="no run directory"):
+        verify(finished.output, job=finished.job(), repair=True)
+
+
+def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene) -> None:
+    scene.set_pace(0.05)
+    driver = scene.start()
+    try:
+        until(lambda: len(scene.journalled()) > 5 or driver.poll() is not None)
+        verdict = verify(scene.output)
+        assert verdict.problems == ()
+        assert 5 < verdict.checked < verdict.blocks
+        (scene.output / "c" / "0" / "0").unlink()
+        metadata = (scene.output / "zarr.json").stat()
+        with pytest.raises(OutputRefused, match=f"in use: process {driver.pid} on"):
+            verify(scene.output, job=scene.job(), repair=True)
+        assert (scene.output / "zarr.json").stat().st_mtime_ns == metadata.st_mtime_ns
+    finally:
+        said, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 0, said
+    assert scene.journalled() == set(range(BLOCKS))
+
+
+@pytest.mark.parametrize(
+    ("network", "channels", "shape"), [("doubler", [1, 1], (256, 320)), ("colouring", [1, 3], (3, 128, 160))]
+)
+def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
+    cluster: Cluster, tmp_path: Path, network: str, channels: list[int], shape: tuple[int, ...]
+) -> None:
+    source = write_zarr(tmp_path / "noisy.zarr", noisy_picture((128, 160)))
+    options = {
+        "import": f"tests.networks:{network}",
+        "scale": 2 if network == "doubler" else 1,
+        "channels": channels,
+    }
+    job = job_of(source, tmp_path / "clean.zarr", "torch", options, shard=64, chunk=32, tile={"block": 64})
+    plan = make_plan(job)
+    assert plan.layout.shape == shape
+    run(plan, cluster=cluster)
+    assert verify(job.output.path).problems == ()
+    number = len(plan.grid) - 1
+    task = plan.task
+    region = task.roles.output_region(plan.grid.block_at(number).core, task.tiling.scale, task.channels_out)
+    last = tuple((b - 1) // edge for b, edge in zip(region.stop, plan.layout.shard, strict=True))
+    plan.layout.shard_path(job.output.path, last).unlink()
+    (problem,) = verify(job.output.path).problems
+    assert problem.startswith(f"block {number}: ")
+    verdict = verify(job.output.path, job=job, repair=True)
+    assert verdict.repaired == 1
+    assert verify(job.output.path).problems == ()
