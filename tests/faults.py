@@ -106,13 +106,15 @@ class Scene:
     """A watched job in a folder of its own."""
 
     folder: Path
+    place: Path
+    """Where the output goes."""
 
     @classmethod
-    def create(cls, folder: Path, pace: float = 0.0) -> Scene:
+    def create(cls, folder: Path, place: Path | None = None) -> Scene:
         """A picture to read, nothing written yet."""
-        scene = cls(folder)
+        scene = cls(folder, place or folder)
         write_zarr(scene.source, picture(), axes="yx")
-        scene.set_pace(pace)
+        scene.set_pace(0)
         return scene
 
     @property
@@ -121,11 +123,11 @@ class Scene:
 
     @property
     def output(self) -> Path:
-        return self.folder / "clean.zarr"
+        return self.place / "clean.zarr"
 
     @property
     def directory(self) -> RunDirectory:
-        return RunDirectory(self.folder / "clean.zarr.run")
+        return RunDirectory(self.place / "clean.zarr.run")
 
     def set_pace(self, seconds: float) -> None:
         """How long every block takes."""
@@ -137,26 +139,23 @@ class Scene:
         file.write_text(text)
         return file
 
-    def job(
-        self, *, output: Path | None = None, parts: dict[str, dict[str, Any]] | None = None, **options: Any
-    ) -> Job:
+    def job(self, *, parts: dict[str, dict[str, Any]] | None = None, **options: Any) -> Job:
         """The job; ``options`` are those of its run, ``parts`` those of its other sections."""
-        parts = parts or {}
+        sections: dict[str, dict[str, Any]] = {
+            "input": {"path": str(self.source)},
+            "output": {"path": str(self.output), "shard": BLOCK, "chunk": 16},
+            "tile": {"size": BLOCK, "block": BLOCK},
+            "run": {"memory_per_worker": "3GiB", "retries": 2} | options,
+        }
+        for name, values in (parts or {}).items():
+            sections[name] |= values
+        watching = {"import": "tests.faults:watched", "options": {"folder": str(self.folder)}, "depth": 0}
         return Job(
-            input=Input(**{"path": str(self.source)} | parts.get("input", {})),
-            output=Output(
-                **{"path": str(output or self.output), "shard": BLOCK, "chunk": 16} | parts.get("output", {})
-            ),
-            denoiser=DenoiserChoice(
-                name="function",
-                options={
-                    "import": "tests.faults:watched",
-                    "options": {"folder": str(self.folder)},
-                    "depth": 0,
-                },
-            ),
-            tile=Tile(**{"size": BLOCK, "block": BLOCK} | parts.get("tile", {})),
-            run=Run(**{"memory_per_worker": "3GiB", "retries": 2} | options),
+            input=Input(**sections["input"]),
+            output=Output(**sections["output"]),
+            denoiser=DenoiserChoice(name="function", options=watching),
+            tile=Tile(**sections["tile"]),
+            run=Run(**sections["run"]),
             allow_import=True,
         )
 
@@ -196,6 +195,10 @@ class Scene:
     def workers(self) -> set[int]:
         """Process ids that have computed a block and still live."""
         return {pid for _, pid in self._log() if is_alive(pid)}
+
+    def has_seen(self, count: int) -> bool:
+        """Whether the denoiser was called this often."""
+        return len(self._log()) >= count
 
     def forget(self) -> None:
         """Begin a new log."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import OutputRefused, ResumeRefused
+from halotile.errors import DiskRefused, OutputRefused, ResumeRefused
 from halotile.graphs.identity import differences
 from halotile.graphs.job import DenoiserChoice
 from halotile.graphs.plan import Plan
 from halotile.graphs.resolve import describe_denoiser
-from halotile.storage.disk import sweep_partials
+from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.output import create_output, metadata_digest
 from halotile.storage.place import check_path, check_place
@@ -33,20 +33,31 @@ def claim(plan: Plan, directory: RunDirectory) -> Iterator[Journal]:
         When something that is not this job's stands there, or another run is writing.
     ResumeRefused
         When the run directory belongs to a different job; the message lists what differs.
+    DiskRefused
+        When there is no room to begin.
     """
     # Before the lock, so that nothing is made beside an output that is refused.
     _check_output(plan, directory)
-    with directory.lock():
-        directory.wait_for_workers(ORPHAN_SECONDS)
-        if _resumable(plan, directory):
-            sweep_partials(plan.output)
-        else:
-            _start_over(plan, directory)
-        journal = Journal.open(directory.journal_path, plan.fingerprint, len(plan.grid))
+    with ExitStack() as held:
         try:
-            yield journal
-        finally:
-            journal.close()
+            held.enter_context(directory.lock())
+            journal = held.enter_context(_open(plan, directory))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise DiskRefused(
+                f"the disk ran full before the first block: {error}. Free some space near {plan.output} and run again."
+            ) from error
+        yield journal
+
+
+def _open(plan: Plan, directory: RunDirectory) -> Journal:
+    directory.wait_for_workers(ORPHAN_SECONDS)
+    if _resumable(plan, directory):
+        sweep_partials(plan.output)
+    else:
+        _start_over(plan, directory)
+    return Journal.open(directory.journal_path, plan.fingerprint, len(plan.grid))
 
 
 def _check_output(plan: Plan, directory: RunDirectory) -> None:

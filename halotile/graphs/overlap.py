@@ -8,7 +8,8 @@ of the picture stands and no block waits for another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -88,7 +89,8 @@ def map_overlap(
     Raises
     ------
     ConfigError
-        If depth, boundary, block or axes do not fit the arrays, or the arrays not one another.
+        If depth, boundary, block or axes do not fit the arrays, or the arrays not one another; or if ``func``
+        takes no array of one pixel, from which its dtype is learnt, and no ``dtype`` is given.
     InputError
         If a path cannot be opened.
 
@@ -135,17 +137,18 @@ def map_overlap(
     if any(isinstance(array, da.Array | np.ndarray) for array in opened):
         if block is not None:
             raise ConfigError(f"block is {block!r}: it is for stores. Call .rechunk() on the dask arrays.")
-        return da.map_overlap(
-            func,
-            *map(as_dask, opened),
-            depth=[dask_depth(halo) for halo in depths],
-            boundary=[dask_boundary(rim) for rim in rims],
-            trim=trim,
-            align_arrays=align_arrays,
-            allow_rechunk=allow_rechunk,
-            **options,
-            **kwargs,
-        )
+        with _needing_dtype(func):
+            return da.map_overlap(
+                func,
+                *map(as_dask, opened),
+                depth=[dask_depth(halo) for halo in depths],
+                boundary=[dask_boundary(rim) for rim in rims],
+                trim=trim,
+                align_arrays=align_arrays,
+                allow_rechunk=allow_rechunk,
+                **options,
+                **kwargs,
+            )
     cuts = align([chunks_of(store, block, max(ndims)) for store in opened], align_arrays)
     stores = tuple(Windows(*parts) for parts in zip(opened, cuts, depths, rims, strict=True))
     return _one_layer(func, stores, trim, options, kwargs)
@@ -228,7 +231,8 @@ def _one_layer(
         options.setdefault("chunks", tuple(1 if axis is None else _core_sizes(stores, axis) for axis in axes))
     # Stock map_blocks on arrays shaped like the windows knows sizes, dtype and meta of what func returns.
     likes = [da.empty([sum(c) for c in s.lengths], chunks=s.lengths, dtype=s.source.dtype) for s in stores]
-    mapped = da.map_blocks(_without_block_info(func), *likes, **options, **words)
+    with _needing_dtype(func):
+        mapped = da.map_blocks(_without_block_info(func), *likes, **options, **words)
     task = BlockTask(func, stores, tuple(axes), trim and overlaps, mapped.chunks, mapped.dtype, enforce_ndim)
     return da.map_blocks(
         task,
@@ -238,6 +242,22 @@ def _one_layer(
         dtype=mapped.dtype,
         meta=mapped._meta,
     )
+
+
+@contextmanager
+def _needing_dtype(func: Callable[..., Any]) -> Iterator[None]:
+    """Say it in our words when Dask tries ``func`` on an array of one pixel, and it fails there."""
+    try:
+        yield
+    except ValueError as error:
+        head, _, rest = str(error).partition("Original error is below:")
+        if "inference failed" not in head:
+            raise
+        cause = next((line for line in rest.splitlines() if line.strip("- ")), "no reason given")
+        raise ConfigError(
+            f"dtype is not given, and {funcname(func)} does not take the array of one pixel from which it would be "
+            f'learnt: {cause}. Write the dtype that it returns, such as dtype="float32".'
+        ) from error
 
 
 def _trimmed(task: BlockTask, axis: int) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import time
 import uuid
@@ -23,7 +22,7 @@ from halotile.graphs.signals import Signals
 from halotile.graphs.status import StatusFile
 from halotile.graphs.stream import Answer, Grouping, Stream
 from halotile.registry import find
-from halotile.storage.disk import sweep_partials
+from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import BadBlock, Receipt
@@ -193,7 +192,7 @@ class _Driver:
         try:
             self.journal.mark(numbers)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise
             self._disk_is_full(f"{error} (the journal)", stream)
 

@@ -219,6 +219,11 @@ class Disk:
         os.rmdir(path)
 
 
+def is_full(error: OSError) -> bool:
+    """Whether an error says that no room is left, on the disk or in one's share of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 DISK = Disk()
 """The disk of this machine."""
 

@@ -7,13 +7,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.disk import DISK
-from halotile.storage.grid import Region
 from halotile.storage.planes import Planes
 from halotile.storage.rim import Pixels
 
@@ -83,15 +83,16 @@ def write_png(
             f"{path}: {shape[0]} x {shape[1]} pixels, {len(planes)} side by side, are more than a PNG is good for "
             f"({MOST_PIXELS:,}). Write a smaller --region or --size, or a name that ends in .tif."
         )
-    count = len(planes)
-    means = [
-        reduced(p, step, lambda done, n=n: tick((n + done) / count))  # type: ignore[misc]
-        for n, p in enumerate(planes)
-    ]
+    means = [reduced(p, step, _nth(tick, n, len(planes))) for n, p in enumerate(planes)]
     low, high = values or contrast(means)
     drawn = _side_by_side([_bytes(mean, low, high) for mean in means])
     DISK.write_file(path, encode_png(drawn))
     return Drawing((drawn.shape[0], drawn.shape[1]), step, low, high)
+
+
+def _nth(tick: Tick, number: int, count: int) -> Tick:
+    """Progress of one of several."""
+    return lambda done: tick((number + done) / count)
 
 
 def reduced(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:
@@ -108,7 +109,7 @@ def reduced(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:
         total, count = _sum(pixels, rows, columns)
         sums[place] += total
         counts[place] += count
-        tick((part.stop[0] - 1) / height)
+        tick(part.stop[0] / height)
     with np.errstate(invalid="ignore"):
         return (sums / counts).astype(np.float32)
 
@@ -130,7 +131,7 @@ def _squares(start: int, stop: int, step: int) -> _Squares:
     return _Squares(first, last, starts, np.diff(starts, append=stop - start))
 
 
-def _sum(pixels: Pixels, rows: _Squares, columns: _Squares) -> tuple[NDArray[np.float64], Pixels]:
+def _sum(pixels: Pixels, rows: _Squares, columns: _Squares) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """The sum and number of the finite pixels in each square."""
     total = _added(pixels, rows, columns)
     if np.isfinite(total).all():

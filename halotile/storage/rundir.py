@@ -273,7 +273,7 @@ class RunDirectory:
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
             value = json.loads(path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError:
             value = None

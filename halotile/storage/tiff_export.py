@@ -98,8 +98,9 @@ def _tiles(planes: Planes, dtype: np.dtype[Any], tick: Tick) -> Iterator[Pixels]
     for number, index in enumerate(itertools.product(*map(range, planes.counts))):
         for part in _bands(planes):
             pixels = planes.read(index, part).astype(dtype, copy=False)
-            yield from _cut(pixels * dtype.type(highest) if highest > 1 else pixels)
+            # Told before: tifffile does not ask for what comes after the last tile.
             tick((number + part.stop[0] / planes.shape[0]) / total)
+            yield from _cut(pixels * dtype.type(highest) if highest > 1 else pixels)
 
 
 def _bands(planes: Planes) -> Iterator[Region]:

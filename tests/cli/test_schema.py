@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -56,7 +57,6 @@ def test_what_must_be_written_is_required(schema: dict[str, Any]) -> None:
 def test_the_config_of_the_readme_fits_and_a_misspelt_one_does_not(
     schema: dict[str, Any], config: Any
 ) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     tree = read_text(config.read_text(), "config.yaml").tree
     jsonschema.validate(tree, schema)
     with pytest.raises(jsonschema.ValidationError):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,14 +38,13 @@ def running(scene: Scene, **options: Any) -> Iterator[subprocess.Popen[str]]:
         assert driver.poll() is None, driver.communicate()[0]
         yield driver
     finally:
-        for pid in members(driver.pid):
-            os.kill(pid, signal.SIGKILL)
+        kill(members(driver.pid))
         driver.communicate()
 
 
-def kill(pids: set[int], number: signal.Signals = signal.SIGKILL) -> None:
+def kill(pids: Iterable[int]) -> None:
     for pid in pids:
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_killed_workers_are_replaced_and_the_run_goes_on(
@@ -53,9 +52,10 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(
 ) -> None:
     with running(scene) as driver:
         for kills in (1, 1, 2):
-            seen = len(scene.seen())
-            kill(set(random.sample(sorted(scene.workers()), min(kills, len(scene.workers())))))
-            until(lambda seen=seen: len(scene.seen()) > seen + 3 or driver.poll() is not None)
+            enough = len(scene.seen()) + 3
+            workers = sorted(scene.workers())
+            kill(workers[:kills])
+            until(partial(scene.has_seen, enough))
         said, _ = driver.communicate(timeout=60)
     assert driver.returncode == 0, said
     check_whole()
@@ -154,21 +154,29 @@ def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole
     check_whole()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("send", "name"),
+    [
+        (lambda driver: os.kill(driver, signal.SIGTERM), "SIGTERM"),
+        (lambda driver: os.kill(driver, signal.SIGUSR1), "SIGUSR1"),
+        (lambda driver: os.killpg(driver, signal.SIGTERM), "SIGTERM"),
+    ],
+    ids=["SIGTERM", "SIGUSR1", "SIGTERM to the workers too"],
+)
 def test_a_signal_drains_the_run(
-    scene: Scene, check_resumes: Callable[[], None], number: signal.Signals
+    scene: Scene, check_resumes: Callable[[], None], send: Callable[[int], None], name: str
 ) -> None:
     with running(scene) as driver:
-        driver.send_signal(number)
+        send(driver.pid)
         said, _ = driver.communicate(timeout=30)
-        assert not members(driver.pid)
+        until(lambda: not members(driver.pid), seconds=5)
     assert driver.returncode == 75, said
-    assert f"stopped on {number.name}" in said
+    assert f"stopped on {name}" in said
     assert "Traceback" not in said
-    assert scene.status()["state"] == "stopped"
-    done = scene.journalled()
-    assert 6 <= len(done) < BLOCKS
-    assert done == set(scene.seen())
+    status = scene.status()
+    assert (status["state"], status["done"]) == ("stopped", len(scene.journalled()))
+    assert name in status["reason"]
+    assert 6 <= len(scene.journalled()) < BLOCKS
     check_resumes()
 
 

@@ -540,3 +540,31 @@ def test_enforce_ndim_names_the_function_that_lost_an_axis() -> None:
     result = map_overlap(column_sum, STORE, depth=0, dtype="float32", enforce_ndim=True)
     with pytest.raises(ConfigError, match="column_sum returned an array of 1 axes"):
         result.compute(scheduler="synchronous")
+
+
+def slope(window: Pixels) -> Pixels:
+    rows, columns = np.gradient(window)
+    steepness: Pixels = np.hypot(rows, columns)
+    return steepness
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_function_that_takes_no_single_pixel_needs_a_dtype(stores: bool) -> None:
+    pixels = noise((40, 30))
+    array = Stored(pixels, (16, 16)) if stores else da.from_array(pixels, chunks=16)
+    with pytest.raises(
+        ConfigError, match=r'slope does not take .* at least .* such as dtype="float32"'
+    ) as told:
+        map_overlap(slope, array, depth=1, boundary="reflect")
+    assert "Traceback" not in str(told.value)
+    same(
+        map_overlap(slope, array, depth=1, boundary="reflect", dtype="float32"),
+        da.map_overlap(slope, da.from_array(pixels, chunks=16), depth=1, boundary="reflect", dtype="float32"),
+    )
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_other_mistakes_keep_their_words(stores: bool) -> None:
+    array = stored((20, 20), (8, 8)) if stores else da.ones((20, 20), chunks=8)
+    with pytest.raises(ValueError, match="Provided chunks have 1 dims"):
+        map_overlap(neighbours, array, depth=1, boundary="reflect", chunks=((1, 2),))

@@ -1,12 +1,22 @@
-"""Going on with a run: from any journal, in another way, after the disk was full."""
+"""Going on with a run: in another way, from any journal, after a full disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from halotile.errors import BlockFailed, DamagedData, DiskRefused
+from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.planner import make_plan
+from halotile.graphs.progress import Progress
+from halotile.graphs.tiles import run
 from tests.faults import BLOCKS, Scene
 
 pytestmark = pytest.mark.cluster
@@ -14,18 +24,162 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def half_done(scene: Scene, cluster: Cluster) -> Scene:
-    """A run that ended with only some of its blocks done."""
-    from halotile.errors import BlockFailed
-
-    for block in range(20, 40):
-        scene.make_trouble("raise", block)
+    """A run that ended with some of its blocks missing."""
+    causes = [scene.make_trouble("raise", block) for block in range(20, 40)]
     with pytest.raises(BlockFailed):
         scene.run(cluster, retries=0)
-    for block in range(20, 40):
-        (scene.folder / f"raise-{block}").unlink()
-    assert scene.journalled() == set(range(BLOCKS)) - set(range(20, 40))
+    for cause in causes:
+        cause.unlink()
+    assert scene.journalled() == {*range(20), *range(40, BLOCKS)}
+    scene.forget()
     return scene
 
 
-def test_probe(half_done: Scene, check_resumes: Callable[[], None]) -> None:
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting a cluster fails."""
+
+    def start(**_: Any) -> None:
+        raise AssertionError("a cluster was started")
+
+    monkeypatch.setattr(local, "start", start)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workers": 1},
+        {"workers": 7, "memory_per_worker": "2GiB"},
+        {"retries": 0, "on_bad_block": "quarantine", "stall_seconds": 60},
+        {"parts": {"tile": {"size": 16}}},
+        {"parts": {"tile": {"size": "auto", "batch": 3}}},
+        {"parts": {"tile": {"block": "auto"}}},
+        {"parts": {"output": {"overwrite": True}}},
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_in_another_way_with_the_same_bits(
+    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], change: dict[str, Any]
+) -> None:
+    outcome = half_done.run(cluster, **change)
+    assert (outcome.done, outcome.resumed) == (BLOCKS, 44)
+    assert set(half_done.seen()) == set(range(20, 40))
+    check_whole()
+
+
+def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
+    half_done: Scene, cluster: Cluster, no_cluster: None, check_whole: Callable[[], None]
+) -> None:
+    half_done.run(cluster)
+    half_done.forget()
+    before = {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")}
+    seen: list[Progress] = []
+    outcome = half_done.run(observer=seen.append)
+    assert (outcome.done, outcome.resumed, outcome.seconds) == (BLOCKS, BLOCKS, 0.0)
+    assert half_done.seen() == []
+    assert {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")} == before
+    assert seen[-1].done == BLOCKS
+    check_whole()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 12])
+def test_a_journal_that_was_torn_goes_on_before_the_tear(
+    half_done: Scene, check_resumes: Callable[[], None], cut: int
+) -> None:
+    journal = half_done.directory.journal_path
+    content = journal.read_bytes()
+    before = half_done.journalled()
+    journal.write_bytes(content[:-cut])
+    assert half_done.journalled() < before
     check_resumes()
+
+
+def test_a_damaged_line_of_a_journal_is_told_and_what_follows_is_done_again(
+    half_done: Scene, check_resumes: Callable[[], None]
+) -> None:
+    journal = half_done.directory.journal_path
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) > 3
+    lines[2] = lines[2].replace(b"+", b"*")
+    journal.write_bytes(b"".join(lines))
+    check_resumes()
+    assert any("line 3 is damaged" in event["text"] for event in half_done.events("message"))
+
+
+def test_a_journal_without_its_first_line_is_refused_with_a_text(half_done: Scene, cluster: Cluster) -> None:
+    journal = half_done.directory.journal_path
+    journal.write_bytes(journal.read_bytes()[20:])
+    with pytest.raises(DamagedData, match=r"first line is damaged\. Run with --fresh"):
+        half_done.run(cluster)
+    assert half_done.run(cluster, fresh=True).resumed == 0
+
+
+def test_leftovers_of_killed_writers_are_swept(half_done: Scene, check_resumes: Callable[[], None]) -> None:
+    leftovers = [
+        half_done.output / "c" / "0" / "0.0a1b2c3d.partial",
+        half_done.output / "zarr.json.0a1b2c3d.partial",
+        half_done.directory.path / "status.json.0a1b2c3d.partial",
+    ]
+    for file in leftovers:
+        file.write_bytes(b"half of it")
+    check_resumes()
+    assert not any(file.exists() for file in leftovers)
+
+
+def test_starting_over_begins_with_nothing(
+    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None]
+) -> None:
+    (half_done.output / "stale").write_text("from before")
+    outcome = half_done.run(cluster, fresh=True)
+    assert outcome.resumed == 0
+    assert sorted(half_done.seen()) == list(range(BLOCKS))
+    check_whole()
+
+
+@pytest.mark.parametrize("missing", ["plan.json", "journal", "output"])
+def test_a_run_without_its_plan_journal_or_output_starts_over(
+    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], missing: str
+) -> None:
+    if missing == "output":
+        shutil.rmtree(half_done.output)
+    else:
+        (half_done.directory.path / missing).unlink()
+    assert half_done.run(cluster).resumed == 0
+    check_whole()
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = Path(tempfile.mkdtemp())
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("room_kib", [150, 40, 16, 8, 0])
+def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
+    cluster: Cluster, tmp_path: Path, small_disk: Path, undisturbed: dict[str, bytes], room_kib: int
+) -> None:
+    scene = Scene.create(tmp_path, small_disk)
+    plan = make_plan(scene.job())
+    free = shutil.disk_usage(small_disk).free
+    (small_disk / "filler").write_bytes(bytes(free - room_kib * 1024))
+    with pytest.raises(DiskRefused, match=r"the disk ran full.*No space left on device.*run again") as full:
+        run(plan, cluster=cluster)
+    done = scene.journalled()
+    assert room_kib // 4 - 16 <= len(done) <= room_kib // 4
+    if room_kib > 20:
+        full.match(
+            rf"{len(done)} of 64 blocks are safe; the others take up to 0\.\d MiB, and .* has 0\.\d MiB free"
+        )
+    subprocess.run(["mount", "-o", "remount,size=3m", str(small_disk)], check=True)
+    scene.forget()
+    assert scene.run(cluster).resumed == len(done)
+    assert sorted(scene.seen()) == sorted(set(range(BLOCKS)) - done)
+    assert scene.files() == undisturbed

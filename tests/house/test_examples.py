@@ -11,7 +11,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import tifffile
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,33 +80,6 @@ def test_a_scene_of_70000_pixels_is_written_in_places(tmp_path: Path) -> None:
         assert np.array_equal(noisy[region.slices], scene.noisy_at(region))
     written = [path for path in (tmp_path / "truth.zarr/c").rglob("*") if path.is_file()]
     assert len(written) == 3
-
-
-@pytest.mark.parametrize("shape", [(5, 7), (1030, 40), (64, 64)])
-def test_a_preview_averages_over_whole_squares(shape: tuple[int, int]) -> None:
-    preview = load("tiff/preview.py")
-    pixels = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
-
-    class Source:
-        def __init__(self) -> None:
-            self.shape = shape
-
-        def read(self, region: Region) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-            return pixels[region.slices]
-
-    edge = 16
-    step = -(-max(shape) // edge)
-    squares = Grid(shape, (step, step), ((0, 0), (0, 0)))
-    means = [pixels[block.core.slices].mean() for block in squares]
-    assert preview.small(Source(), edge) == pytest.approx(np.reshape(means, squares.counts))
-
-
-def test_a_tiff_preview_keeps_every_pixel(tmp_path: Path) -> None:
-    preview = load("tiff/preview.py")
-    pixels = np.random.default_rng(0).integers(0, 65535, (2, 1100, 90)).astype("uint16")
-    np.save(tmp_path / "stack.npy", pixels)
-    preview.write_tiff(preview.halotile.open_source(tmp_path / "stack.npy"), tmp_path / "plane.tif")
-    assert np.array_equal(tifffile.imread(tmp_path / "plane.tif"), pixels[0])
 
 
 @pytest.mark.cluster

@@ -255,8 +255,15 @@ def test_a_compression_that_needs_a_package_names_it(tmp_path: Path, monkeypatch
         pass
 
     monkeypatch.setattr(tifffile.TIFF, "DECOMPRESSORS", Nothing())
-    with pytest.raises(MissingPackage, match="pip install imagecodecs"):
+    with pytest.raises(MissingPackage, match=r'pip install "halotile\[tiff\]"'):
         open_source(path)
+
+
+@pytest.mark.parametrize("compression", ["lzw", "jpeg"])
+def test_the_extra_tiff_brings_other_compressions(tmp_path: Path, compression: str) -> None:
+    path = _write(tmp_path / "a.tif", (STACK[0] >> 8).astype("u1"), compression=compression)
+    source = open_source(path)
+    assert np.array_equal(source.read(Region((3, 5), (60, 80))), tifffile.imread(path)[3:60, 5:80])
 
 
 @pytest.mark.parametrize("content", [b"II*\0", b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08\xff\xff" + b"\xff" * 40])

@@ -12,6 +12,7 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.security import Security
 
+from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster, own_environment
 
 START_SECONDS = 120
@@ -71,20 +72,14 @@ def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterato
         A worker that grows past this is ended, and its blocks run elsewhere.
     dashboard : bool
         Serve the dashboard on 127.0.0.1, at a free port.
+
+    Raises
+    ------
+    ConfigError
+        When the processes cannot start.
     """
     with own_environment(), dask.config.set(SETTINGS):
-        with _children_spared_from_ctrl_c():
-            cluster = LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                processes=True,
-                protocol="tls://",
-                security=Security.temporary(),
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0" if dashboard else None,
-                memory_limit=memory_bytes,
-                silence_logs=50,
-            )
+        cluster = _start_processes(workers, memory_bytes, dashboard)
         try:
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)
             try:
@@ -96,3 +91,24 @@ def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterato
             # What hangs now ends with this process; a scheduler that is gone is not waited for long.
             with suppress(TimeoutError, OSError), dask.config.set(CLOSING):
                 cluster.close(timeout=30)
+
+
+def _start_processes(workers: int, memory_bytes: int, dashboard: bool) -> LocalCluster:
+    try:
+        with _children_spared_from_ctrl_c():
+            return LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                protocol="tls://",
+                security=Security.temporary(),
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0" if dashboard else None,
+                memory_limit=memory_bytes,
+                silence_logs=50,
+            )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the worker processes did not start ({error}). Where a script calls halotile, the call has to stand under "
+            '`if __name__ == "__main__":`, for worker processes import the script. Otherwise the reason is printed above.'
+        ) from error

@@ -138,7 +138,7 @@ def _refuse_missing_codec(tifffile: Any, page: Any) -> None:
     if not known or (page.predictor != 1 and page.predictor not in tifffile.TIFF.UNPREDICTORS):
         raise MissingPackage(
             f"this TIFF is compressed with {page.compression!r} (predictor {page.predictor!r}), which tifffile "
-            "decodes with the package imagecodecs. Write: pip install imagecodecs"
+            'decodes with the package imagecodecs. Write: pip install "halotile[tiff]"'
         )
 
 

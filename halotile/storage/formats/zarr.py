@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from halotile.storage.formats.base import (
     refuse_option,
 )
 from halotile.storage.grid import Region
-from halotile.storage.localread import open_local
+from halotile.storage.localread import LocalArray, open_local
 from halotile.storage.rim import Pixels
 from halotile.storage.stored import StoredArray
+from halotile.storage.tensorread import TensorArray, open_tensor
 
 _MARKS = ("zarr.json", ".zarray", ".zgroup")
+_MOST_DIRECTORIES = 20_000
+"""Directories of chunks that are looked at to tell whether an array was changed."""
 
 
 def claims(path: Path) -> bool:
@@ -64,13 +68,16 @@ class ZarrReader:
 
 
 class ArrayPixels:
-    """The pixels of an open Zarr array, read straight from its chunk files where that is possible."""
+    """The pixels of an open Zarr array, read by the first that can.
+
+    Those are :mod:`halotile.storage.localread`, :mod:`halotile.storage.tensorread` and zarr-python.
+    """
 
     def __init__(self, path: str, array: Any) -> None:
         self.array = array
         self._path = path
         self._folder = Path(path, array.path) if os.path.isdir(path) else None
-        self.local = open_local(self._folder, array.dtype, array.fill_value) if self._folder else None
+        self.local = _open_local(self._folder, array) if self._folder else None
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -85,7 +92,35 @@ class ArrayPixels:
         for mark in ("zarr.json", ".zarray"):
             if self._folder is not None and (self._folder / mark).exists():
                 found["mtime_ns"] = (self._folder / mark).stat().st_mtime_ns
+        if self._folder is not None:
+            found["chunks_changed"] = digest(list(_changes(self._folder, self.array)))
         return found if self._folder or "://" in self._path else {**found, **file_identity(self._path)}
+
+
+def _open_local(folder: Path, array: Any) -> LocalArray | TensorArray | None:
+    """The fastest reader of an array on this machine's disk; None: zarr-python."""
+    fill = array.fill_value
+    return open_local(folder, array.dtype, fill) or open_tensor(folder, array.shape, array.dtype, fill)
+
+
+def _changes(folder: Path, array: Any) -> Iterator[tuple[str, int]]:
+    """When each directory of chunks was changed last: a chunk that is replaced changes its directory."""
+    metadata = array.metadata
+    keys = getattr(metadata, "chunk_key_encoding", None)
+    separator = keys.separator if keys else metadata.dimension_separator
+    levels = 0 if separator != "/" else array.ndim - 1
+    while levels and math.prod(array.cdata_shape[:levels]) > _MOST_DIRECTORIES:
+        levels -= 1
+    top = folder / "c" if keys and separator == "/" else folder
+    yield from _changes_below(top, levels) if top.is_dir() else ()
+
+
+def _changes_below(folder: Path, levels: int) -> Iterator[tuple[str, int]]:
+    yield folder.name, folder.stat().st_mtime_ns
+    if levels:
+        for entry in sorted(os.listdir(folder)):
+            if (folder / entry).is_dir():
+                yield from _changes_below(folder / entry, levels - 1)
 
 
 def open_node(path: str) -> Any:

@@ -1,0 +1,173 @@
+"""`recon-cli preview` makes any picture viewable, and refuses what cannot be in plain words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+from PIL import Image
+from typer.testing import CliRunner
+
+from halotile.cli.main import app
+
+RUNNER = CliRunner()
+PIXELS = np.random.default_rng(0).integers(0, 4000, (70, 90), "u2")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    np.save(tmp_path / "a.npy", PIXELS)
+    np.save(tmp_path / "stack.npy", np.stack([PIXELS, PIXELS[::-1]]))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*words: str) -> Any:
+    return RUNNER.invoke(app, ["preview", *words])
+
+
+def image(path: Path) -> Any:
+    return np.asarray(Image.open(path))
+
+
+def test_the_whole_is_drawn_small(folder: Path) -> None:
+    result = invoke("a.npy", "a.png", "--size", "30")
+    assert (result.exit_code, image(folder / "a.png").shape) == (0, (24, 30))
+    assert result.stdout.startswith("a.png: 24 × 30 pixels, each the mean of 3 × 3; black is ")
+    assert result.stderr == ""
+
+
+def test_a_region_is_drawn_with_the_contrast_asked_for(folder: Path) -> None:
+    result = invoke("a.npy", "a.png", "--region", "10:30,5:50", "--range", "-1000", "4000")
+    assert result.exit_code == 0
+    part = PIXELS[10:30, 5:50].astype(float)
+    assert np.array_equal(image(folder / "a.png"), ((part + 1000) / 5000 * 255).round())
+
+
+def test_two_pictures_are_laid_side_by_side(folder: Path) -> None:
+    np.save(folder / "b.npy", PIXELS // 2)
+    assert invoke("a.npy", "a.png", "--against", "b.npy", "--range", "0", "4000").exit_code == 0
+    both = image(folder / "a.png").astype(int)
+    assert np.abs(both[:, :90] - 2 * both[:, -90:]).max() <= 2
+
+
+def test_a_plane_is_chosen_by_its_axis(folder: Path) -> None:
+    first, second = (
+        invoke("stack.npy", f"{z}.png", "--plane", f"z={z}", "--range", "0", "4000") for z in "01"
+    )
+    assert first.stdout.endswith("; plane z=0\n")
+    assert second.stdout.endswith("; plane z=1\n")
+    assert np.array_equal(image(folder / "0.png"), image(folder / "1.png")[::-1])
+    assert invoke("stack.npy", "default.png").stdout.endswith("; plane z=0\n")
+
+
+@pytest.mark.parametrize("name", ["a.tif", "a.TIFF"])
+def test_a_tiff_has_every_pixel(folder: Path, name: str) -> None:
+    result = invoke("stack.npy", name)
+    assert result.stdout.startswith(f"{name}: 2 × 70 × 90 pixels, ")
+    assert np.array_equal(tifffile.imread(folder / name), np.load(folder / "stack.npy"))
+
+
+@pytest.mark.parametrize("name", ["a.tif", "a.zarr", "a.png"])
+def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) -> None:
+    if name == "a.zarr":
+        zarr.create_array(folder / name, shape=(3, 3), dtype="u1")
+        result = invoke("a.npy", name, "--overwrite")
+        assert (result.exit_code, (folder / name / "zarr.json").exists()) == (2, True)
+        return
+    (folder / name).write_text("mine")
+    result = invoke("a.npy", name)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {name}: something stands there. Write another name, or --overwrite.\n"
+    assert (folder / name).read_text() == "mine"
+    assert invoke("a.npy", name, "--overwrite").exit_code == 0
+    assert (folder / name).stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["a.npy", "a.jpg"], 2, "nothing is written as .jpg. Write a name that ends in .png (small), .tif"),
+        (["a.npy", "a"], 2, "no suffix says what to write"),
+        (["a.npy", "no/a.png"], 2, "there is no directory no"),
+        (["a.npy", "a.png", "--region", "1:2"], 2, "--region 1:2: not rows and columns"),
+        (["a.npy", "a.png", "--region", "0:71,0:9"], 2, "the picture has 70 rows and 90 columns"),
+        (["a.npy", "a.png", "--region", "0:7,0:9", "--size", "5"], 2, "Leave one of them out"),
+        (["a.npy", "a.png", "--size", "0"], 2, "--size 0: a picture needs a pixel"),
+        (["a.npy", "a.png", "--plane", "z"], 2, "--plane z: not a number for each axis"),
+        (["a.npy", "a.png", "--plane", "z=0"], 2, "the picture's axes are yx"),
+        (["stack.npy", "a.png", "--plane", "z=0,z=1"], 2, "each axis once"),
+        (["stack.npy", "a.png", "--plane", "z=2"], 2, "Write 0 to 1"),
+        (["a.npy", "a.png", "--range", "5", "5"], 2, "--range 5 5: what is black must be less"),
+        (["a.npy", "a.png", "--against", "small.npy"], 2, "8 × 9 pixels cannot be laid beside 70 × 90"),
+        (["a.npy", "a.tif", "--size", "5"], 2, "--size with a.tif: a TIFF keeps every pixel"),
+        (["a.npy", "a.tif", "--against", "a.npy"], 2, "--against with a.tif"),
+        (["a.npy", "a.tif", "--range", "0", "1"], 2, "--range with a.tif"),
+        (["scan.tif", "scan.tif", "--overwrite"], 2, "it is the picture scan.tif, or inside it"),
+        (["p.zarr", "p.zarr/a.png"], 2, "it is the picture p.zarr, or inside it"),
+        (["gone.npy", "a.png"], 4, "nothing is there"),
+        (["damaged.zarr", "a.png"], 4, "damaged"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    folder: Path, words: list[str], code: int, said: str
+) -> None:
+    np.save(folder / "small.npy", PIXELS[:8, :9])
+    tifffile.imwrite(folder / "scan.tif", PIXELS)
+    zarr.create_array(folder / "p.zarr", data=PIXELS)
+    zarr.create_array(folder / "damaged.zarr", data=PIXELS, chunks=(70, 90))
+    (folder / "damaged.zarr/c/0/0").write_bytes(b"x")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    result = invoke(*words)
+    assert result.exit_code == code
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize("form", ["zarr", "tif", "npy", "h5"])
+def test_every_format_is_drawn_alike(folder: Path, form: str) -> None:
+    pixels = np.full((70, 90), np.nan, np.float32)
+    pixels[:, 10:] = np.linspace(0, 1, 80)
+    if form == "zarr":
+        zarr.create_array(folder / "b.zarr", data=pixels, chunks=(32, 32))
+    elif form == "tif":
+        tifffile.imwrite(folder / "b.tif", pixels, compression="zlib", tile=(32, 32))
+    elif form == "npy":
+        np.save(folder / "b.npy", pixels)
+    else:
+        import h5py
+
+        with h5py.File(folder / "b.h5", "w") as file:
+            file["picture"] = pixels
+    assert invoke(f"b.{form}", "b.png").exit_code == 0
+    picture = image(folder / "b.png")
+    assert (picture[:, :10] == 0).all()
+    assert (np.diff(picture[0, 10:].astype(int)) >= 0).all()
+    assert picture[0, -1] == 255
+
+
+def test_quiet_says_nothing(folder: Path) -> None:
+    result = invoke("a.npy", "a.png", "--quiet")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_no_extra_package_is_needed(folder: Path, name: str) -> None:
+    tifffile.imwrite(folder / "scan.tif", PIXELS, compression="zlib", predictor=True)
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['PIL', 'imagecodecs', 'matplotlib', 'imageio', 'skimage', 'torch', 'dask'])\n"
+        "from halotile.cli.main import main\n"
+        f"sys.argv = ['recon-cli', 'preview', 'scan.tif', {name!r}]\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (folder / name).exists()

@@ -1,0 +1,106 @@
+"""The local cluster: encrypted, on loopback, with its own environment, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from distributed import Client
+
+from halotile.errors import ConfigError
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import run
+from tests.support import job_of, noisy_picture, write_zarr
+
+pytestmark = pytest.mark.cluster
+
+
+def worker_view() -> dict[str, object]:
+    """What a worker sees of itself."""
+    import torch
+
+    from halotile.tasks.device import prepare_process
+
+    prepare_process(threads=1)
+    return {
+        "environment": {name: os.environ.get(name) for name in WORKER_ENVIRONMENT},
+        "threads": torch.get_num_threads(),
+        "blocked": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "pid": os.getpid(),
+    }
+
+
+def test_workers_start_in_the_environment_that_convolutions_like(cluster: Cluster) -> None:
+    for view in cluster.client.run(worker_view).values():
+        assert view["environment"] == WORKER_ENVIRONMENT
+        assert view["threads"] == 1
+
+
+def test_workers_never_see_ctrl_c(cluster: Cluster) -> None:
+    assert all(view["blocked"] for view in cluster.client.run(worker_view).values())
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_all_traffic_is_encrypted_and_a_stranger_is_refused(cluster: Cluster) -> None:
+    info = cluster.client.scheduler_info()
+    addresses = [info["address"], *info["workers"]]
+    assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
+    with pytest.raises((OSError, TypeError)):
+        Client(info["address"], timeout=2, set_as_default=False)
+    with pytest.raises(OSError):
+        Client(info["address"].replace("tls://", "tcp://"), timeout=2, set_as_default=False)
+
+
+def test_nothing_listens_beyond_loopback(cluster: Cluster) -> None:
+    """The scheduler with its dashboard is in this process, the workers are its children."""
+    assert urlsplit(cluster.dashboard or "").hostname == "127.0.0.1"
+    this = psutil.Process()
+    listening = [
+        connection.laddr.ip
+        for process in [this, *this.children(recursive=True)]
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 3
+    assert set(listening) == {"127.0.0.1"}
+
+
+@pytest.mark.slow
+def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    before = dict(os.environ)
+    with local.start(workers=1, memory_bytes=2 * 2**30, dashboard=False) as started:
+        assert started.dashboard is None
+        (view,) = started.client.run(worker_view).values()
+    assert dict(os.environ) == before
+    assert not psutil.pid_exists(view["pid"])
+
+
+def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(cluster: Cluster, tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    options = {"import": "tests.networks:remembering", "receptive_field": 1, "alignment": 1}
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
+    with pytest.raises(ConfigError, match="keeps state"):
+        run(plan, cluster=cluster)
+
+
+def test_a_script_without_a_main_guard_gets_a_hint(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "in.zarr", noisy_picture((64, 64)))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import halotile\nhalotile.denoise('in.zarr', 'out.zarr', 'gaussian', sigma=1.0, workers=1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert 'if __name__ == "__main__":' in done.stderr

@@ -1,0 +1,67 @@
+"""The main job as one call from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.ndimage import uniform_filter
+
+import halotile
+from halotile.errors import ConfigError, HalotileError
+from halotile.graphs.progress import Progress
+from tests.support import noisy_picture, read_zarr, run_inline, write_zarr
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_function_of_the_callers_own_runs_on_every_tile(tmp_path: Path) -> None:
+    pixels = noisy_picture((700, 650))
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    seen: list[Progress] = []
+    outcome = halotile.denoise(
+        source,
+        tmp_path / "out.zarr",
+        uniform_filter,
+        depth=4,
+        size=9,
+        boundary="reflect",
+        observer=seen.append,
+    )
+    assert outcome.done == outcome.total == 1
+    assert outcome.peak_memory_bytes > 2**20
+    assert seen[-1].done == 1
+    want = uniform_filter(np.pad(pixels, 4, mode="symmetric"), 9)[4:-4, 4:-4]
+    np.testing.assert_array_equal(read_zarr(tmp_path / "out.zarr"), want)
+
+
+def test_a_function_without_depth_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs depth"):
+        halotile.denoise("in.zarr", tmp_path / "out.zarr", uniform_filter, size=9)
+
+
+def test_bfloat16_is_close_and_asked_for(tmp_path: Path) -> None:
+    from tests.support import dncnn_weights, job_of
+
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
+    exact = run_inline(job_of(source, tmp_path / "a.zarr", "dncnn", options))
+    rough = run_inline(job_of(source, tmp_path / "b.zarr", "dncnn", options, run={"precision": "bfloat16"}))
+    assert not np.array_equal(rough, exact)
+    assert np.abs(rough - exact).max() < 0.03 * np.abs(exact).max()
+
+
+def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
+    import pickle
+
+    from halotile import errors
+
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HalotileError)
+    ]
+    assert len(kinds) >= 14
+    for kind in kinds:
+        back = pickle.loads(pickle.dumps(kind("what, why, what instead")))
+        assert type(back) is kind
+        assert str(back) == "what, why, what instead"

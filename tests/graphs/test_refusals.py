@@ -1,0 +1,253 @@
+"""What is refused before anything is touched: other people's data, and another job's run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import halotile
+from halotile.errors import DamagedData, HalotileError, OutputRefused, ResumeRefused
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import DenoiserChoice, Input, Job, Output
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import run
+from tests.faults import BLOCKS, Scene, picture
+from tests.support import job_of, write_zarr
+
+pytestmark = pytest.mark.cluster
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Every file and folder with its size, time of change and mode."""
+    found = {}
+    for entry in [folder, *folder.rglob("*")]:
+        status = entry.lstat()
+        size = 0 if entry.is_dir() else status.st_size
+        found[str(entry.relative_to(folder))] = (size, status.st_mtime_ns, status.st_mode)
+    return found
+
+
+@contextmanager
+def refused(folder: Path, kind: type[HalotileError], words: str) -> Iterator[None]:
+    """What is done in here is refused, and nothing in the folder is touched."""
+    before = listing(folder)
+    with pytest.raises(kind, match=words):
+        yield
+    assert listing(folder) == before
+
+
+def gaussian(source: Path, output: Path | str, *, overwrite: bool = False) -> Job:
+    return Job(
+        input=Input(path=str(source)),
+        output=Output(path=str(output), shard=128, chunk=32, overwrite=overwrite),
+        denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}),
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_zarr(tmp_path / "noisy.zarr", picture())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("noisy.zarr", "that is the input"),
+        ("noisy.zarr/clean.zarr", "lies inside the input"),
+        ("noisy.zarr/c/../clean.zarr", "lies inside the input"),
+        (".", "the input .* lies inside it"),
+        ("link/noisy.zarr", "that is the input"),
+        ("link/noisy.zarr/x", "lies inside the input"),
+    ],
+)
+def test_an_output_that_is_in_the_way_of_the_input_is_refused(
+    tmp_path: Path, source: Path, place: str, words: str, overwrite: bool, fresh: bool
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with refused(tmp_path, OutputRefused, words):
+        run(make_plan(gaussian(source, f"{tmp_path}/{place}", overwrite=overwrite), fresh=fresh))
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "overwrite"),
+    [("zarr", False)]  # one may be replaced where that is asked for
+    + [
+        (k, o)
+        for k in ("folder", "file", "zarr with a link", "symlink", "dangling link")
+        for o in (False, True)
+    ],
+)
+def test_what_is_not_ours_stays(
+    tmp_path: Path, source: Path, kind: str, overwrite: bool, fresh: bool
+) -> None:
+    place = tmp_path / "clean.zarr"
+    theirs = tmp_path / "theirs"
+    if kind == "file":
+        place.write_text("a letter")
+    elif kind == "folder":
+        place.mkdir()
+        (place / "thesis.txt").write_text("years")
+    elif kind == "symlink":
+        write_zarr(theirs, picture())
+        place.symlink_to(theirs)
+    elif kind == "dangling link":
+        place.symlink_to(theirs)
+    else:
+        write_zarr(place, picture())
+        if kind == "zarr with a link":
+            write_zarr(theirs, picture())
+            (place / "more").symlink_to(theirs)
+    with refused(tmp_path, OutputRefused, r"output\.path is .*/clean\.zarr"):
+        run(make_plan(gaussian(source, place, overwrite=overwrite), fresh=fresh))
+
+
+def test_a_zarr_is_replaced_where_that_is_asked_for(tmp_path: Path, source: Path, cluster: Cluster) -> None:
+    write_zarr(tmp_path / "clean.zarr", picture()[:10])
+    outcome = run(make_plan(gaussian(source, tmp_path / "clean.zarr", overwrite=True)), cluster=cluster)
+    assert outcome.done == outcome.total
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_path_whose_dots_lead_elsewhere_is_refused(tmp_path: Path, source: Path, overwrite: bool) -> None:
+    (tmp_path / "there" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "deep")
+    with refused(tmp_path, OutputRefused, r"behind a symlink, its \.\. leads to .*/there/clean\.zarr"):
+        run(make_plan(gaussian(source, f"{tmp_path}/link/../clean.zarr", overwrite=overwrite)))
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "symlink"])
+def test_a_run_directory_that_is_not_ours_stays(tmp_path: Path, source: Path, kind: str) -> None:
+    place = tmp_path / "clean.zarr.run"
+    if kind == "file":
+        place.write_text("")
+    elif kind == "folder":
+        place.mkdir()
+        (place / "notes").touch()
+    else:
+        place.symlink_to(tmp_path)
+    with refused(tmp_path, OutputRefused, "something that no run made stands there"):
+        run(make_plan(gaussian(source, tmp_path / "clean.zarr")))
+
+
+def test_an_output_that_holds_a_side_input_is_refused(tmp_path: Path, source: Path) -> None:
+    mask = write_zarr(tmp_path / "clean.zarr" / "mask", np.ones(picture().shape, "uint8"))
+    (tmp_path / "clean.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    job = Job(
+        input=Input(path=str(source), sides={"mask": str(mask)}),
+        output=Output(path=str(tmp_path / "clean.zarr"), overwrite=True),
+        denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}),
+    )
+    with refused(tmp_path, OutputRefused, r"the job reads .*/clean\.zarr/mask there"):
+        run(make_plan(job))
+
+
+@pytest.fixture
+def finished(scene: Scene, cluster: Cluster) -> Scene:
+    """A run that is done."""
+    scene.run(cluster)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"output": {"codec": "zstd"}}, 'layout.codec was "lz4", is "zstd"'),
+        ({"output": {"chunk": 8}}, r"layout.chunk was \[16, 16\], is \[8, 8\]"),
+        ({"output": {"dtype": "float64"}}, 'layout.dtype was "float32", is "float64"'),
+        ({"input": {"range": (0.0, 2.0)}}, r"range was absent, is \[0.0, 2.0\]"),
+        ({"run": {"on_nan": "fail"}}, 'on_nan was "propagate", is "fail"'),
+        ({"run": {"precision": "bfloat16"}}, 'precision was "float32", is "bfloat16"'),
+        ({"tile": {"boundary": "reflect"}}, 'boundary was .*"cut".*, is .*"reflect"'),
+        ({"tile": {"depth": 4}}, "depth was .*0.*, is .*4"),
+    ],
+)
+def test_another_job_does_not_go_on_with_a_run(
+    finished: Scene, parts: dict[str, dict[str, object]], words: str
+) -> None:
+    with refused(finished.folder / "clean.zarr", ResumeRefused, rf"{words}[\s\S]*--fresh"):
+        finished.run(parts=parts)
+    assert finished.journalled() == set(range(BLOCKS))
+
+
+def test_every_difference_is_listed(finished: Scene) -> None:
+    with pytest.raises(ResumeRefused) as failed:
+        finished.run(parts={"output": {"codec": "zstd", "chunk": 8}}, on_nan="fail")
+    assert len(str(failed.value).splitlines()) == 5
+
+
+@pytest.mark.parametrize("how", ["replaced", "rewritten in place"])
+def test_a_changed_input_is_noticed(finished: Scene, how: str) -> None:
+    if how == "replaced":
+        finished.source.rename(finished.folder / "first.zarr")
+        write_zarr(finished.source, picture() + 1)
+    else:
+        import zarr
+
+        zarr.open_array(finished.source, mode="r+")[...] = picture() + 1
+    with refused(finished.output, ResumeRefused, r"input\."):
+        finished.run()
+
+
+def test_other_code_does_not_go_on_with_a_run(finished: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halotile, "__version__", "99.0")
+    with refused(finished.output, ResumeRefused, 'code.halotile was ".*", is "99.0"'):
+        finished.run()
+
+
+def test_other_weights_do_not_go_on_with_a_run(tmp_path: Path, source: Path, cluster: Cluster) -> None:
+    def weights(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        shapes = {"0": (8, 1, 3, 3), "2": (8, 8, 3, 3), "4": (1, 8, 3, 3)}
+        tensors = {}
+        for name, shape in shapes.items():
+            tensors[f"{name}.weight"] = rng.normal(0, 0.1, shape).astype("float32")
+            tensors[f"{name}.bias"] = np.zeros(shape[0], "float32")
+        save_file(tensors, tmp_path / "w.safetensors")
+
+    options = {"depth": 3, "width": 8, "weights": str(tmp_path / "w.safetensors")}
+    job = job_of(source, tmp_path / "clean.zarr", "dncnn", options)
+    weights(0)
+    run(make_plan(job), cluster=cluster)
+    weights(1)
+    with refused(tmp_path / "clean.zarr", ResumeRefused, r"weights\.w\.safetensors was"):
+        run(make_plan(job), cluster=cluster)
+
+
+def test_a_damaged_plan_is_named_and_started_over_when_asked(
+    finished: Scene, cluster: Cluster, check_whole: Callable[[], None]
+) -> None:
+    finished.directory.plan_path.write_bytes(b"{")
+    with refused(finished.folder, DamagedData, r"plan\.json is damaged.*--fresh"):
+        finished.run()
+    finished.run(cluster, fresh=True)
+    check_whole()
+
+
+def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(
+    scene: Scene, cluster: Cluster
+) -> None:
+    plan = make_plan(scene.job(parts={"output": {"codec": "zstd"}}))
+    scene.run(cluster)
+    with refused(scene.output, ResumeRefused, r"layout\.codec"):
+        run(plan)
+
+
+def test_an_output_that_was_replaced_behind_our_back_is_not_removed(finished: Scene) -> None:
+    finished.output.rename(finished.folder / "moved")
+    finished.output.mkdir()
+    (finished.output / "thesis.txt").write_text("years")
+    with refused(finished.output, OutputRefused, "metadata|no Zarr"):
+        finished.run()
+    with refused(finished.output, OutputRefused, "it is no Zarr"):
+        finished.run(fresh=True)
+    assert finished.journalled() == set(range(BLOCKS))
+    assert os.listdir(finished.output) == ["thesis.txt"]

@@ -1,0 +1,156 @@
+"""A picture of any size becomes a tiled TIFF with the same values, in flat memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+from numpy.typing import NDArray
+
+from halotile.errors import DamagedData
+from halotile.storage import tiff_export
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Region
+from halotile.storage.planes import choose_planes
+from halotile.storage.tiff_export import write_tiff
+
+Pixels = NDArray[Any]
+
+
+def picture(shape: tuple[int, ...], dtype: str = "uint16") -> Pixels:
+    return (np.random.default_rng(0).random(shape) * 200).astype(dtype)
+
+
+def exported(folder: Path, pixels: Pixels, axes: str, **options: Any) -> Path:
+    np.save(folder / "a.npy", pixels)
+    source = open_source(folder / "a.npy", axes=axes)
+    planes = choose_planes(source, options.get("at", {}), options.get("region"))
+    assert write_tiff(folder / "a.tif", planes) == (folder / "a.tif").stat().st_size
+    return folder / "a.tif"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("axes", "shape"),
+    [
+        ("yx", (300, 270)),
+        ("yx", (1, 1)),
+        ("zyx", (3, 40, 300)),
+        ("tczyx", (2, 2, 3, 40, 30)),
+        ("qyx", (2, 40, 30)),
+        ("yxc", (270, 300, 3)),
+        ("zyxc", (2, 20, 30, 4)),
+    ],
+)
+def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, ...], dtype: str) -> None:
+    pixels = picture(shape, dtype)
+    path = exported(tmp_path, pixels, axes)
+    back = open_source(path)
+    assert (back.shape, "".join(back.axes), back.dtype.name) == (shape, axes, dtype)
+    assert np.array_equal(back.read(Region.whole(shape)), pixels)
+    assert np.array_equal(tifffile.imread(path), pixels)
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("float16", "float32"), ("bool", "uint8")])
+def test_types_that_viewers_do_not_know_become_ones_they_do(tmp_path: Path, dtype: str, stored: str) -> None:
+    pixels = picture((40, 30)) % 2 if dtype == "bool" else picture((40, 30))
+    back = tifffile.imread(exported(tmp_path, pixels.astype(dtype), "yx"))
+    assert back.dtype == stored
+    assert np.array_equal(back, pixels * (255 if dtype == "bool" else 1))
+
+
+def test_not_a_number_stays(tmp_path: Path) -> None:
+    pixels = picture((40, 30), "float32")
+    pixels[3, 4] = np.nan
+    assert np.array_equal(tifffile.imread(exported(tmp_path, pixels, "yx")), pixels, equal_nan=True)
+
+
+def test_a_plane_and_a_part_can_be_chosen(tmp_path: Path) -> None:
+    pixels = picture((2, 3, 300, 290))
+    path = exported(tmp_path, pixels, "tcyx", at={"c": 2}, region=Region((10, 20), (290, 40)))
+    assert np.array_equal(tifffile.imread(path), pixels[:, 2, 10:290, 20:40])
+    assert "".join(open_source(path).axes) == "tyx"
+
+
+def test_it_is_tiled_and_compressed(tmp_path: Path) -> None:
+    with tifffile.TiffFile(exported(tmp_path, np.zeros((600, 500), np.uint16), "yx")) as file:
+        page = file.pages[0]
+        assert isinstance(page, tifffile.TiffPage)
+        assert (page.tile, page.compression.name) == ((256, 256), "ADOBE_DEFLATE")
+    assert (tmp_path / "a.tif").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("limit_bytes", [10**3, 10**9])
+def test_a_file_beyond_four_gigabytes_is_a_bigtiff(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int
+) -> None:
+    monkeypatch.setattr(tiff_export, "_CLASSIC_BYTES", limit_bytes)
+    with tifffile.TiffFile(exported(tmp_path, picture((40, 30)), "yx")) as file:
+        assert file.is_bigtiff is (limit_bytes == 10**3)
+
+
+@pytest.mark.parametrize("unit", ["nanometer", "micrometer", "millimeter"])
+def test_the_physical_size_of_a_pixel_is_kept(tmp_path: Path, unit: str) -> None:
+    sizes = {f"PhysicalSize{a}": s for a, s in zip("ZYX", (2.5, 0.5, 0.25), strict=True)}
+    symbol = {"nanometer": "nm", "micrometer": "µm", "millimeter": "mm"}[unit]
+    units = {f"PhysicalSize{a}Unit": symbol for a in "ZYX"}
+    tifffile.imwrite(
+        tmp_path / "in.ome.tif", picture((3, 40, 30)), metadata={"axes": "ZYX", **sizes, **units}
+    )
+    source = open_source(tmp_path / "in.ome.tif")
+    write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
+    back = open_source(tmp_path / "a.tif")
+    assert (back.scale, back.units) == ((2.5, 0.5, 0.25), (unit,) * 3)
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        tags = file.pages.first.tags
+        per = {"nanometer": 1e7, "micrometer": 1e4, "millimeter": 10}[unit]
+        assert [np.divide(*tags[f"{a}Resolution"].value) for a in "XY"] == pytest.approx(
+            [per / 0.25, per / 0.5]
+        )
+        assert tags["ResolutionUnit"].value == 3
+
+
+@pytest.mark.parametrize("window_bytes", [1, 256 * 256 * 2, 3 * 256 * 256 * 2, 10**9])
+def test_what_is_read_at_once_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:
+    monkeypatch.setattr(tiff_export, "WINDOW_BYTES", window_bytes)
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(900, 1000), chunks=(600, 100), dtype="u2")
+    array[...] = picture((900, 1000))
+    source = open_source(tmp_path / "a.zarr")
+    sizes: list[int] = []
+    read = source.read
+
+    def noted(region: Region) -> Pixels:
+        sizes.append(region.size * 2)
+        return read(region)
+
+    monkeypatch.setattr(source, "read", noted)
+    write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
+    assert max(sizes) <= max(window_bytes, 256 * 256 * 2)
+    assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), np.asarray(array))
+
+
+def test_damage_on_the_way_leaves_what_stood_there_and_nothing_else(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(600, 100), chunks=(300, 100), dtype="u2")
+    array[...] = picture((600, 100))
+    (tmp_path / "a.zarr/c/1/0").write_bytes(b"xx")
+    (tmp_path / "a.tif").write_bytes(b"before")
+    with pytest.raises(DamagedData):
+        write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None))
+    assert (tmp_path / "a.tif").read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tif", "a.zarr"]
+
+
+def test_progress_goes_from_nothing_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiff_export, "WINDOW_BYTES", 1)
+    np.save(tmp_path / "a.npy", picture((2, 300, 300)))
+    told: list[float] = []
+    planes = choose_planes(open_source(tmp_path / "a.npy"), {}, None)
+    write_tiff(tmp_path / "a.tif", planes, tick=told.append)
+    assert told == sorted(told)
+    assert (len(told), told[-1]) == (8, 1)
