@@ -1,8 +1,8 @@
-"""Reads regions of a Zarr v3 array in a local directory with tensorstore, where that is installed.
+"""Reads regions of a Zarr array in a local directory with tensorstore, where that is installed.
 
-It is for what :mod:`halotile.storage.localread` leaves aside (transposed chunks, chains of compressors, shards
-in shards): there it fetches a window in a part of zarr-python's time, the same bits. What remains of Zarr v2,
-which is F order and bz2, gains nothing, and filters it does not read.
+It is for what :mod:`halotile.storage.localread` leaves aside: transposed chunks or F order, chains of
+compressors, shards in shards. There it fetches a window in a part of zarr-python's time, the same bits.
+Filters and codecs that it does not know, it leaves to zarr-python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from halotile.errors import DamagedData
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 
-_DOCUMENT = "zarr.json"
+_DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
 _DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 """How tensorstore's messages begin when bytes do not decode; others tell of the system."""
 
@@ -34,13 +34,13 @@ def open_tensor(
     Parameters
     ----------
     folder : Path
-        Directory with the array's ``zarr.json``.
+        Directory with the array's ``zarr.json`` or ``.zarray``.
     shape : tuple of int
         Its shape in pixels.
     dtype : numpy dtype
         Type of a pixel.
-    fill : scalar
-        What a missing chunk reads as.
+    fill : scalar or None
+        What a missing chunk reads as; None: zero.
 
     Returns
     -------
@@ -48,14 +48,18 @@ def open_tensor(
         None: leave it to zarr-python.
     """
     native = dtype.newbyteorder("=")
-    if not (folder / _DOCUMENT).is_file() or native.kind not in "biuf" or not _usable():
+    document = next((folder / name for name in _DRIVERS if (folder / name).is_file()), None)
+    if document is None or native.kind not in "biuf" or not _usable():
         return None
-    store = _opened(folder)
-    if store is None or store.shape != shape or store.dtype.numpy_dtype != native:
+    store = _opened(document)
+    if store is None or (store.shape, store.dtype.numpy_dtype) != (shape, native):
         return None
-    if np.asarray(store.fill_value, native).tobytes() != np.asarray(fill, native).tobytes():
-        return None
-    return TensorArray(folder / _DOCUMENT, store)
+    same_fill = _bits(store.fill_value, native) == _bits(fill, native)
+    return TensorArray(document, store) if same_fill else None
+
+
+def _bits(fill: Any, native: np.dtype[np.generic]) -> bytes:
+    return np.asarray(0 if fill is None else fill, native).tobytes()
 
 
 def _usable() -> bool:
@@ -69,15 +73,19 @@ def _first_process() -> int:
     return os.getpid()
 
 
-def _opened(folder: Path) -> Any:
+def _opened(document: Path) -> Any:
     """tensorstore's view of an array; None where it does not understand the metadata."""
     import tensorstore
 
-    place = {"driver": "file", "path": f"{folder}/"}
+    place = {"driver": "file", "path": f"{document.parent}/"}
+    spec = {"driver": _DRIVERS[document.name], "kvstore": place}
     try:
-        return tensorstore.open({"driver": "zarr3", "kvstore": place}, open=True, read=True).result()
+        store = tensorstore.open(spec, open=True, read=True).result()
     except ValueError:
         return None
+    # Of bz2, tensorstore takes a chunk that lacks its end for a whole one.
+    compressor = store.spec().to_json().get("metadata", {}).get("compressor") or {}
+    return None if compressor.get("id") == "bz2" else store
 
 
 @dataclass(frozen=True)

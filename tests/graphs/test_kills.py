@@ -109,6 +109,23 @@ def test_a_worker_that_starts_for_a_driver_that_is_gone_may_not_write(scene: Sce
     scene.directory.wait_for_workers(0)
 
 
+def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
+    scene: Scene, cluster: Cluster, check_resumes: Callable[[], None]
+) -> None:
+    def break_off(progress: Progress) -> None:
+        if progress.done > 5:
+            raise RuntimeError("the observer fell over")
+
+    scene.set_pace(0.3)
+    with pytest.raises(RuntimeError, match="fell over"):
+        scene.run(cluster, observer=break_off)
+    with pytest.raises(OutputRefused, match="still hold"):
+        # The tasks that were handed out end with the block at hand; until then the output is not free.
+        scene.directory.wait_for_workers(0)
+    assert scene.status()["state"] == "failed"
+    check_resumes()
+
+
 def test_a_scheduler_that_is_gone_is_started_anew(
     scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

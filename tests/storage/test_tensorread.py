@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -64,6 +65,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         ),
         "compressors": None,
     },
+}
+V2: dict[str, Any] = {"zarr_format": 2, "order": "F", "filters": None}
+LAYOUTS |= {
+    "v2, F order": V2 | {"compressors": None},
+    "v2, F order, zstd": V2 | {"compressors": numcodecs.Zstd(level=1)},
+    "v2, F order, lz4": V2 | {"compressors": numcodecs.Blosc(cname="lz4", shuffle=1)},
+    "v2, F order, zlib": V2 | {"compressors": numcodecs.Zlib(level=1)},
+    "v2, F order, gzip": V2 | {"compressors": numcodecs.GZip(level=1)},
 }
 CHECKED = ["transposed, zstd, crc32c", "transposed, gzip, big-endian", "zstd, gzip", "a big-endian index"]
 
@@ -157,11 +166,11 @@ def test_another_fill_value_than_zarr_has_is_left_to_zarr(tmp_path: Path) -> Non
 @layouts
 def test_a_cut_chunk_is_damage(tmp_path: Path, layout: str) -> None:
     written(tmp_path, layout)
-    chunk = tmp_path / "c/0/0"
+    chunk = tmp_path / ("0.0" if layout.startswith("v2") else "c/0/0")
     whole = chunk.read_bytes()
     for keep_bytes in (0, 1, 4, 16, 20, len(whole) // 2, len(whole) - 1):
         chunk.write_bytes(whole[:keep_bytes])
-        with pytest.raises(DamagedData, match="c/0/0"):
+        with pytest.raises(DamagedData, match=f"{chunk.name}"):
             reader(tmp_path).read(Region((0, 0), (16, 16)))
 
 
@@ -242,11 +251,31 @@ def test_simple_layouts_are_still_read_directly(tmp_path: Path) -> None:
     assert isinstance(reader(tmp_path), LocalArray)
 
 
-def test_zarr_v2_is_left_to_zarr(tmp_path: Path) -> None:
-    array = zarr.create_array(tmp_path, shape=(9, 9), chunks=(4, 4), dtype="f4", zarr_format=2, order="F")
+@pytest.mark.parametrize("fill", [None, 0, 7, np.nan])
+def test_fill_values_of_zarr_v2(tmp_path: Path, fill: Any) -> None:
+    array = written(tmp_path, "v2, F order", dtype=">f4", fill_value=fill)
+    ours = reader(tmp_path)
+    assert isinstance(ours, TensorArray)
+    same(ours.read(Region((0, 0), (40, 30))), np.asarray(array[...]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"filters": [numcodecs.Delta(dtype="<f4")]},
+        {"compressors": numcodecs.LZMA()},
+        {"compressors": numcodecs.BZ2(level=1)},
+    ],
+)
+def test_what_tensorstore_reads_not_or_not_safely_is_left_to_zarr(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    array = zarr.create_array(
+        tmp_path, **{"shape": (40, 30), "chunks": (16, 16), "dtype": "f4", "zarr_format": 2} | options
+    )
     array[...] = 3
     assert reader(tmp_path) is None
-    assert (open_source(tmp_path).read(Region((0, 0), (9, 9))) == 3).all()
+    assert (open_source(tmp_path).read(Region((0, 0), (40, 30))) == 3).all()
 
 
 def test_without_tensorstore_zarr_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
