@@ -14,7 +14,8 @@
     ├── Refused                       the plan does not fit; nothing was started
     │   ├── MemoryRefused (MemoryError)
     │   └── DiskRefused (OSError)
-    ├── BlockFailed (RuntimeError)    one block failed after its retries
+    ├── BlockFailed (RuntimeError)    blocks failed after their retries
+    │   └── BlockInputFailed          all of them for their input (an InputError as well)
     ├── Stalled (TimeoutError)        the cluster stopped making progress
     └── Stopped (RuntimeError)        drained on request; the run can be resumed
 
@@ -74,7 +75,11 @@ class DiskRefused(Refused, OSError):
 
 
 class BlockFailed(HalotileError, RuntimeError):
-    """One block failed after its retries."""
+    """Blocks failed after their retries."""
+
+
+class BlockInputFailed(BlockFailed, InputError):
+    """Blocks failed after their retries, all of them because their input cannot be used."""
 
 
 class Stalled(HalotileError, TimeoutError):

@@ -253,7 +253,7 @@ def verify(
     from halotile.cli.resume import saved_job_of
     from halotile.graphs.verify import verify as verify_output
 
-    job = saved_job_of(output, allow_import=allow_import)
+    job = saved_job_of(output, allow_import=allow_import) if repair else None
     with make_report(quiet=quiet) as report:
         verdict = verify_output(output, job=job, repair=repair, observer=report)
     sound = not verdict.problems or verdict.repaired >= len(verdict.problems)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -65,15 +67,37 @@ def describe_denoiser(denoiser: Denoiser) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
+    if isinstance(value, partial):
+        return {
+            "call": _as_json(value.func),
+            "args": _as_json(value.args),
+            "kwargs": _as_json(value.keywords),
+        }
     if callable(value):
+        name = (
+            f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+        )
         code = getattr(value, "__code__", None)
-        digest = hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16] if code else ""
-        return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', value)} {digest}".strip()
+        return f"{name} {_code_digest(code)}" if isinstance(code, CodeType) else name
     if isinstance(value, Mapping):
         return {str(key): _as_json(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return [_as_json(inner) for inner in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _code_digest(code: CodeType) -> str:
+    """A digest of what a function does: the same in every process, as the address of an inner function is not."""
+    digest = hashlib.sha256(code.co_code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            digest.update(_code_digest(constant).encode())
+        elif isinstance(constant, frozenset):  # its order differs between processes
+            digest.update(repr(sorted(map(repr, constant))).encode())
+        else:
+            digest.update(repr(constant).encode())
+    digest.update(repr(code.co_names).encode())
+    return digest.hexdigest()[:16]
 
 
 def check_paths(source: Source, output: Path) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 
 from distributed import KilledWorker
 
-from halotile.errors import BlockFailed, DiskRefused, Stalled, Stopped
+from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stalled, Stopped
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.outcome import Outcome, bad_blocks_in_words, full_disk_in_words
@@ -254,7 +254,8 @@ class _Driver:
         bad = tuple(self.bad[number] for number in sorted(self.bad))
         if bad and self.plan.job.run.on_bad_block == "fail":
             self.status.end("failed", progress, f"{len(bad)} blocks failed")
-            raise BlockFailed(bad_blocks_in_words(self.plan, bad))
+            kind = BlockInputFailed if all(b.kind == "input" for b in bad) else BlockFailed
+            raise kind(bad_blocks_in_words(self.plan, bad))
         self.status.end("finished", progress, "")
         return Outcome(
             done=progress.done,

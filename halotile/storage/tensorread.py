@@ -22,6 +22,8 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 
 _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
+_UNCHECKED = ("bz2", "gzip", "zlib")
+"""Compressors of Zarr v2 whose checksum, which comes last, tensorstore does not read."""
 _DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 """How tensorstore's messages begin when bytes do not decode; others tell of the system."""
 
@@ -83,9 +85,8 @@ def _opened(document: Path) -> Any:
         store = tensorstore.open(spec, open=True, read=True).result()
     except ValueError:
         return None
-    # Of bz2, tensorstore takes a chunk that lacks its end for a whole one.
     compressor = store.spec().to_json().get("metadata", {}).get("compressor") or {}
-    return None if compressor.get("id") == "bz2" else store
+    return None if compressor.get("id") in _UNCHECKED else store
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import psutil
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
+from halotile.storage.disk import is_full
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
@@ -187,7 +188,7 @@ class BlockRunner:
     def _bad(block: Block, error: BaseException) -> BadBlock:
         if isinstance(error, InputError):
             kind = "input"
-        elif isinstance(error, OSError) and error.errno is not None:
+        elif isinstance(error, OSError) and is_full(error):
             kind = "disk"
         else:
             kind = "task"

@@ -200,6 +200,8 @@ def copy(folder: Path, edge: int) -> Result:
     """A plain copy in one process, into the layout and codecs of our output."""
     import zarr
 
+    from halotile.storage.shards import LEVELS
+
     source = zarr.open_array(picture(folder, edge), mode="r")
     target = zarr.create_array(
         fresh(folder / "copy.zarr"),
@@ -208,7 +210,7 @@ def copy(folder: Path, edge: int) -> Result:
         chunks=(256, 256),
         shards=(1024, 1024),
         compressors=[
-            zarr.codecs.BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"),
+            zarr.codecs.BloscCodec(cname="lz4", clevel=LEVELS["lz4"], shuffle="shuffle"),
             zarr.codecs.Crc32cCodec(),
         ],
         fill_value=np.nan,

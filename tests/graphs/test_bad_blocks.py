@@ -35,11 +35,7 @@ def others(*bad: int) -> set[int]:
         ("nan", r"gave NaN or infinity on finite pixels at .*64.*96"),
         ("shape", r"the function made \(31, 32\) of a picture of shape \(32, 32\)"),
         ("die", "every worker that took it died"),
-        pytest.param(
-            "missing",
-            r"FileNotFoundError: .*calibration\.npy",
-            marks=pytest.mark.xfail(strict=True, reason="every OSError of a task is taken for a full disk"),
-        ),
+        ("missing", r"FileNotFoundError: .*calibration\.npy"),
     ],
 )
 def test_a_bad_block_is_named_and_the_others_are_done(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +42,29 @@ def test_a_function_of_the_callers_own_runs_on_every_tile(tmp_path: Path) -> Non
 def test_a_function_without_depth_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs depth"):
         halotile.denoise("in.zarr", tmp_path / "out.zarr", uniform_filter, size=9)
+
+
+def test_a_function_is_told_by_its_code_in_every_process() -> None:
+    code = (
+        "from functools import partial\n"
+        "from halotile.graphs.resolve import describe_denoiser\n"
+        "from halotile.tasks.denoisers.function import GivenFunction\n"
+        "def outer(p, k=2, words=frozenset(('a', 'b', 'c'))):\n"
+        "    return [(lambda v: v * k)(p) for _ in p if k in {1, 2, 'x', 'y'}]\n"
+        "print(describe_denoiser(GivenFunction(call=partial(outer, k=3), depth=1)))\n"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+    assert "'k': 3" in said.pop()
 
 
 def test_bfloat16_is_close_and_asked_for(tmp_path: Path) -> None:
