@@ -28,6 +28,11 @@ SETTINGS = {
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": 0.98,
     "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
+    # Dask looks at itself 50 to 100 times a second in every process: on few cores that is taken from the computation.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.worker.memory.monitor-interval": "500ms",
 }
 
 CLOSING = {"distributed.comm.timeouts.connect": "2s"}
