@@ -112,6 +112,7 @@ def ours_noop(folder: Path, blocks: int) -> Result:
     from halotile.graphs.clusters import local
     from halotile.graphs.stream import Grouping, Stream
     from halotile.storage.journal import Journal
+    from tests.benchmarks.programs import do_nothing  # by reference, as a job's own function travels
 
     journal = Journal.create(fresh(folder / "noop-journal"), "noop", blocks)
     process = psutil.Process()

@@ -22,6 +22,9 @@ SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,
     "distributed.scheduler.worker-saturation": "inf",
     "distributed.comm.timeouts.connect": "30s",
+    # What Dask remembers of past tasks: a million of them pass through.
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.diagnostics.computations.max-history": 2,
     # Blocks hold no results on workers: nothing to spill, and pausing would only stall the stream.
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
