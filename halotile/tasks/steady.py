@@ -19,6 +19,11 @@ FEW = 20480
 """Up to this product of the first four lengths, one image is treated differently (aten/native/Convolution.cpp)."""
 
 
+def is_few(image: torch.Tensor) -> bool:
+    """Whether torch treats a convolution over this image differently."""
+    return bool(image.shape[0] == 1 and math.prod(image.shape[:4]) <= FEW)
+
+
 def make_steady(module: Any) -> None:
     """Let every convolution layer of a module compute a small single image twice, and keep one."""
     from torch.nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -30,7 +35,6 @@ def make_steady(module: Any) -> None:
 
 
 def _forward(forward: Callable[..., Any], image: torch.Tensor, *more: Any, **options: Any) -> Any:
-    few = image.shape[0] == 1 and math.prod(image.shape[:4]) <= FEW
-    if not few or image.is_cuda:
+    if not is_few(image) or image.is_cuda:
         return forward(image, *more, **options)
     return forward(image.repeat(2, *[1] * (image.dim() - 1)), *more, **options)[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,27 @@ def weights(folder: Path) -> Path:
 
 
 def network(folder: Path) -> Any:
-    """The small network as every program here runs it: channels last, no gradients."""
+    """The small network as every peer runs it: plain torch, channels last, no gradients."""
     import torch
+    from safetensors.torch import load_file
 
-    from halotile.tasks.denoisers.dncnn import DENOISER
+    class Plain(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = [1] + [CNN["width"]] * (CNN["depth"] - 1) + [1]
+            self.layers = torch.nn.ModuleList(
+                torch.nn.Conv2d(into, out, 3, padding=1) for into, out in itertools.pairwise(sizes)
+            )
 
-    model: Any = DENOISER(weights=str(weights(folder)), depth=CNN["depth"], width=CNN["width"]).build()
-    return model.to(memory_format=torch.channels_last).eval()
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            signal = batch
+            for layer in self.layers[:-1]:
+                signal = torch.relu_(layer(signal))
+            return batch - self.layers[-1](signal)
+
+    model = Plain()
+    model.load_state_dict(load_file(weights(folder)))
+    return model.to(memory_format=torch.channels_last).eval().requires_grad_(False)
 
 
 def box(pixels: NDArray[Any]) -> NDArray[Any]:
