@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from halotile.cli.screen import Row
@@ -95,8 +96,8 @@ def outcome_rows(outcome: Outcome) -> list[Row]:
     return [
         *rows,
         ("journal", outcome.run_directory),
-        ("look at it", f"napari {_quoted(outcome.output)}"),
-        ("", f"recon-cli info {_quoted(outcome.output)}"),
+        ("look at it", f"recon-cli preview {_quoted(outcome.output)} {_quoted(_picture_of(outcome.output))}"),
+        ("", f"napari {_quoted(outcome.output)}"),
     ]
 
 
@@ -122,6 +123,17 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         for bad in outcome.quarantined
     ]
     return {name: getattr(outcome, name) for name in plain} | {"quarantined": quarantined}
+
+
+def _picture_of(output: str) -> str:
+    """A file name for a picture of an output.
+
+    Examples
+    --------
+    >>> _picture_of("/data/clean.zarr")
+    'clean.png'
+    """
+    return f"{PurePath(output).stem}.png"
 
 
 def _quoted(path: str) -> str:

@@ -113,7 +113,10 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
         ("format", str(facts["format"])),
         ("shape", f"{shape_text(facts['shape'])}, axes {facts['axes']}"),
         ("pixels", f"{facts['dtype']}, {bytes_text(facts['bytes'])} uncompressed"),
-        ("chunks", shape_text(facts["chunks"])),
+        (
+            "chunks",
+            shape_text(facts["chunks"]) if max(facts["chunks"]) > 1 else "none, any part is read by itself",
+        ),
         ("pixel size", _pixel_size(facts)),
     ]
     if len(facts["levels"]) > 1:

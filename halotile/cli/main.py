@@ -166,13 +166,14 @@ def plan(
     from halotile.cli.figures import plan_rows
     from halotile.graphs.planner import make_plan
 
-    figures = make_plan(
-        load_job(config, overrides or (), workers=workers, allow_import=allow_import)
-    ).summary()
+    made = make_plan(
+        load_job(config, overrides or (), workers=workers, allow_import=allow_import), refuse=False
+    )
     if as_json:
-        print_json(figures)
+        print_json(made.summary())
     else:
-        print_rows("plan", plan_rows(figures))
+        print_rows("plan", plan_rows(made.summary()))
+    made.check_fits()
 
 
 @app.command()

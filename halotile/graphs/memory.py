@@ -6,7 +6,7 @@ A test holds it against measured peaks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 MIB = 1024**2
 IMPORTS_BYTES = 700 * MIB
@@ -23,18 +23,24 @@ class Footprint:
     result_bytes: int
     encode_bytes: int
     tiles_bytes: int
+    decode_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """The projected peak."""
-        return (
-            self.imports_bytes
-            + self.weights_bytes
-            + self.read_bytes
-            + self.result_bytes
-            + self.encode_bytes
-            + self.tiles_bytes
-        )
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def in_words(self) -> str:
+        """What takes most, largest first."""
+        parts = {
+            "the program itself": self.imports_bytes,
+            "the model": self.weights_bytes,
+            "the tiles": self.tiles_bytes,
+            "the pixels read and written": self.read_bytes + self.result_bytes + self.encode_bytes,
+            "one stored piece of the input": self.decode_bytes,
+        }
+        largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+        return ", ".join(f"{count / 2**30:.2f} GiB are {what}" for what, count in largest)
 
 
 def footprint(
@@ -46,6 +52,7 @@ def footprint(
     batch: int,
     itemsize_in: int,
     itemsize_out: int,
+    stored_piece: tuple[int, ...],
     sides: int,
     bytes_per_pixel: float,
     weights_bytes: int,
@@ -61,6 +68,8 @@ def footprint(
         Pixels of one compute window, all channels, and how many windows are computed at once.
     itemsize_in, itemsize_out : int
         Bytes of one pixel.
+    stored_piece : tuple of int
+        The unit of decode of the input, in pixels: it is in memory as it is stored, and decoded.
     sides : int
         Number of per-pixel side inputs.
     bytes_per_pixel : float
@@ -76,6 +85,7 @@ def footprint(
         weights_bytes=weights_bytes,
         read_bytes=math.prod(window) * itemsize_in * (1 + sides) * copies,
         result_bytes=math.prod(core_out) * itemsize_out * copies,
+        decode_bytes=2 * math.prod(stored_piece) * itemsize_in,
         encode_bytes=2 * math.prod(shard) * itemsize_out,
         tiles_bytes=int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.identity import fingerprint
 from halotile.graphs.job import Job, parse_bytes
 from halotile.graphs.memory import Footprint
@@ -56,6 +57,28 @@ class Plan:
         """Size of the output without compression: the most it can take, but for a few checksums."""
         shards = math.prod(-(-n // s) for n, s in zip(self.layout.shape, self.layout.shard, strict=True))
         return shards * math.prod(self.layout.shard) * np.dtype(self.layout.dtype).itemsize
+
+    def check_fits(self) -> None:
+        """Refuse a plan that needs more memory or disk than there is.
+
+        Raises
+        ------
+        MemoryRefused, DiskRefused
+            With the figures, and what to write instead.
+        """
+        needed = self.footprint
+        if needed.total_bytes > self.memory_bytes:
+            raise MemoryRefused(
+                f"run.memory_per_worker is {self.job.run.memory_per_worker}; one block of {list(self.grid.block)} needs "
+                f"{needed.total_bytes / 2**30:.2f} GiB, of which {needed.in_words()}. "
+                "Give more memory, or write a smaller output.shard, tile.size or tile.batch."
+            )
+        # What a resumed run has written is not counted twice.
+        if not self.resumes and self.output_bytes > self.free_disk_bytes:
+            raise DiskRefused(
+                f"the output takes up to {self.output_bytes / 2**30:.2f} GiB and {existing_parent(self.output)} has "
+                f"{self.free_disk_bytes / 2**30:.2f} GiB free. Write output.path on a larger disk, or a smaller output.dtype."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """What the run directory keeps of a plan."""
@@ -114,3 +137,8 @@ def run_directory_of(output: str | Path) -> Path:
     """The run directory beside an output: ``clean.zarr.run`` for ``clean.zarr``."""
     path = Path(output)
     return path.with_name(path.name + ".run")
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder above a path that is there already."""
+    return next(parent for parent in path.parents if parent.exists())

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError, DiskRefused, MemoryRefused
+from halotile.errors import ConfigError
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Job, Size, parse_bytes
 from halotile.graphs.memory import Footprint, footprint
-from halotile.graphs.plan import Plan, run_directory_of
+from halotile.graphs.plan import Plan, existing_parent, run_directory_of
 from halotile.graphs.reach import Reach, resolve_reach
 from halotile.graphs.resolve import (
     assign_axes,
@@ -40,7 +40,7 @@ from halotile.graphs.sizes import (
     least_window,
 )
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.grid import Grid
+from halotile.storage.grid import Grid, Region
 from halotile.storage.output import Layout, ShardWriter
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.rundir import RunDirectory
@@ -51,8 +51,11 @@ from halotile.tasks.roles import Roles
 from halotile.tasks.weights import file_sha256
 from halotile.tasks.window import Tiling
 
+DECODED_AT_MOST = 4
+"""Times the pixels needed; beyond this a plan says so."""
 
-def make_plan(job: Job, *, fresh: bool = False) -> Plan:
+
+def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True) -> Plan:
     """Decide every size of a job and check that it fits.
 
     Reads metadata, not pixels, unless a noise level or a receptive field has to be found out.
@@ -63,6 +66,8 @@ def make_plan(job: Job, *, fresh: bool = False) -> Plan:
         What is asked for.
     fresh : bool
         Plan anew, even where a run directory of an unfinished run stands.
+    refuse : bool
+        Whether to raise for a plan that does not fit; otherwise :meth:`Plan.check_fits` says so.
 
     Raises
     ------
@@ -111,7 +116,7 @@ def make_plan(job: Job, *, fresh: bool = False) -> Plan:
             on_nan=job.run.on_nan,
             overlap=_overlap_pays(job),
         )
-        return task, _footprint(task, layout, denoiser)
+        return task, _footprint(task, layout, denoiser, original.chunks if not original.mapped else (1,))
 
     task, needed = _choose_block(job, geometry, unit, previous, with_sizes)
     identity = _identity(job, original, asked, task, layout) | {
@@ -119,7 +124,7 @@ def make_plan(job: Job, *, fresh: bool = False) -> Plan:
         "probed": list(reach.probed) if reach.probed else None,
     }
     differs = tuple(differences(previous["identity"], identity)) if previous else ()
-    free = shutil.disk_usage(_existing_parent(output)).free
+    free = shutil.disk_usage(existing_parent(output)).free
     plan = Plan(
         job=job,
         task=task,
@@ -133,9 +138,10 @@ def make_plan(job: Job, *, fresh: bool = False) -> Plan:
         fresh=fresh,
         footprint=needed,
         free_disk_bytes=free,
-        notes=_notes(noise_level, reach),
+        notes=(*_notes(noise_level, reach), *_decoding_note(original, roles, task.grid)),
     )
-    _check_disk(plan)
+    if refuse:
+        plan.check_fits()
     return plan
 
 
@@ -221,7 +227,7 @@ def _overlap_pays(job: Job) -> bool:
     return (os.cpu_count() or 1) > job.run.workers
 
 
-def _footprint(task: BlockTask, layout: Layout, denoiser: Denoiser) -> Footprint:
+def _footprint(task: BlockTask, layout: Layout, denoiser: Denoiser, piece: tuple[int, ...]) -> Footprint:
     tiling = task.tiling
     middle = task.grid.block_at(len(task.grid) // 2)
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
@@ -235,6 +241,7 @@ def _footprint(task: BlockTask, layout: Layout, denoiser: Denoiser) -> Footprint
         batch=tiling.batch,
         itemsize_in=task.source.dtype.itemsize,
         itemsize_out=np.dtype(layout.dtype).itemsize,
+        stored_piece=piece,
         sides=len(task.sides),
         bytes_per_pixel=denoiser.bytes_per_pixel(),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
@@ -249,7 +256,10 @@ def _choose_block(
     previous: dict[str, Any] | None,
     with_sizes: Callable[[tuple[int, ...], Size], tuple[BlockTask, Footprint]],
 ) -> tuple[BlockTask, Footprint]:
-    """The largest tile and super-block that fit the memory of a worker; a resumed run keeps its super-block."""
+    """The largest tile and super-block that fit the memory of a worker, or else the smallest.
+
+    A resumed run keeps its super-block.
+    """
     if job.tile.block != "auto":
         candidates = [check_block(geometry, job.tile.block, unit)]
     elif previous is not None and _fits_unit(tuple(previous["block"]), unit, geometry.shape):
@@ -261,11 +271,7 @@ def _choose_block(
         task, needed = with_sizes(block, size)
         if needed.total_bytes <= allowed:
             return task, needed
-    raise MemoryRefused(
-        f"run.memory_per_worker is {job.run.memory_per_worker}; one block of {list(task.grid.block)} needs "
-        f"{needed.total_bytes / 2**30:.2f} GiB, of which {needed.imports_bytes / 2**30:.2f} are the program itself and "
-        f"{needed.tiles_bytes / 2**30:.2f} the tiles. Give more memory, or write a smaller output.shard, tile.size or tile.batch."
-    )
+    return task, needed  # the smallest, which Plan.check_fits refuses
 
 
 def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -301,16 +307,17 @@ def _notes(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
     return (*estimated, *reach.notes)
 
 
-def _existing_parent(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.exists())
-
-
-def _check_disk(plan: Plan) -> None:
-    """Refuse an output larger than the free disk; what a resumed run has written is not counted twice."""
-    if plan.resumes:
-        return
-    if plan.output_bytes > plan.free_disk_bytes:
-        raise DiskRefused(
-            f"the output takes up to {plan.output_bytes / 2**30:.2f} GiB and {_existing_parent(plan.output)} has "
-            f"{plan.free_disk_bytes / 2**30:.2f} GiB free. Write output.path on a larger disk, or a smaller output.dtype."
-        )
+def _decoding_note(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
+    """What to say of an input stored in pieces much larger than the blocks that are read from it."""
+    window = grid.block_at(len(grid) // 2).window.clip(Region.whole(grid.shape))
+    piece = (1,) * (len(roles.axes) - len(source.axes)) + tuple(source.chunks)
+    decoded = math.prod(
+        min(-(-b // p) * p, n) - a // p * p
+        for a, b, n, p in zip(window.start, window.stop, grid.shape, piece, strict=True)
+    )
+    if source.mapped or decoded <= DECODED_AT_MOST * window.size:
+        return ()
+    return (
+        f"the input is stored in pieces of {' x '.join(map(str, source.chunks))} pixels, so each block decodes "
+        f"{decoded / window.size:.0f} times the pixels it needs; from a copy in smaller pieces it would read faster",
+    )

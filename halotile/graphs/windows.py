@@ -120,7 +120,10 @@ def open_store(array: Any) -> Readable:
 def chunks_of(store: Readable, block: Any, most_axes: int) -> Chunks:
     """Core sizes: ``block`` as given for the array with most axes, or the store's own chunks."""
     if block is None:
-        block = getattr(store, "chunks", None) or "auto"
+        stored = getattr(store, "chunks", None)
+        # A file without chunks names 1 on every axis: any block will do.
+        unchunked = getattr(store, "mapped", False) and max(stored or (1,)) == 1
+        block = "auto" if unchunked or not stored else stored
     elif isinstance(block, tuple | list):
         if len(block) != most_axes:
             raise ConfigError(

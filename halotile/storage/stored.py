@@ -65,8 +65,13 @@ class StoredArray:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """The unit of decode, in pixels."""
+        """How the pixels are stored, in pixels."""
         return self._header.chunks
+
+    @property
+    def mapped(self) -> bool:
+        """Whether a part of a chunk is read without decoding the rest."""
+        return self._header.mapped
 
     @property
     def scale(self) -> tuple[float, ...]:

@@ -57,9 +57,14 @@ class Ending:
 class FakePlan:
     job: Job
     fresh: bool
+    refuses: BaseException | None = None
 
     def summary(self) -> dict[str, Any]:
         return FIGURES
+
+    def check_fits(self) -> None:
+        if self.refuses is not None:
+            raise self.refuses
 
 
 @dataclass
@@ -70,10 +75,10 @@ class Engine:
     refuses: BaseException | None = None
     plans: list[FakePlan] = field(default_factory=list)
 
-    def make_plan(self, job: Job, *, fresh: bool = False) -> FakePlan:
-        if self.refuses is not None:
-            raise self.refuses
-        self.plans.append(FakePlan(job, fresh))
+    def make_plan(self, job: Job, *, fresh: bool = False, refuse: bool = True) -> FakePlan:
+        self.plans.append(FakePlan(job, fresh, self.refuses))
+        if refuse:
+            self.plans[-1].check_fits()
         return self.plans[-1]
 
     def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Ending:
@@ -184,7 +189,9 @@ def test_plan_gives_its_figures_to_programs(config: Path, engine: Engine) -> Non
 def test_a_plan_that_does_not_fit_exits_5(config: Path, engine: Engine) -> None:
     engine.refuses = errors.DiskRefused("10 GiB needed, 1 GiB free")
     result = RUNNER.invoke(app, ["plan", str(config)])
-    assert (result.exit_code, result.stdout) == (5, "")
+    assert result.exit_code == 5
+    assert "4,096 × 4,096" in result.stdout, "what was refused is shown"
+    assert result.stderr == "error: 10 GiB needed, 1 GiB free\n"
 
 
 def save_job(config: Path, output: Path) -> Path:

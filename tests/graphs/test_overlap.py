@@ -258,6 +258,12 @@ def test_the_block_size_can_be_chosen() -> None:
     same(result, stock)
 
 
+def test_a_store_without_chunks_is_cut_as_dask_cuts(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", noise((300, 200), "float32"))
+    result = map_overlap(neighbours, tmp_path / "a.npy", depth=2, boundary="reflect")
+    assert result.chunks == ((300,), (200,))
+
+
 @pytest.mark.parametrize(
     ("shapes", "chunks"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 
 from halotile.errors import (
     ConfigError,
@@ -73,6 +74,27 @@ def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path) -> None:
         MemoryRefused, match=r"run\.memory_per_worker is 700MiB; one block .* needs 0\.\d+ GiB"
     ):
         sizes("700MiB")
+
+
+def test_a_plan_that_does_not_fit_can_be_looked_at(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((600, 600), "uint8"), chunk=300)
+    run = {"memory_per_worker": "100MiB"}
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run=run), refuse=False)
+    assert plan.summary()["peak_memory_per_worker_bytes"] > plan.memory_bytes
+    with pytest.raises(MemoryRefused, match="the program itself"):
+        plan.check_fits()
+
+
+@pytest.mark.parametrize(("rows", "noted"), [(None, True), (64, False)])
+def test_an_input_of_one_compressed_piece_is_counted_and_noted(
+    tmp_path: Path, rows: int | None, noted: bool
+) -> None:
+    pixels = (noisy_picture((2048, 2048)) * 1000).astype("uint16")
+    tifffile.imwrite(tmp_path / "a.tif", pixels, compression="zlib", rowsperstrip=rows or 2048)
+    job = job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 1}, shard=256)
+    plan = make_plan(job)
+    assert any("pieces of 2048 x 2048 pixels" in note for note in plan.notes) == noted
+    assert plan.footprint.decode_bytes == 2 * 2 * 2048 * (rows or 2048)
 
 
 def test_an_output_larger_than_the_disk_is_refused(

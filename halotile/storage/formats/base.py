@@ -46,7 +46,12 @@ class Source(Readable, Protocol):
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """The unit of decode, in pixels; 1 on every axis where any pixel can be read by itself."""
+        """How the pixels are stored, in pixels; 1 on every axis where any pixel can be read by itself."""
+        ...
+
+    @property
+    def mapped(self) -> bool:
+        """Whether a part of a chunk is read without decoding the rest."""
         ...
 
     @property
@@ -76,6 +81,7 @@ class Header:
     units: tuple[str | None, ...]
     identity: Mapping[str, Any]
     """What else the fingerprint holds."""
+    mapped: bool = False
 
 
 def make_header(
@@ -88,6 +94,7 @@ def make_header(
     scale: Sequence[float] | None = None,
     units: Sequence[str | None] | None = None,
     identity: Mapping[str, Any],
+    mapped: bool = False,
 ) -> Header:
     """A header of an array that halotile can read.
 
@@ -113,6 +120,7 @@ def make_header(
         scale=tuple(float(s) for s in scale) if scale else (1.0,) * len(pixels),
         units=tuple(units) if units else (None,) * len(pixels),
         identity=dict(identity),
+        mapped=mapped or not chunks,
     )
 
 

@@ -49,6 +49,7 @@ class OmeReader:
             scale=_scale(picture, entry, len(array.shape)),
             units=units,
             identity={"level": level, "multiscales": digest(picture), **self.pixels.identity()},
+            mapped=self.pixels.mapped,
         )
 
     def read(self, region: Region) -> Pixels:

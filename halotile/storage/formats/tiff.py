@@ -6,6 +6,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +126,11 @@ def _with_scale(
         size, unit = sizes.get(axis, (1.0, None))
         scale.append(size * full / now)
         units.append(unit)
-    return Header(**{**vars(header), "scale": tuple(scale), "units": tuple(units)})
+    return replace(header, scale=tuple(scale), units=tuple(units))
 
 
 def _with_chunks(header: Header, chunks: Sequence[int]) -> Header:
-    return Header(**{**vars(header), "chunks": tuple(chunks)})
+    return replace(header, chunks=tuple(chunks), mapped=False)
 
 
 def _refuse_missing_codec(tifffile: Any, page: Any) -> None:

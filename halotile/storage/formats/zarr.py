@@ -60,6 +60,7 @@ class ZarrReader:
             named=_dimension_names(array),
             chunks=array.chunks,
             identity=self.pixels.identity(),
+            mapped=self.pixels.mapped,
         )
 
     def read(self, region: Region) -> Pixels:
@@ -85,6 +86,11 @@ class ArrayPixels:
             return self.local.read(region)
         pixels: Pixels = self.array[region.slices]
         return pixels
+
+    @property
+    def mapped(self) -> bool:
+        """Whether a part of a chunk is read without decoding the rest."""
+        return isinstance(self.local, LocalArray) and self.local.sharding is None and self.local.chain.raw
 
     def identity(self) -> dict[str, Any]:
         """What tells this array from another at its path."""
