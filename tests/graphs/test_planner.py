@@ -59,7 +59,7 @@ def test_super_blocks_grow_until_workers_would_idle(tmp_path: Path) -> None:
 
 
 def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=3000)
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
 
     def sizes(memory: str) -> tuple[int, int]:
         run = {"memory_per_worker": memory}
