@@ -6,7 +6,7 @@ ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
-INSTALL := $(PY) -m pip install --constraint constraints.txt
+INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -51,5 +51,5 @@ $(VENV)/stamp-created:
 
 $(VENV)/stamp-%: $(VENV)/stamp-created pyproject.toml constraints.txt
 	@echo "Installing halotile[$*] into $(VENV): some minutes the first time ..."
-	$(INSTALL) --editable ".[$*]"
+	@$(INSTALL) --editable ".[$*]"
 	@touch $@

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def load_job(
         When the only problem is that the input is not there.
     """
     document = read_config(path, overrides, workers=workers)
-    return _finish(document, path.parent, str(path), allow_import, dashboard)
+    job = _finish(document, path.parent, str(path), allow_import, dashboard)
+    return dataclasses.replace(job, import_folder=os.path.abspath(path.parent)) if allow_import else job
 
 
 def load_saved_job(
@@ -104,9 +106,11 @@ def load_saved_job(
     document = _with_top(Document(str(path), tree))
     # What was allowed once is asked for again: a run directory may come from somebody else, too.
     document.tree.pop("allow_import", None)
+    folder = document.tree.pop("import_folder", None)
     if workers is not None:
         document = document.put(("run", "workers"), workers, "--workers")
-    return _finish(document, path.parent, str(path), allow_import, dashboard)
+    job = _finish(document, path.parent, str(path), allow_import, dashboard)
+    return dataclasses.replace(job, import_folder=folder) if allow_import and isinstance(folder, str) else job
 
 
 def _finish(document: Document, base: Path, name: str, allow_import: bool, dashboard: bool) -> Job:

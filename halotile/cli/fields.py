@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
-import types
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from halotile.cli.problems import nearest, shown
+from halotile.graphs.words import choices, expected, nearest, parts, shown
 from halotile.tasks.options import job_key
 
 Fault = tuple[tuple[str | int, ...], str]
 """Where inside the section, and what is wrong there."""
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
-_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+_STAND_INS: Mapping[Any, Any] = {int: 3, float: 1.0, str: "module:name", bool: False, Path: "file"}
+"""Values that no check minds, for a required option that is wrong itself while the others are checked."""
 _OLD_BOOLEANS = {
     "yes": True,
     "on": True,
@@ -43,20 +41,44 @@ def check_fields(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fau
     list of (path, message)
         The faults.
     """
+    hints = field_types(schema)
+    unknown = [_unknown(key, hints) for key in values if key not in hints]
+    known = {key: value for key, value in values.items() if key in hints}
+    meant = {nearest(key, hints) for key in values if key not in hints} - known.keys()
+    built, found = _build(schema, known)
+    # A misspelt key is one fault, not two.
+    faults = unknown + [(path, message) for path, message in found if not (path and path[0] in meant)]
+    return (None if faults else built), faults
+
+
+def _build(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fault]]:
+    """An instance, and every fault on the way to it.
+
+    A dataclass stops at the first option it minds. So what it minds is taken out, and it is built again
+    from the rest, until it minds nothing more.
+    """
     from pydantic import ValidationError
 
-    hints = field_types(schema)
-    faults = [_unknown(key, hints) for key in values if key not in hints]
-    known = {key: value for key, value in values.items() if key in hints}
-    meant = {nearest(key, hints) for key in values if key not in hints}
-    try:
-        # Through JSON: there pydantic's strict mode still takes a list for a tuple.
-        built = _adapter(schema).validate_json(json.dumps(known), strict=True)
-    except ValidationError as error:
-        found = _merged(error, known, hints)
-        # A misspelt key is one fault, not two.
-        return None, faults + [f for f in found if not (f[0] and f[0][0] in meant and f[0][0] not in known)]
-    return (None if faults else built), faults
+    hints, left = field_types(schema), dict(values)
+    faults: dict[tuple[str | int, ...], str] = {}
+    settled: set[str] = set()
+    while True:
+        try:
+            # Through JSON: there pydantic's strict mode still takes a list for a tuple.
+            return _adapter(schema).validate_json(json.dumps(left), strict=True), list(faults.items())
+        except ValidationError as error:
+            found = {p: m for p, m in _merged(error, left, schema).items() if not p or p[0] not in settled}
+        faults |= found
+        minded = {str(path[0]) for path in found if path}
+        if not minded:
+            return None, list(faults.items())
+        settled |= minded
+        left = {key: value for key, value in left.items() if key not in minded}
+        left |= {key: _stand_in(hints[key]) for key in minded & required(schema)}
+
+
+def _stand_in(annotation: Any) -> Any:
+    return next((_STAND_INS[part] for part in parts(annotation) if part in _STAND_INS), None)
 
 
 @functools.cache
@@ -73,34 +95,46 @@ def field_types(schema: type) -> dict[str, Any]:
     return {job_key(field.name): hints[field.name] for field in dataclasses.fields(schema) if field.init}
 
 
+def required(schema: type) -> frozenset[str]:
+    """The keys that have to be written."""
+    missing = dataclasses.MISSING
+    return frozenset(
+        job_key(field.name)
+        for field in dataclasses.fields(schema)
+        if field.init and field.default is missing and field.default_factory is missing
+    )
+
+
 def _unknown(key: str, hints: Collection[str]) -> Fault:
     near = nearest(key, hints)
     if near:
         return (key,), f"unknown key; did you mean {near}?"
-    return (
-        key,
-    ), f"unknown key; write one of {', '.join(hints)}" if hints else "unknown key; there are no options"
+    known = f"write one of {', '.join(hints)}" if hints else "there are no options"
+    return (key,), f"unknown key; {known}"
 
 
-def _merged(error: Any, values: Mapping[str, Any], hints: Mapping[str, Any]) -> list[Fault]:
+def _merged(error: Any, values: Mapping[str, Any], schema: type) -> dict[tuple[str | int, ...], str]:
     """One fault for each place: pydantic tells each branch of a union on its own."""
+    hints = field_types(schema)
     faults: dict[tuple[str | int, ...], str] = {}
     for entry in error.errors(include_url=False):
         location = tuple(entry["loc"])
         if not location:
             message = str(entry.get("ctx", {}).get("error", entry["msg"]))
-            named = next((key for key in values if _mentions(message, key)), None)
+            named = _named(message, hints)
             faults[(named,) if named else ()] = _lowered(message)
         elif entry["type"] == "missing":
             faults[location] = f"missing; write {expected(hints[str(location[0])])}"
         else:
             path = _existing(location, values)
-            faults.setdefault(path, _wrong(path, values, hints, entry))
-    return list(faults.items())
+            faults.setdefault(path, _wrong(path, values, schema, entry))
+    return faults
 
 
-def _mentions(message: str, key: str) -> bool:
-    return key in "".join(c if c.isalnum() or c == "_" else " " for c in message).split()
+def _named(message: str, keys: Collection[str]) -> str | None:
+    """The key that a message is about: the first one in it."""
+    words = "".join(c if c.isalnum() or c == "_" else " " for c in message).split()
+    return next((word for word in words if word in keys), None)
 
 
 def _lowered(message: str) -> str:
@@ -119,88 +153,47 @@ def _existing(location: tuple[str | int, ...], values: Any) -> tuple[str | int, 
 
 
 def _wrong(
-    path: tuple[str | int, ...], values: Mapping[str, Any], hints: Mapping[str, Any], entry: Mapping[str, Any]
+    path: tuple[str | int, ...], values: Mapping[str, Any], schema: type, entry: Mapping[str, Any]
 ) -> str:
     value: Any = values
     for key in path:
         value = value[key]
     if entry["type"] == "value_error":
         return _lowered(str(entry["ctx"]["error"]))
-    annotation = hints[str(path[0])] if len(path) == 1 else _element(hints[str(path[0])])
+    annotation = field_types(schema)[str(path[0])]
+    if len(path) > 1:
+        annotation = _element(annotation)
+    elif value is None:
+        instead = "" if path[0] in required(schema) else ", or leave the key out for its default"
+        return f"is empty; write {expected(annotation)}{instead}"
     return f"{shown(value)} is not {expected(annotation)}{_advice(value, annotation)}"
 
 
 def _element(annotation: Any) -> Any:
     """The type inside a list or mapping type."""
-    for part in _parts(annotation):
+    for part in parts(annotation):
         arguments = [a for a in get_args(part) if a is not Ellipsis]
         if arguments and get_origin(part) is not Literal:
             return arguments[-1]
     return annotation
 
 
-def _parts(annotation: Any) -> list[Any]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [inner for part in get_args(annotation) for inner in _parts(part)]
-    return [annotation]
-
-
-def _choices(annotation: Any) -> list[str]:
-    """The fixed words that a type allows."""
-    literals = (part for part in _parts(annotation) if get_origin(part) is Literal)
-    return [str(word) for part in literals for word in get_args(part)]
-
-
-def expected(annotation: Any) -> str:
-    """A type, in words.
-
-    Examples
-    --------
-    >>> expected(int | tuple[int, ...] | Literal["auto"])
-    'auto, a whole number or a list of whole numbers'
-    >>> expected(Literal["lz4", "zstd"]), expected(tuple[float, float]), expected(str | None)
-    ('lz4 or zstd', 'a list of 2 numbers', 'text')
-    """
-    phrases = _choices(annotation)
-    for part in _parts(annotation):
-        if part is not type(None) and get_origin(part) is not Literal:
-            phrases.append(_phrase(part))
-    return " or ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]])) if phrases else "null"
-
-
-def _phrase(part: Any) -> str:
-    arguments = get_args(part)
-    if get_origin(part) is tuple:
-        count = "" if Ellipsis in arguments else f"{len(arguments)} "
-        return f"a list of {count}{_PLURALS.get(arguments[0], 'values')}"
-    if get_origin(part) is list:
-        return f"a list of {_PLURALS.get(arguments[0], 'values')}"
-    if part in _WORDS:
-        return _WORDS[part]
-    return "a mapping" if arguments else getattr(part, "__name__", str(part))
-
-
 def _advice(value: Any, annotation: Any) -> str:
     """What was probably meant."""
-    parts = _parts(annotation)
+    allowed = parts(annotation)
     if isinstance(value, str):
-        if bool in parts and value.lower() in _OLD_BOOLEANS:
+        if bool in allowed and value.lower() in _OLD_BOOLEANS:
             return f"; in YAML 1.2 that is text: write {json.dumps(_OLD_BOOLEANS[value.lower()])}"
-        if {int, float} & set(parts) and _is_number(value):
+        if {int, float} & set(allowed) and _is_number(value):
             return "; write it without quotes"
-        word = _near_choice(value, _choices(annotation))
+        # Words of a fixed list are short: the bar for a likeness is lower than for keys.
+        word = nearest(value, choices(annotation), likeness=0.5)
         return f"; did you mean {word}?" if word else ""
-    if isinstance(value, float) and int in parts and value.is_integer():
+    if isinstance(value, float) and int in allowed and value.is_integer():
         return f"; write {int(value)}"
-    if isinstance(value, int | float) and str in parts:
+    if isinstance(value, int | float) and str in allowed:
         return "; put it in quotes if it is meant as text"
     return ""
-
-
-def _near_choice(value: str, choices: list[str]) -> str | None:
-    """Words of a fixed list are short: the bar for a likeness is lower than for keys."""
-    found = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
-    return found[0] if found else None
 
 
 def _is_number(text: str) -> bool:

@@ -12,6 +12,7 @@ from halotile.cli.units import bytes_text, rate_text, seconds_text, shape_text
 
 if TYPE_CHECKING:
     from halotile.graphs.tiles import Outcome
+    from halotile.graphs.verify import Verdict
 
 
 def plan_rows(figures: Mapping[str, Any]) -> list[Row]:
@@ -75,8 +76,8 @@ def _memory(figures: Mapping[str, Any]) -> str:
 
 def _disk(figures: Mapping[str, Any]) -> str:
     text = f"up to {bytes_text(figures['output_bytes'])} of output"
-    if figures["scratch_bytes"]:
-        text += f" and {bytes_text(figures['scratch_bytes'])} of scratch"
+    scratch = figures["scratch_bytes"]
+    text += f" and {bytes_text(scratch)} of scratch" if scratch else ", no scratch"
     return f"{text}; {bytes_text(figures['free_disk_bytes'])} free"
 
 
@@ -123,6 +124,40 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         for bad in outcome.quarantined
     ]
     return {name: getattr(outcome, name) for name in plain} | {"quarantined": quarantined}
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """What a check found, for programs."""
+    return {
+        "ok": verdict.sound and not verdict.undone,
+        "blocks": verdict.blocks,
+        "checked": verdict.checked,
+        "undone": len(verdict.undone),
+        "undone_blocks": verdict.undone.to_text(),
+        "problems": list(verdict.problems),
+        "repaired": verdict.repaired,
+    }
+
+
+def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
+    """What a check found, for people."""
+    lines = list(verdict.problems)
+    if not lines:
+        checked = f"{verdict.checked:,} of {verdict.blocks:,} blocks checked"
+        lines.append(f"{output}: {'all that is done is ' if verdict.undone else ''}sound, {checked}")
+    elif verdict.sound:
+        count = verdict.repaired
+        lines.append(f"{output}: {count:,} problem{'' if count == 1 else 's'} repaired")
+    if count := len(verdict.undone):
+        are = "block is" if count == 1 else "blocks are"
+        lines.append(
+            f"{count:,} {are} not done: {_cut(verdict.undone.to_text())} (quarantined, or not yet run)"
+        )
+    return lines
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _picture_of(output: str) -> str:

@@ -12,16 +12,14 @@ interface of the engine that is used here::
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 
 import typer
 
 from halotile.cli import exits
-from halotile.cli.screen import complain, print_json, print_rows
+from halotile.cli.screen import complain, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from halotile.graphs.job import Job
@@ -31,20 +29,35 @@ P = ParamSpec("P")
 app = typer.Typer(
     name="recon-cli",
     help="Denoise images bigger than memory: Zarr, OME-Zarr, TIFF, .npy or HDF5 in, Zarr out.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 done with quarantined blocks, "
-    "4 bad input data, 5 refused for memory or disk, 75 stopped and resumable, 130 Ctrl-C.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 done but for quarantined blocks (verify: "
+    "but for blocks not done), 4 bad input data, 5 refused for memory or disk, 75 stopped and resumable, 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _whole(text: str | int) -> int:
+    """A whole number from the command line."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number; write one such as 4.") from None
+
+
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]
 RunPath = Annotated[
     Path,
     typer.Argument(metavar="RUN", help="A run directory, or the output it belongs to.", show_default=False),
 ]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Worker processes; replaces run.workers.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=_whole, help="Worker processes; replaces run.workers."),
+]
+Level = Annotated[
+    int, typer.Option(metavar="N", parser=_whole, help="Resolution level of PATH; 0 is the finest.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, such as tile.size=256."),
@@ -67,10 +80,6 @@ def _told(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except typer.Exit:
             raise
-        except BrokenPipeError:
-            # The reader, such as `head`, has seen enough; Python would complain again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(exits.FAILED) from None
         except (Exception, KeyboardInterrupt) as error:
             _give_up(error, debug=bool(kwargs.get("debug")))
 
@@ -90,7 +99,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from halotile import __version__
 
-        typer.echo(f"halotile {__version__}")
+        say(f"halotile {__version__}")
         raise typer.Exit
 
 
@@ -191,7 +200,7 @@ def validate(
         print_json({"ok": not problems, "problems": [problem.to_json() for problem in problems]})
     raise_problems(str(config), problems)
     if job is not None and not as_json:
-        typer.echo(f"{config}: ok, {job.denoiser.name} from {job.input.path} to {job.output.path}")
+        say(f"{config}: ok, {job.denoiser.name} from {job.input.path} to {job.output.path}")
 
 
 @app.command()
@@ -213,7 +222,7 @@ def status(
         return
     print_rows(now.state, status_rows(now))
     if said := advice(now):
-        typer.echo(said)
+        say(said)
 
 
 @app.command()
@@ -249,7 +258,8 @@ def verify(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Check every stored block against its checksums."""
+    """Check every stored block against its checksums; exits with 3 where blocks are not done yet."""
+    from halotile.cli.figures import verdict_json, verdict_lines
     from halotile.cli.report import make_report
     from halotile.cli.resume import saved_job_of
     from halotile.graphs.verify import verify as verify_output
@@ -257,33 +267,26 @@ def verify(
     job = saved_job_of(output, allow_import=allow_import) if repair else None
     with make_report(quiet=quiet) as report:
         verdict = verify_output(output, job=job, repair=repair, observer=report)
-    sound = not verdict.problems or verdict.repaired >= len(verdict.problems)
     if as_json:
-        facts = {"blocks": verdict.blocks, "checked": verdict.checked}
-        print_json({"ok": sound} | facts | {"problems": list(verdict.problems), "repaired": verdict.repaired})
+        print_json(verdict_json(verdict))
     elif not quiet:
-        _tell_verdict(output, verdict, sound)
-    if not sound:
-        raise typer.Exit(exits.BAD_DATA)
-
-
-def _tell_verdict(output: Path, verdict: Any, sound: bool) -> None:
-    for problem in verdict.problems:
-        typer.echo(problem)
-    if not verdict.problems:
-        typer.echo(f"{output}: sound, {verdict.checked:,} of {verdict.blocks:,} blocks checked")
-    elif sound:
-        count = verdict.repaired
-        typer.echo(f"{output}: {count:,} problem{'' if count == 1 else 's'} repaired")
-    else:
+        for line in verdict_lines(output, verdict):
+            say(line)
+    if not verdict.sound:
         complain(f"error: {output} is damaged. `recon-cli verify {output} --repair` does those blocks again.")
+        raise typer.Exit(exits.BAD_DATA)
+    if verdict.undone:
+        complain(
+            f"error: {output} is not complete. `recon-cli resume {output}` does the blocks that are left."
+        )
+        raise typer.Exit(exits.QUARANTINED)
 
 
 @app.command()
 @_told
 def info(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A picture.", show_default=False)],
-    level: Annotated[int, typer.Option(help="Resolution level; 0 is the finest.")] = 0,
+    level: Level = 0,
     dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -296,9 +299,8 @@ def info(
         print_json(facts)
         return
     print_rows(path, info_rows(facts))
-    typer.echo(
-        f"\nTo denoise it, write this to config.yaml and type `recon-cli run config.yaml`:\n\n{facts['config']}",
-        nl=False,
+    say(
+        f"\nTo denoise it, write this to config.yaml and type `recon-cli run config.yaml`:\n\n{facts['config'].rstrip()}"
     )
 
 
@@ -315,7 +317,8 @@ def preview(
         ),
     ],
     size: Annotated[
-        int | None, typer.Option(metavar="N", help="Longest side of a PNG in pixels; 1024 when left out.")
+        int | None,
+        typer.Option(metavar="N", parser=_whole, help="Longest side of a PNG in pixels; 1024 when left out."),
     ] = None,
     region: Annotated[
         str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")
@@ -330,7 +333,7 @@ def preview(
         tuple[float, float] | None,
         typer.Option("--range", metavar="LOW HIGH", help="Values that are black and white in a PNG."),
     ] = None,
-    level: Annotated[int, typer.Option(help="Resolution level of PATH; 0 is the finest.")] = 0,
+    level: Level = 0,
     dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
     quiet: Quiet = False,
@@ -343,7 +346,7 @@ def preview(
     wish = Wish(path, file, size, region, plane, against, values, level, dataset, overwrite)
     said = write_preview(wish, quiet=quiet)
     if not quiet:
-        typer.echo(said)
+        say(said)
 
 
 @app.command()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from halotile.errors import ConfigError, HalotileError, InputError
 
@@ -59,31 +56,6 @@ def dotted(path: KeyPath) -> str:
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
     return text
-
-
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The word that was probably meant, if one is near.
-
-    Examples
-    --------
-    >>> nearest("siez", ["size", "depth"]), nearest("Size", ["size"]), nearest("colour", ["size"])
-    ('size', 'size', None)
-    """
-    by_lower = {known.lower(): known for known in words}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.7)
-    return by_lower[found[0]] if found else None
-
-
-def shown(value: Any) -> str:
-    """A value as a person would write it in YAML, cut where it is long.
-
-    Examples
-    --------
-    >>> shown("NO"), shown([256, True]), shown(None)
-    ('"NO"', '[256, true]', 'null')
-    """
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def raise_problems(source: str, problems: Sequence[Problem]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from halotile.cli.screen import complain, progress_console
 from halotile.cli.units import bytes_text, percent, rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -47,12 +48,10 @@ def make_report(*, quiet: bool) -> Report:
     if quiet:
         return Silence()
     if not sys.stderr.isatty():
-        return Lines(sys.stderr.write)
-    from halotile.cli.screen import progress_console
-
+        return Lines(complain)
     console = progress_console()
     # TERM=dumb: no cursor to move.
-    return Lines(sys.stderr.write) if console.is_dumb_terminal else Live(console)
+    return Lines(complain) if console.is_dumb_terminal else Live(console)
 
 
 class Silence:
@@ -81,17 +80,16 @@ class Lines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.stderr.flush()
+        return None
 
     def __call__(self, progress: Progress) -> None:
         if progress.message:
-            self.write(progress.message + "\n")
+            self.write(progress.message)
         now = self.clock()
         if now >= self.next_line or progress.phase != self.phase:
             self.phase = progress.phase
             self.next_line = now + LINE_SECONDS
-            self.write(line(progress) + "\n")
-            sys.stderr.flush()
+            self.write(line(progress))
 
 
 class Live:

@@ -8,6 +8,7 @@ from typing import Any
 from halotile import registry
 from halotile.cli.sections import JOBS, NAMED, VERSION, JobKind
 from halotile.errors import HalotileError
+from halotile.graphs.checks import CHECKS, Above, AtLeast
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -45,13 +46,15 @@ def _job_schema(kind: JobKind) -> dict[str, Any]:
     required = [section for section in kind.sections if kind.requires(section)]
     return {
         "description": (kind.schema.__doc__ or "").strip().splitlines()[0],
-        "properties": {section: _section_schema(schema) for section, schema in kind.sections.items()},
+        "properties": {
+            section: _section_schema(section, schema) for section, schema in kind.sections.items()
+        },
         "required": ["version", "job", *required],
         "additionalProperties": False,
     }
 
 
-def _section_schema(kind: type) -> dict[str, Any]:
+def _section_schema(section: str, kind: type) -> dict[str, Any]:
     if kind in NAMED:
         choices = [_choice_schema(NAMED[kind], name) for name in registry.names(NAMED[kind])]
         return {
@@ -60,7 +63,22 @@ def _section_schema(kind: type) -> dict[str, Any]:
             "required": ["name"],
             "anyOf": [choice for choice in choices if choice],
         }
-    return _inlined(kind)
+    made = _inlined(kind)
+    for key, entry in made["properties"].items():
+        _bound(entry, CHECKS.get((section, key)))
+    return made
+
+
+def _bound(entry: dict[str, Any], check: object) -> None:
+    """Write what a check wants of a number beside its type, wherever that stands."""
+    if entry.get("type") in ("integer", "number"):
+        if isinstance(check, AtLeast):
+            entry["minimum"] = check.least
+        elif isinstance(check, Above):
+            entry["exclusiveMinimum"] = check.bound
+    for inner in (*entry.get("anyOf", ()), entry.get("items")):
+        if isinstance(inner, dict):
+            _bound(inner, check)
 
 
 def _choice_schema(kind: str, name: str) -> dict[str, Any] | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +19,11 @@ def result_console() -> Console:
     """The console for results. rich itself heeds NO_COLOR, and writes plain text into files and pipes."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    class Results(Console):
+        def on_broken_pipe(self) -> None:
+            _close(sys.stdout)  # rich would exit with 1
+
+    return Results(highlight=False, soft_wrap=True)
 
 
 def progress_console() -> Console:
@@ -28,10 +33,14 @@ def progress_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def say(text: str) -> None:
+    """Write a result as it is, a line or several."""
+    _write(sys.stdout, text)
+
+
 def print_json(value: Any) -> None:
     """Write a value for programs."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
-    sys.stdout.flush()
+    say(json.dumps(value, indent=2, default=str))
 
 
 def print_rows(title: str, rows: Iterable[Row]) -> None:
@@ -51,5 +60,17 @@ def print_rows(title: str, rows: Iterable[Row]) -> None:
 
 def complain(message: str) -> None:
     """Write a message to stderr, as it is."""
-    sys.stderr.write(message.rstrip() + "\n")
-    sys.stderr.flush()
+    _write(sys.stderr, message.rstrip())
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        _close(stream)
+
+
+def _close(stream: TextIO) -> None:
+    """A reader such as `head` has seen enough: the command goes on, and what it writes goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from halotile import registry
-from halotile.cli.checks import CHECKS
-from halotile.cli.fields import check_fields, expected, field_types
-from halotile.cli.problems import KeyPath, Problem, nearest, shown
+from halotile.cli.fields import check_fields, field_types, required
+from halotile.cli.problems import KeyPath, Problem
 from halotile.cli.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
+from halotile.graphs.checks import CHECKS
 from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.words import expected, nearest, shown
 
 VERSION = 1
 
@@ -34,8 +35,7 @@ class JobKind:
 
     def requires(self, section: str) -> bool:
         """Whether the section has to be written."""
-        field = next(field for field in dataclasses.fields(self.schema) if field.name == section)
-        return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        return section in required(self.schema)
 
 
 JOBS: Mapping[str, JobKind] = {
@@ -89,6 +89,8 @@ class _Check:
         self.base = Path(os.path.abspath(base))
         self.tree: dict[str, Any] = document.tree
         self.problems = list(document.problems)
+        self.written: dict[str, str] = {}
+        """The section that is meant, and the key it is written under."""
 
     def fault(self, path: KeyPath, message: str, error: type[HalotileError] = ConfigError) -> None:
         """Enter a problem, once for each key."""
@@ -101,7 +103,8 @@ class _Check:
         if kind is None:
             return None
         self._unknown_sections(kind)
-        built = {key: self._section(key, schema, kind) for key, schema in kind.sections.items()}
+        self.written = {section: self._key_of(section, kind) for section in kind.sections}
+        built = {section: self._section(section, schema, kind) for section, schema in kind.sections.items()}
         self._values()
         self._on_disk(built)
         if self.problems:
@@ -131,20 +134,27 @@ class _Check:
             elif key not in kind.sections and key not in _HEAD:
                 self.fault((key,), _unknown(key, [*_HEAD, *kind.sections], kind))
 
-    def _section(self, key: str, schema: type, kind: JobKind) -> Any:
+    def _key_of(self, section: str, kind: JobKind) -> str:
+        """The key that a section is written under: what is inside a misspelt one is checked all the same."""
+        others = (key for key in self.tree if key not in (*kind.sections, *_HEAD, *FLAGS))
+        misspelt = next((key for key in others if nearest(key, kind.sections) == section), section)
+        return section if section in self.tree else misspelt
+
+    def _section(self, section: str, schema: type, kind: JobKind) -> Any:
         """One section as its dataclass, or None where it has faults or is left out."""
+        key = self.written[section]
         values = self.tree.get(key)
         first = next(iter(field_types(schema)))
         if values is None:
-            if kind.requires(key) and not self._is_misspelt(key, kind):
-                self.fault((key,), f"missing; write `{key}: {{{first}: ...}}`")
+            if kind.requires(section):
+                self.fault((key,), f"missing; write `{section}: {{{first}: ...}}`")
             return None
         if not isinstance(values, dict):
-            instead = f"{key}: {{{first}: {shown(values)}}}"
+            instead = f"{section}: {{{first}: {shown(values)}}}"
             self.fault((key,), f"{shown(values)} is not a section; write `{instead}`")
             return None
         if schema in NAMED:
-            return self._choice(key, schema, values)
+            return self._choice(section, schema, values)
         built, faults = check_fields(schema, values)
         known = field_types(schema)
         for path, message in faults:
@@ -152,36 +162,34 @@ class _Check:
             self.fault((key, *path), _unknown(str(path[0]), known, kind) if unknown else message)
         return built
 
-    def _is_misspelt(self, key: str, kind: JobKind) -> bool:
-        """Whether another key of the file was meant to be this one: that is one fault, not two."""
-        others = (other for other in self.tree if other not in kind.sections)
-        return any(nearest(other, kind.sections) == key for other in others)
-
-    def _choice(self, key: str, kind: type, values: Mapping[str, Any]) -> Any:
+    def _choice(self, section: str, kind: type, values: Mapping[str, Any]) -> Any:
         """A name with its options: the options are checked against what the name stands for."""
-        options = {name: value for name, value in values.items() if name != "name"}
-        name = values.get("name")
-        known = registry.names(NAMED[kind])
+        key, known = self.written[section], registry.names(NAMED[kind])
+        named = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
+        name = values.get(named)
+        options = {option: value for option, value in values.items() if option != named}
+        if named != "name":
+            self.fault((key, named), "unknown key; did you mean name?")
         if name is None:
             self.fault((key, "name"), f"missing; write one of {', '.join(known)}")
             return None
         if not isinstance(name, str):
-            self.fault(
-                (key, "name"), f"{shown(name)} is not {expected(str)}; write one of {', '.join(known)}"
-            )
+            self.fault((key, named), f"{shown(name)} is not {expected(str)}; write one of {', '.join(known)}")
             return None
         if name not in known:
             near = nearest(name, known)
             hint = f"did you mean {near}?" if near else f"write one of {', '.join(known)}"
-            self.fault((key, "name"), f"no {key} is called {name}; {hint}")
-            return None
+            self.fault((key, named), f"no {section} is called {name}; {hint}")
+            if near is None:
+                return None
+            name = near
         try:
             declared = registry.find(NAMED[kind], name).DENOISER
         except HalotileError as error:
-            self.fault((key, "name"), str(error))
+            self.fault((key, named), str(error))
             return None
         except AttributeError:
-            self.fault((key, "name"), f"the plug-in {name} declares no DENOISER; repair or uninstall it")
+            self.fault((key, named), f"the plug-in {name} declares no DENOISER; repair or uninstall it")
             return None
         return self._options(key, kind, name, declared, options)
 
@@ -200,27 +208,14 @@ class _Check:
 
     def _values(self) -> None:
         """What the types allow and the job does not."""
-        wrong = {problem.path for problem in self.problems}
-        for path, check in CHECKS.items():
-            section = self.tree.get(path[0])
-            if not isinstance(section, dict) or section.get(path[1]) is None:
+        wrong = {problem.path[:2] for problem in self.problems}
+        for (section, key), check in CHECKS.items():
+            path = (self.written[section], key)
+            values = self.tree.get(path[0])
+            if not isinstance(values, dict) or values.get(key) is None or path in wrong:
                 continue
-            if any(at[: len(path)] == path for at in wrong):
-                continue
-            message = check(section[path[1]])
-            if message:
+            if message := check(values[key]):
                 self.fault(path, message)
-        self._cluster_kind()
-
-    def _cluster_kind(self) -> None:
-        """The kind is looked up by name only: to import it would load Dask."""
-        section = self.tree.get("cluster")
-        kind = section.get("kind") if isinstance(section, dict) else None
-        known = registry.names("clusters")
-        if isinstance(kind, str) and kind not in known:
-            near = nearest(kind, known)
-            hint = f"did you mean {near}?" if near else f"write one of {', '.join(known)}"
-            self.fault(("cluster", "kind"), f"no cluster is called {kind}; {hint}")
 
     def _on_disk(self, built: dict[str, Any]) -> None:
         """Make paths absolute, and see that what is to be read is there."""
@@ -230,8 +225,9 @@ class _Check:
             return
         sides = {name: self._absolute(path) for name, path in source.sides.items()}
         built["input"] = dataclasses.replace(source, path=self._absolute(source.path), sides=sides)
-        wanted: dict[KeyPath, str] = {("input", "path"): built["input"].path}
-        wanted |= {("input", "sides", name): path for name, path in sides.items()}
+        key = self.written["input"]
+        wanted: dict[KeyPath, str] = {(key, "path"): built["input"].path}
+        wanted |= {(key, "sides", name): path for name, path in sides.items()}
         for path, file in wanted.items():
             if "://" not in file and not os.path.exists(file):
                 self.fault(path, f"{file} does not exist", InputError)

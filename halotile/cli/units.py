@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
-def bytes_text(count: float) -> str:
-    """A size in binary units.
-
-    Examples
-    --------
-    >>> bytes_text(0), bytes_text(1536), bytes_text(3 * 2**30)
-    ('0 B', '1.5 KiB', '3 GiB')
-    """
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1023.95 or unit == "TiB":
-            return f"{_short(size)} {unit}"
-        size /= 1024
-    raise AssertionError
+from halotile.graphs.amounts import bytes_text as bytes_text
+from halotile.graphs.amounts import short_number
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -52,10 +39,10 @@ def rate_text(megapixels_per_second: float) -> str:
     ('85.2 Mpix/s', '43 kpix/s', '2.4 Gpix/s')
     """
     if megapixels_per_second >= 1000:
-        return f"{_short(megapixels_per_second / 1000)} Gpix/s"
+        return f"{short_number(megapixels_per_second / 1000)} Gpix/s"
     if 0 < megapixels_per_second < 0.1:
-        return f"{_short(megapixels_per_second * 1000)} kpix/s"
-    return f"{_short(megapixels_per_second)} Mpix/s"
+        return f"{short_number(megapixels_per_second * 1000)} kpix/s"
+    return f"{short_number(megapixels_per_second)} Mpix/s"
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -72,7 +59,3 @@ def shape_text(shape: Sequence[int]) -> str:
 def percent(part: int, whole: int) -> float:
     """How much of a whole is done; of nothing, everything."""
     return 100.0 * part / whole if whole else 100.0
-
-
-def _short(number: float) -> str:
-    return f"{number:.1f}".removesuffix(".0") if abs(number) < 99.95 else f"{number:,.0f}"

@@ -16,7 +16,7 @@ MAX_ALIASES = 10
 MAX_NODES = 20_000
 """Far beyond any configuration, and far below what an alias bomb expands to."""
 
-_PLAIN_TAGS = ("null", "bool", "int", "float", "str", "timestamp")
+_PLAIN_TAGS = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Document:
             branch = branch[key]
         branch[path[-1]] = value
         places = {at: where for at, where in self.places.items() if at[: len(path)] != path}
-        return replace(self, tree=tree, places=places | {path: place})
+        made = {path[:length]: place for length in range(1, len(path)) if path[:length] not in places}
+        return replace(self, tree=tree, places=places | made | {path: place})
 
 
 def read_file(path: Path) -> Document:
@@ -165,18 +166,26 @@ class _Walk:
             raise ConfigError(
                 f"{place}: aliases expand to more than a configuration holds. Write the values out."
             )
+        tag = _tag(node)
+        if tag not in _PLAIN_TAGS:
+            message = f"the tag !{tag.lstrip('!')} is not allowed; write a plain value"
+            self.problems.append(Problem(self._place(node), path, message))
+            return None
         kind = type(node).__name__
         if kind == "MappingNode":
             return self._mapping(node, path)
         if kind == "SequenceNode":
             return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
-        return self._scalar(node, path)
+        return self._scalar(node, tag, path)
 
     def _mapping(self, node: Any, path: KeyPath) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key, place = self._key(key_node), self._place(key_node)
             below = (*path, key)
+            if _tag(key_node) not in _PLAIN_TAGS:
+                self.problems.append(Problem(place, below, _not_a_key(key_node)))
+                continue
             if key in found:
                 earlier = self.places[below].rpartition(":")[2]
                 self.problems.append(
@@ -192,12 +201,7 @@ class _Walk:
             raise ConfigError(f"{self._place(node)}: a list or mapping cannot be a key. Write a word.")
         return str(node.value)
 
-    def _scalar(self, node: Any, path: KeyPath) -> Any:
-        tag = str(node.tag).removeprefix("tag:yaml.org,2002:")
-        if tag not in _PLAIN_TAGS:
-            message = f"the tag !{tag.lstrip('!')} is not allowed; write a plain value"
-            self.problems.append(Problem(self._place(node), path, message))
-            return None
+    def _scalar(self, node: Any, tag: str, path: KeyPath) -> Any:
         if tag in ("str", "timestamp"):
             return str(node.value)
         try:
@@ -210,3 +214,13 @@ class _Walk:
 
     def _place(self, node: Any) -> str:
         return f"{self.name}:{node.start_mark.line + 1}"
+
+
+def _tag(node: Any) -> str:
+    return str(node.tag).removeprefix("tag:yaml.org,2002:")
+
+
+def _not_a_key(node: Any) -> str:
+    if _tag(node) == "merge":
+        return "merge keys are not read; write the keys out"
+    return f"the tag !{_tag(node).lstrip('!')} is not allowed; write a plain key"

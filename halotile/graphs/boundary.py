@@ -18,11 +18,14 @@ NAMED_RULES = ("reflect", "nearest", "periodic")
 def for_each_array(given: Any, word: str, ndims: list[int]) -> list[list[Any]]:
     """What was given for ``depth`` or ``boundary``, per array and axis; None where nothing was given.
 
-    A list has one entry for each array. A tuple counts axes from the first; a dict names them.
+    A list has one entry for each array. A tuple counts axes from the first; a dict names them, from 0 or, below
+    it, from the last axis.
 
     Examples
     --------
     >>> for_each_array({1: 3}, "depth", [2])
+    [[None, 3]]
+    >>> for_each_array({-1: 3}, "depth", [2])
     [[None, 3]]
     >>> for_each_array([1, (2, 3)], "depth", [1, 2])
     [[1], [2, 3]]
@@ -42,11 +45,12 @@ def _for_each_axis(given: Any, word: str, ndim: int, most_axes: int) -> list[Any
         given = dict(enumerate(given))
     if not isinstance(given, dict):
         return [given] * ndim
-    if strangers := [axis for axis in given if axis not in range(most_axes)]:
+    if strangers := [axis for axis in given if axis not in range(-most_axes, most_axes)]:
         raise ConfigError(
             f"{word} names the axes {strangers}, but the arrays have the axes {list(range(most_axes))}. Write those."
         )
-    return [given.get(axis) for axis in range(ndim)]
+    named = {axis % ndim: entry for axis, entry in given.items() if axis in range(-ndim, ndim)}
+    return [named.get(axis) for axis in range(ndim)]
 
 
 def as_halo(entries: list[Any]) -> Depth:

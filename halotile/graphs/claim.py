@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import DiskRefused, OutputRefused, ResumeRefused
+from halotile.errors import DamagedData, DiskRefused, OutputRefused, ResumeRefused
 from halotile.graphs.identity import differences
 from halotile.graphs.job import DenoiserChoice
 from halotile.graphs.plan import Plan
 from halotile.graphs.resolve import describe_denoiser
 from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
-from halotile.storage.output import create_output, metadata_digest
+from halotile.storage.output import create_output, documents_digest, metadata_digest
 from halotile.storage.place import check_path, check_place
 from halotile.storage.rundir import RunDirectory
 
@@ -53,8 +53,10 @@ def claim(plan: Plan, directory: RunDirectory) -> Iterator[Journal]:
 
 def _open(plan: Plan, directory: RunDirectory) -> Journal:
     directory.wait_for_workers(ORPHAN_SECONDS)
+    directory.clear_stop()
     if _resumable(plan, directory):
         sweep_partials(plan.output)
+        _restore(plan, directory)
     else:
         _start_over(plan, directory)
     return Journal.open(directory.journal_path, plan.fingerprint, len(plan.grid))
@@ -62,7 +64,7 @@ def _open(plan: Plan, directory: RunDirectory) -> Journal:
 
 def _check_output(plan: Plan, directory: RunDirectory) -> None:
     """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
-    if directory.job_path.exists():
+    if directory.claims_output():
         check_path(plan.job.output.path)
     else:
         check_place(plan.job.output.path, overwrite=plan.job.output.overwrite)
@@ -82,20 +84,56 @@ def _read_by(plan: Plan) -> Iterator[Path]:
 
 def _resumable(plan: Plan, directory: RunDirectory) -> bool:
     """Whether the directory holds this very job, with its output as it was left."""
-    previous = None if plan.fresh else directory.read_plan()
-    if previous is None:
+    if plan.fresh:
         return False
-    check_same_job(plan, previous)
-    if not directory.journal_path.exists():
+    previous = directory.whole_plan()
+    if previous is not None:
+        check_same_job(plan, previous)
+    if not directory.journal_path.exists() or not plan.output.exists():
         return False
-    if not plan.output.exists():
+    if previous is None and not _is_journal_of(plan, directory):
         return False
-    if metadata_digest(plan.output, plan.layout) != previous["metadata"]:
+    before = previous["metadata"] if previous else documents_digest(plan.layout)
+    if metadata_digest(plan.output, plan.layout) != before:
         raise OutputRefused(
             f"the metadata of {plan.output} is not what the run wrote. "
             "`recon-cli verify --repair` restores it; --fresh starts over."
         )
     return True
+
+
+def _is_journal_of(plan: Plan, directory: RunDirectory) -> bool:
+    """Whether a journal that has lost its plan is this job's; one without a block is nobody's.
+
+    Raises
+    ------
+    ResumeRefused
+        When it is another job's.
+    """
+    journal = Journal.look(directory.journal_path)
+    if not journal.done:
+        return False
+    if (journal.fingerprint, journal.total) != (plan.fingerprint, len(plan.grid)):
+        raise ResumeRefused(
+            f"{directory.journal_path} has {len(journal.done)} blocks of another job, and {directory.plan_path.name}, "
+            f"which would tell what differs, is missing or damaged. `recon-cli resume {directory.path}` goes on with "
+            "the job that it was; --fresh starts over."
+        )
+    return True
+
+
+def _restore(plan: Plan, directory: RunDirectory) -> None:
+    """Write down again what the directory has lost, or what may change from one run to the next."""
+    kept = directory.whole_plan() or {}
+    if kept.get("identity") != plan.identity:
+        digest = kept.get("metadata") or metadata_digest(plan.output, plan.layout)
+        directory.write_plan(plan.to_json() | {"metadata": digest})
+    try:
+        known = directory.read_job() is not None
+    except DamagedData:
+        known = False
+    if not known:
+        directory.write_job(job_to_json(plan))
 
 
 def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
@@ -122,7 +160,7 @@ def _start_over(plan: Plan, directory: RunDirectory) -> None:
     The job comes first: it claims the output, so that a run cut off in here may begin again. The plan
     comes last: without one, nothing is resumed.
     """
-    overwrite = directory.job_path.exists() or plan.job.output.overwrite
+    overwrite = directory.claims_output() or plan.job.output.overwrite
     check_place(plan.job.output.path, overwrite=overwrite)
     directory.forget()
     directory.write_job(job_to_json(plan))
@@ -146,4 +184,5 @@ def job_to_json(plan: Plan) -> dict[str, object]:
         **parts,
         "denoiser": denoiser,
         "allow_import": plan.job.allow_import,
+        "import_folder": plan.job.import_folder,
     }

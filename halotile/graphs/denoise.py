@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Observer
 from halotile.graphs.tiles import Outcome, run
+from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction
 
 
@@ -21,13 +23,13 @@ def denoise(
     denoiser: str | Callable[..., Any],
     *,
     workers: int = 2,
-    memory_per_worker: str = "4GiB",
+    memory_per_worker: str | int = "4GiB",
     depth: int | None = None,
     boundary: str = "auto",
     overwrite: bool = False,
     fresh: bool = False,
     observer: Observer | None = None,
-    sides: Mapping[str, str] | None = None,
+    sides: Mapping[str, str | Path] | None = None,
     **options: Any,
 ) -> Outcome:
     """Denoise a picture of any size from disk to disk, on worker processes of this machine.
@@ -38,7 +40,8 @@ def denoise(
     Parameters
     ----------
     source : path
-        Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5, two or more axes.
+        Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5, two or more axes. ``~`` is your home, here and in every
+        other path.
     output : path
         Zarr to write: same shape and dtype as the source (times the denoiser's scale).
     denoiser : str or callable
@@ -46,8 +49,8 @@ def denoise(
         then needs ``depth``: how far, in pixels, it looks.
     workers : int
         Number of worker processes.
-    memory_per_worker : str
-        Memory that one worker may use, such as ``"4GiB"``.
+    memory_per_worker : str or int
+        Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     depth : int, optional
         Halo width in pixels; by default the denoiser's receptive field.
     boundary : str
@@ -70,6 +73,8 @@ def denoise(
 
     Raises
     ------
+    ConfigError
+        When an argument cannot be: the words are those of a job file.
     HalotileError
         See :mod:`halotile.errors`.
 
@@ -80,17 +85,36 @@ def denoise(
     """
     choice: DenoiserChoice | GivenFunction
     if isinstance(denoiser, str):
+        if isinstance(options.get("weights"), str | os.PathLike):
+            options["weights"] = _path("weights", options["weights"])
         choice = DenoiserChoice(name=denoiser, options=options)
+    elif not callable(denoiser):
+        raise ConfigError(
+            f"denoiser is {shown(denoiser)}: that is neither a name nor a function. Write a name such as 'tv'."
+        )
     elif depth is None:
         raise ConfigError("a function needs depth: how far, in pixels, it looks. Write depth=8, say.")
     else:
         choice = GivenFunction(call=partial(denoiser, **options) if options else denoiser, depth=depth)
     job = Job(
-        input=Input(path=str(source), sides=dict(sides or {})),
-        output=Output(path=str(output), overwrite=overwrite),
+        input=Input(
+            path=_path("source", source),
+            sides={name: _path(f"sides[{name!r}]", place) for name, place in (sides or {}).items()},
+        ),
+        output=Output(path=_path("output", output), overwrite=overwrite),
         denoiser=choice,
         tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
         allow_import=True,
     )
     return run(make_plan(job, fresh=fresh), observer=observer)
+
+
+def _path(argument: str, place: Any) -> str:
+    """A path as text, with ``~`` written out."""
+    if not isinstance(place, str | os.PathLike):
+        raise ConfigError(
+            f"{argument} is of type {type(place).__name__}, and denoise goes from disk to disk. "
+            "Give a path; for arrays use halotile.map_overlap."
+        )
+    return os.path.expanduser(os.fspath(place))

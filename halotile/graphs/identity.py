@@ -28,27 +28,50 @@ def code_versions() -> dict[str, str]:
     }
 
 
+HARMLESS = (("on_nan", "fail", "propagate"),)
+"""Changes of an identity, from and to, that no block that is done would look different for."""
+
+
 def fingerprint(identity: Mapping[str, Any]) -> str:
-    """A digest of an identity: equal for equal values, whatever the order of their keys."""
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), default=str)
+    """A digest of an identity: equal for equal values, whatever the order of their keys.
+
+    Parts that may change harmlessly do not enter.
+    """
+    free = {name for name, _, _ in HARMLESS}
+    strict = {key: value for key, value in identity.items() if key not in free}
+    text = json.dumps(strict, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+KEYS = {
+    "layout": "output",
+    "block": "tile.block",
+    "boundary": "tile.boundary",
+    "depth": "tile.depth",
+    "tiled_axes": "tile.axes",
+    "range": "input.range",
+    "sides": "input.sides",
+    "on_nan": "run.on_nan",
+    "precision": "run.precision",
+}
+"""What a job file calls the parts of an identity, where it has another word."""
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
-    """Where two identities differ, one readable line each.
+    """Where two identities differ, one line each in the words of a job file.
 
     Examples
     --------
-    >>> differences({"depth": [7], "codec": "lz4"}, {"depth": [9], "codec": "lz4"})
-    ['depth was [7], is [9]']
+    >>> differences({"depth": [7], "layout": {"codec": "lz4"}}, {"depth": [9], "layout": {"codec": "lz4"}})
+    ['tile.depth was [7], is [9]']
     """
     lines = []
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
-        name = f"{path}{key}"
+        name = f"{path}{key}" if path else KEYS.get(key, key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += differences(old, new, f"{name}.")
-        elif old != new:
+        elif old != new and (key, old, new) not in HARMLESS:
             lines.append(f"{name} was {_word(old)}, is {_word(new)}")
     return lines
 

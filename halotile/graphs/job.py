@@ -112,8 +112,8 @@ class Run:
 
     workers: int = 2
     """Number of worker processes."""
-    memory_per_worker: str = "4GiB"
-    """Memory that one worker may use."""
+    memory_per_worker: str | int = "4GiB"
+    """Memory that one worker may use, such as 4GiB; a bare number is bytes."""
     retries: int = 3
     """How often a failing block is tried again."""
     on_bad_block: Literal["fail", "quarantine"] = "fail"
@@ -163,3 +163,5 @@ class Job:
     cluster: Cluster = field(default_factory=Cluster)
     allow_import: bool = False
     """Whether the job may import code of the user's own."""
+    import_folder: str | None = None
+    """The folder that such imports start from, before all others: that of the job file."""

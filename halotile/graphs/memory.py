@@ -6,11 +6,51 @@ A test holds it against measured peaks.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from pathlib import Path
+
+from halotile.graphs.amounts import bytes_text
 
 MIB = 1024**2
 IMPORTS_BYTES = 700 * MIB
 """Resident memory of a worker before its first block: Python, Dask, zarr, torch."""
+SHARED_BYTES = 240 * MIB
+"""What of it is program files, of which a machine keeps one copy for all its workers."""
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, or of the container that this process runs in."""
+    import psutil
+
+    limits = [int(psutil.virtual_memory().total)]
+    for file in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # not there, or "max"
+            limits.append(int(Path(file).read_text(encoding="ascii")))
+    return min(limit for limit in limits if limit > 0)
+
+
+def share_bytes(machine: int, workers: int) -> int:
+    """The most that each worker may need where so many share a machine.
+
+    Examples
+    --------
+    >>> share_bytes(8 * 2**30, 1) // MIB, share_bytes(8 * 2**30, 4) // MIB
+    (8192, 2228)
+    """
+    return (machine - SHARED_BYTES) // workers + SHARED_BYTES
+
+
+def workers_that_fit(machine: int, needed: int) -> int:
+    """How many workers that each need so much a machine has room for.
+
+    Examples
+    --------
+    >>> workers_that_fit(8 * 2**30, 1024 * MIB)
+    10
+    """
+    return max(0, (machine - SHARED_BYTES) // (needed - SHARED_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +80,7 @@ class Footprint:
             "one stored piece of the input": self.decode_bytes,
         }
         largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-        return ", ".join(f"{count / 2**30:.2f} GiB are {what}" for what, count in largest)
+        return ", ".join(f"{bytes_text(count)} are {what}" for what, count in largest)
 
 
 def footprint(

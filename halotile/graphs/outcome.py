@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
+from halotile.graphs.amounts import bytes_text
 from halotile.graphs.plan import Plan
 from halotile.tasks.block import BadBlock
 
@@ -31,7 +32,7 @@ def full_disk_in_words(plan: Plan, error: str, done: int) -> str:
     free = shutil.disk_usage(plan.output).free
     return (
         f"the disk ran full: {error}. {done} of {total} blocks are safe; "
-        f"the others take up to {left / 2**20:.1f} MiB, and {plan.output} has {free / 2**20:.1f} MiB free. "
+        f"the others take up to {bytes_text(left)}, and {plan.output} has {bytes_text(free)} free. "
         "Free some space and run again."
     )
 
@@ -43,11 +44,25 @@ def bad_blocks_in_words(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
         for b in bad[:5]
     ]
     more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
+    refused = all(b.kind == "input" for b in bad)
+    why = "for their input" if refused else f"after {plan.job.run.retries} retries"
     return "\n".join(
         [
-            f"{len(bad)} of {len(plan.grid)} blocks failed after {plan.job.run.retries} retries; the others are done.",
+            f"{len(bad)} of {len(plan.grid)} blocks failed {why}; the others are done.",
             *lines,
             *more,
-            f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. Mend the cause and run again: only these are redone.",
+            f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(bad)}",
         ]
     )
+
+
+def _remedy(bad: tuple[BadBlock, ...]) -> str:
+    """What can be done about blocks that failed: the picture and the denoiser make the job what it is."""
+    if not all(b.kind in ("input", "damaged") for b in bad):
+        return (
+            "Mend the cause and run again: only these are redone. A changed picture or denoiser is another job, "
+            "which --fresh starts."
+        )
+    may_stay = any("run.on_nan: propagate" in b.error for b in bad)
+    redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""
+    return f"{redo}A mended picture is another job, which --fresh starts."

@@ -64,7 +64,8 @@ def map_overlap(
     depth : int, tuple, dict or list, optional
         Halo width in pixels: for all axes, for each axis, or by axis; a list has one entry for each array.
         A pair ``(before, after)`` for an axis makes it asymmetric (in a tuple or dict; stores take any boundary
-        with it, dask arrays only 'none'). It may exceed the blocks, and the array, of a store.
+        with it, dask arrays only 'none'). It may exceed the blocks, and the array, of a store. Axes below 0
+        count from the last, in ``boundary`` as well; stock Dask passes over them.
     boundary : str, number, tuple, dict or list, optional
         What lies outside the array: 'reflect', 'periodic', 'nearest', a constant, or 'none' (the default; 'cut'
         is the same): the window ends at the edge.
@@ -164,7 +165,8 @@ class BlockTask:
     """The input axis behind each output axis (of the store with most axes); None for a new one."""
     trim: bool
     mapped_chunks: Chunks
-    dtype: np.dtype[Any]
+    told_dtype: Any
+    """What the function is told of its dtype."""
     enforce_ndim: bool
 
     def __call__(self, *, words: Mapping[str, Any], block_id: Index) -> Any:
@@ -207,7 +209,10 @@ class BlockTask:
             for number, store in enumerate(self.stores)
         }
         shape = tuple(sizes[i] for sizes, i in zip(self.mapped_chunks, block_id, strict=True))
-        info[None] = _location(self.mapped_chunks, block_id) | {"chunk-shape": shape, "dtype": self.dtype}
+        info[None] = _location(self.mapped_chunks, block_id) | {
+            "chunk-shape": shape,
+            "dtype": self.told_dtype,
+        }
         return info
 
 
@@ -233,7 +238,9 @@ def _one_layer(
     likes = [da.empty([sum(c) for c in s.lengths], chunks=s.lengths, dtype=s.source.dtype) for s in stores]
     with _needing_dtype(func):
         mapped = da.map_blocks(_without_block_info(func), *likes, **options, **words)
-    task = BlockTask(func, stores, tuple(axes), trim and overlaps, mapped.chunks, mapped.dtype, enforce_ndim)
+    # As map_blocks does: the dtype as it was given, and only without any meta what was learnt.
+    told = options.get("dtype", None if "meta" in options else mapped.dtype)
+    task = BlockTask(func, stores, tuple(axes), trim and overlaps, mapped.chunks, told, enforce_ndim)
     return da.map_blocks(
         task,
         words=words,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DiskRefused, MemoryRefused
+from halotile.graphs.amounts import bytes_text
 from halotile.graphs.identity import fingerprint
 from halotile.graphs.job import Job, parse_bytes
-from halotile.graphs.memory import Footprint
+from halotile.graphs.memory import Footprint, share_bytes, workers_that_fit
 from halotile.graphs.reach import Reach
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
@@ -35,6 +37,8 @@ class Plan:
     fresh: bool
     footprint: Footprint
     free_disk_bytes: int
+    machine_bytes: int | None
+    """Memory that the workers share; None where they run on other machines."""
     notes: tuple[str, ...]
 
     @property
@@ -67,18 +71,36 @@ class Plan:
             With the figures, and what to write instead.
         """
         needed = self.footprint
+        smaller = "a smaller output.shard, tile.size or tile.batch"
         if needed.total_bytes > self.memory_bytes:
             raise MemoryRefused(
                 f"run.memory_per_worker is {self.job.run.memory_per_worker}; one block of {list(self.grid.block)} needs "
-                f"{needed.total_bytes / 2**30:.2f} GiB, of which {needed.in_words()}. "
-                "Give more memory, or write a smaller output.shard, tile.size or tile.batch."
+                f"{bytes_text(needed.total_bytes)}, of which {needed.in_words()}.{self._words_of_depth()} "
+                f"Give more memory, or write {smaller}."
+            )
+        workers = self.job.run.workers
+        if self.machine_bytes and needed.total_bytes > share_bytes(self.machine_bytes, workers):
+            fit = workers_that_fit(self.machine_bytes, needed.total_bytes)
+            raise MemoryRefused(
+                f"run.workers is {workers}; each needs {bytes_text(needed.total_bytes)}, of which {needed.in_words()}, "
+                f"and this machine has {bytes_text(self.machine_bytes)} for all.{self._words_of_depth()} "
+                + (f"Write run.workers: {fit}, or {smaller}." if fit else f"Write {smaller}.")
             )
         # What a resumed run has written is not counted twice.
         if not self.resumes and self.output_bytes > self.free_disk_bytes:
             raise DiskRefused(
-                f"the output takes up to {self.output_bytes / 2**30:.2f} GiB and {existing_parent(self.output)} has "
-                f"{self.free_disk_bytes / 2**30:.2f} GiB free. Write output.path on a larger disk, or a smaller output.dtype."
+                f"the output takes up to {bytes_text(self.output_bytes)} and {existing_parent(self.output)} has "
+                f"{bytes_text(self.free_disk_bytes)} free. Write output.path on a larger disk, or a smaller output.dtype."
             )
+
+    def _words_of_depth(self) -> str:
+        """What a depth that is large beside the tile does."""
+        tile, window = tile_window(self.task)
+        if math.prod(window) <= 2 * math.prod(tile):
+            return ""
+        edges, reached = (" x ".join(map(str, shape)) for shape in (tile, window))
+        deepest = max(itertools.chain.from_iterable(self.task.tiling.depth))
+        return f" With depth {deepest}, a tile of {edges} pixels computes {reached}."
 
     def to_json(self) -> dict[str, Any]:
         """What the run directory keeps of a plan."""
@@ -97,8 +119,7 @@ class Plan:
         roles = task.roles
         spatial_core = roles.spatial_part(middle.core).size
         spatial_window = roles.spatial_part(task.rim.reach(middle.window, grid.shape)).size
-        tile = math.prod(task.tiling.tile)
-        window = math.prod(t + a + b for t, (a, b) in zip(task.tiling.tile, task.tiling.depth, strict=True))
+        tile, window = map(math.prod, tile_window(task))
         return {
             "input": self.job.input.path,
             "output": str(self.output),
@@ -131,6 +152,18 @@ class Plan:
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),
         }
+
+
+def tile_window(task: BlockTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of the largest tile, and of what is computed for it: no more than the picture where it is cut there."""
+    tiling = task.tiling
+    tile = tuple(min(t, n) for t, n in zip(tiling.tile, tiling.picture, strict=True))
+    rules = [task.rim.rules[i] for i in task.roles.spatial]
+    grown = [t + a + b for t, (a, b) in zip(tile, tiling.depth, strict=True)]
+    window = tuple(
+        min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.picture, rules, strict=True)
+    )
+    return tile, window
 
 
 def run_directory_of(output: str | Path) -> Path:

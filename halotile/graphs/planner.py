@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError
+from halotile.graphs.checks import check_job
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Job, Size, parse_bytes
-from halotile.graphs.memory import Footprint, footprint
-from halotile.graphs.plan import Plan, existing_parent, run_directory_of
+from halotile.graphs.memory import Footprint, footprint, machine_bytes, share_bytes
+from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.reach import Reach, resolve_reach
 from halotile.graphs.resolve import (
     assign_axes,
@@ -41,12 +41,14 @@ from halotile.graphs.sizes import (
 )
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid, Region
+from halotile.storage.ome_metadata import carried
 from halotile.storage.output import Layout, ShardWriter
+from halotile.storage.place import check_parents
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import BlockTask
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.probe import check_ragged
+from halotile.tasks.probe import check_own_code, check_ragged
 from halotile.tasks.roles import Roles
 from halotile.tasks.weights import file_sha256
 from halotile.tasks.window import Tiling
@@ -76,16 +78,21 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True) -> Plan:
     MemoryRefused, DiskRefused
         When it does not fit.
     """
+    check_job(job)
     output = Path(os.path.abspath(job.output.path))
-    previous = None if fresh else RunDirectory(run_directory_of(output)).read_plan()
+    check_parents(output)
+    previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
     original = open_source(
         job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
     )
     check_paths(original, output)
     denoiser = make_denoiser(job)
+    own_code = denoiser.check()
     roles, source = assign_axes(job, denoiser, original)
     sides = open_sides(job, denoiser, source, roles)
     values = value_range(job, source.dtype)
+    if own_code:
+        check_own_code(denoiser, len(roles.spatial))
     asked = denoiser
     denoiser, noise_level = settle_noise_level(denoiser, source, values, previous)
     reach = resolve_reach(job, denoiser, len(roles.spatial), previous)
@@ -118,8 +125,10 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True) -> Plan:
         )
         return task, _footprint(task, layout, denoiser, original.chunks if not original.mapped else (1,))
 
-    task, needed = _choose_block(job, geometry, unit, previous, with_sizes)
+    machine = machine_bytes() if job.cluster.kind == "local" else None
+    task, needed = _choose_block(job, geometry, unit, previous, machine, with_sizes)
     identity = _identity(job, original, asked, task, layout) | {
+        "code": {**code_versions(), **own_code},
         "noise_level": noise_level,
         "probed": list(reach.probed) if reach.probed else None,
     }
@@ -138,6 +147,7 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True) -> Plan:
         fresh=fresh,
         footprint=needed,
         free_disk_bytes=free,
+        machine_bytes=machine,
         notes=(*_notes(noise_level, reach), *_decoding_note(original, roles, task.grid)),
     )
     if refuse:
@@ -154,9 +164,13 @@ def _geometry(source: Readable, denoiser: Denoiser, roles: Roles, reach: Reach) 
 
 def _layout(job: Job, source: Source, geometry: Geometry, roles: Roles) -> Layout:
     chunk = choose_chunk(geometry, job.output.chunk)
-    dtype = str(source.dtype) if job.output.dtype == "auto" else job.output.dtype
+    # A mask is smoothed to values between 0 and 1.
+    own = "float32" if source.dtype == np.bool_ else str(source.dtype)
+    dtype = own if job.output.dtype == "auto" else job.output.dtype
     added = len(roles.axes) - len(source.axes)
     factor = roles.per_axis(geometry.scale, 1)
+    scale = (1.0,) * added + tuple(source.scale)
+    channels = geometry.output_shape[roles.axes.index("c")] if "c" in roles.axes else None
     return Layout(
         shape=geometry.output_shape,
         dtype=dtype,
@@ -164,9 +178,9 @@ def _layout(job: Job, source: Source, geometry: Geometry, roles: Roles) -> Layou
         chunk=chunk,
         codec=job.output.codec,
         axes=roles.axes,
-        scale=tuple(s / f for s, f in zip((1.0,) * added + tuple(source.scale), factor, strict=True)),
+        scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=(None,) * added + tuple(source.units),
-        ome=source.format == "ome",
+        **carried(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
     )
 
 
@@ -194,8 +208,6 @@ def _tiling(
     batch = max(1, at_once // window) if job.tile.batch == "auto" else job.tile.batch
     if math.prod(least) <= SMALL_CONVOLUTION and denoiser.convolutional:
         batch = 1  # several images at once go to the other library
-    if batch < 1:
-        raise ConfigError(f"tile.batch is {batch}: write 1 or more.")
     return Tiling(
         tile=tile,
         depth=reach.depth,
@@ -231,10 +243,14 @@ def _footprint(task: BlockTask, layout: Layout, denoiser: Denoiser, piece: tuple
     tiling = task.tiling
     middle = task.grid.block_at(len(task.grid) // 2)
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
-    window = math.prod(t + a + b for t, (a, b) in zip(tiling.tile, tiling.depth, strict=True))
+    window = math.prod(tile_window(task)[1])
+    read = tuple(
+        min(w, n) if rule == "cut" else w
+        for w, n, rule in zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
+    )
     core_out = task.roles.output_region(middle.core, tiling.scale, task.channels_out)
     return footprint(
-        window=middle.window.shape,
+        window=read,
         core_out=core_out.shape,
         shard=layout.shard,
         tile_window_pixels=window * channels * tiling.scale ** len(tiling.tile),
@@ -254,6 +270,7 @@ def _choose_block(
     geometry: Geometry,
     unit: tuple[int, ...],
     previous: dict[str, Any] | None,
+    machine: int | None,
     with_sizes: Callable[[tuple[int, ...], Size], tuple[BlockTask, Footprint]],
 ) -> tuple[BlockTask, Footprint]:
     """The largest tile and super-block that fit the memory of a worker, or else the smallest.
@@ -267,6 +284,8 @@ def _choose_block(
     else:
         candidates = candidate_blocks(geometry, unit, job.run.workers)
     allowed = parse_bytes(job.run.memory_per_worker)
+    if machine is not None:
+        allowed = min(allowed, share_bytes(machine, job.run.workers))
     for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
         task, needed = with_sizes(block, size)
         if needed.total_bytes <= allowed:
@@ -284,7 +303,6 @@ def _identity(
     job: Job, source: Source, denoiser: Denoiser, task: BlockTask, layout: Layout
 ) -> dict[str, Any]:
     return {
-        "code": code_versions(),
         "input": source.fingerprint(),
         "sides": {name: open_source(path).fingerprint() for name, path in sorted(job.input.sides.items())},
         "denoiser": describe_denoiser(denoiser),

@@ -45,9 +45,9 @@ def resolve_reach(
     if job.tile.depth == "auto":
         return Reach(((needed, needed),) * dims, align, origin, probed)
     given = (job.tile.depth,) * dims if isinstance(job.tile.depth, int) else tuple(job.tile.depth)
-    if len(given) != dims or min(given) < 0:
+    if len(given) != dims:
         raise ConfigError(
-            f"tile.depth is {job.tile.depth}: write one number, or one for each of the {dims} tiled axes, 0 or more."
+            f"tile.depth is {job.tile.depth}: write one number, or one for each of the {dims} tiled axes."
         )
     depth = tuple((d, d) for d in given)
     if min(given) >= needed:
@@ -61,6 +61,6 @@ def resolve_reach(
             (f"depth {min(given)} is below the receptive field {needed}: seams will show",),
         )
     raise ConfigError(
-        f"tile.depth is {min(given)} but {denoiser.name}'s receptive field is {needed}: seams would show. "
+        f"tile.depth is {min(given)} but {denoiser.title}'s receptive field is {needed}: seams would show. "
         f"Write depth: {needed}, or depth: auto, or seams: allow."
     )

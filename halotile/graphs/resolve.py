@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,9 @@ from halotile.storage.rim import Readable
 from halotile.storage.views import with_channel_axis
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.noise import estimate_noise_level
-from halotile.tasks.options import job_key
+from halotile.tasks.options import import_from, job_key, required_keys
 from halotile.tasks.roles import Roles
+from halotile.tasks.usercode import called
 
 
 def make_denoiser(job: Job) -> Denoiser:
@@ -50,6 +49,10 @@ def make_denoiser(job: Job) -> Denoiser:
             f"denoiser {choice.name} runs code of your own ({choice.options.get('import')}). "
             "If you trust this job file, add --allow-import."
         )
+    left_out = [key for key in required_keys(kind) if key not in choice.options]
+    if left_out:
+        raise ConfigError(f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.")
+    import_from(job.import_folder if job.allow_import else None)
     try:
         denoiser: Denoiser = kind(**{fields[key]: value for key, value in choice.options.items()})
     except TypeError as error:
@@ -58,7 +61,7 @@ def make_denoiser(job: Job) -> Denoiser:
 
 
 def describe_denoiser(denoiser: Denoiser) -> dict[str, Any]:
-    """A denoiser as JSON: its name and every option. A function is told by its name and its code."""
+    """A denoiser as JSON: its name and every option. A function is told by its name."""
     options = {
         job_key(field.name): getattr(denoiser, field.name)
         for field in dataclasses.fields(denoiser)  # type: ignore[arg-type]
@@ -74,30 +77,12 @@ def _as_json(value: Any) -> Any:
             "kwargs": _as_json(value.keywords),
         }
     if callable(value):
-        name = (
-            f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
-        )
-        code = getattr(value, "__code__", None)
-        return f"{name} {_code_digest(code)}" if isinstance(code, CodeType) else name
+        return called(value)
     if isinstance(value, Mapping):
         return {str(key): _as_json(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return [_as_json(inner) for inner in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def _code_digest(code: CodeType) -> str:
-    """A digest of what a function does: the same in every process, as the address of an inner function is not."""
-    digest = hashlib.sha256(code.co_code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            digest.update(_code_digest(constant).encode())
-        elif isinstance(constant, frozenset):  # its order differs between processes
-            digest.update(repr(sorted(map(repr, constant))).encode())
-        else:
-            digest.update(repr(constant).encode())
-    digest.update(repr(code.co_names).encode())
-    return digest.hexdigest()[:16]
 
 
 def check_paths(source: Source, output: Path) -> None:
@@ -122,13 +107,13 @@ def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Re
         wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
         tiled = space[-wanted:]
     missing = [letter for letter in tiled if letter not in axes]
-    if missing or len(set(tiled)) != len(tiled):
+    if missing:
         raise ConfigError(
-            f"tile.axes is {''.join(tiled)!r}, the picture's axes are {''.join(axes)!r}. Write some of these, once each."
+            f"tile.axes is {''.join(tiled)!r}, the picture's axes are {''.join(axes)!r}. Write some of these."
         )
     if len(tiled) not in denoiser.dims:
         raise ConfigError(
-            f"tile.axes is {''.join(tiled)!r}: {denoiser.name} works on {' or '.join(map(str, denoiser.dims))} axes. "
+            f"tile.axes is {''.join(tiled)!r}: {denoiser.title} works on {' or '.join(map(str, denoiser.dims))} axes. "
             f"The picture has {''.join(axes)!r}; choose that many of them."
         )
     readable: Readable = source
@@ -138,14 +123,14 @@ def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Re
     if "c" not in axes:
         if channels != 1:
             raise InputError(
-                f"{denoiser.name} takes {channels} channels, the picture has axes {''.join(axes)!r} without c. "
+                f"{denoiser.title} takes {channels} channels, the picture has axes {''.join(axes)!r} without c. "
                 "Name its channel axis with input.axes, or use a network of one channel."
             )
         readable, axes = with_channel_axis(source), ("c", *axes)
     channel = axes.index("c")
     if readable.shape[channel] != channels:
         raise InputError(
-            f"{denoiser.name} takes {channels} channels, the picture has {readable.shape[channel]}. "
+            f"{denoiser.title} takes {channels} channels, the picture has {readable.shape[channel]}. "
             "Use a network of as many channels."
         )
     return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), channel), readable
@@ -158,11 +143,11 @@ def open_sides(job: Job, denoiser: Denoiser, source: Readable, roles: Roles) -> 
     for name, path in job.input.sides.items():
         if name not in allowed:
             raise ConfigError(
-                f"input.sides.{name}: {denoiser.name} has no such side input. Write one of {', '.join(sorted(allowed))}."
+                f"input.sides.{name}: {denoiser.title} has no such side input. Write one of {', '.join(sorted(allowed))}."
             )
         if name == "mask" and (denoiser.scale != 1 or denoiser.channels[0] != denoiser.channels[1]):
             raise ConfigError(
-                f"input.sides.mask: {denoiser.name} changes the picture's shape, so no pixel can be kept. Leave the mask out."
+                f"input.sides.mask: {denoiser.title} changes the picture's shape, so no pixel can be kept. Leave the mask out."
             )
         side = open_source(path)
         if side.shape not in (source.shape, spatial_shape):
@@ -177,10 +162,6 @@ def open_sides(job: Job, denoiser: Denoiser, source: Readable, roles: Roles) -> 
 def value_range(job: Job, dtype: np.dtype[Any]) -> tuple[float, float] | None:
     given = job.input.range
     if given != "auto":
-        if not given[0] < given[1]:
-            raise ConfigError(
-                f"input.range is {list(given)}: the second number must be the larger. Write [low, high]."
-            )
         return (float(given[0]), float(given[1]))
     return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,12 +17,18 @@ from halotile.graphs.stream import answering
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import BlockRunner, BlockTask, Receipt
 from halotile.tasks.device import prepare_process
+from halotile.tasks.options import import_from
 from halotile.tasks.probe import check_purity
 
 SETUP_SECONDS = 300.0
 TEARDOWN_SECONDS = 5.0
+LOOK_SECONDS = 1.0
+SETTLE_SECONDS = 0.2
+"""A worker that dies before its nanny, which looks every 50 ms, has seen it start is waited for ever after."""
 
 _runners: dict[str, BlockRunner] = {}
+_failures: dict[str, BaseException] = {}
+"""Why a job could not be loaded: a worker that joins late has nobody else to tell."""
 _busy: Counter[str] = Counter()
 """Tasks that run now, for each token."""
 _holders: dict[str, RunDirectory] = {}
@@ -41,33 +47,51 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         What to do with a block.
     run_directory : Path
         Whose lock a worker holds while it lives, so that no new run writes beside it.
+    import_folder : str, optional
+        Where imports of the user's own code start from.
     """
 
-    def __init__(self, token: str, task: BlockTask, run_directory: Path) -> None:
+    def __init__(
+        self, token: str, task: BlockTask, run_directory: Path, import_folder: str | None = None
+    ) -> None:
         self.name = f"halotile-{token}"
         self.token = token
         self.task = task
+        self.import_folder = import_folder
         self.directory = RunDirectory(run_directory)
         self.driver = self.directory.driver()
 
     async def setup(self, worker: Any) -> None:
         """Load the model in a thread: the worker keeps answering meanwhile."""
-        await asyncio.to_thread(self._load)
+        starting = not worker.periodic_callbacks["heartbeat"].is_running()
+        try:
+            runner = await asyncio.to_thread(self._load)
+        except BaseException as error:
+            self._publish(_failures, error)
+            raise
+        if starting:
+            asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._publish, _runners, runner)
+        else:
+            self._publish(_runners, runner)
 
-    def _load(self) -> None:
+    def _load(self) -> BlockRunner:
         self.directory.hold_worker_lock(self.driver)
         _holders[self.token] = self.directory
+        import_from(self.import_folder)
         prepare_process(threads=1)
         check_purity(self.task.denoiser, len(self.task.roles.spatial))
-        runner = BlockRunner(self.task)
+        return BlockRunner(self.task)
+
+    def _publish(self, where: dict[str, Any], what: Any) -> None:
         with _ready:
-            _runners[self.token] = runner
+            where[self.token] = what
             _ready.notify_all()
 
     def teardown(self, worker: Any) -> None:
         """Forget the job, and let go of its run directory once no task can write there any more."""
         with _ready:
             _runners.pop(self.token, None)
+            _failures.pop(self.token, None)
             _let_go(self.token)
 
 
@@ -91,20 +115,33 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
                 client.sync(client.unregister_worker_plugin, plugin.name, callback_timeout=TEARDOWN_SECONDS)
 
 
-def run_blocks(numbers: tuple[int, ...], token: str) -> Receipt:
+def run_blocks(numbers: tuple[int, ...], token: str, directory: RunDirectory) -> Receipt:
     """The task itself: process these blocks with the runner that the plugin made."""
     with _ready:
-        if not _ready.wait_for(lambda: token in _runners, timeout=SETUP_SECONDS):
-            raise RuntimeError(f"the worker was not set up within {SETUP_SECONDS:.0f} s")
-        runner = _runners[token]
+        runner = _await_runner(token, directory)
+        if runner is None:
+            return Receipt()
         _busy[token] += 1
     try:
-        # A job that is torn down while a task runs ends with the block at hand.
-        return runner.run(itertools.takewhile(lambda _: token in _runners, numbers))
+        # A run that ends early, or is torn down, ends with the block at hand.
+        return runner.run(numbers, lambda: token in _runners and not directory.is_stopping())
     finally:
         with _ready:
             _busy[token] -= 1
             _let_go(token)
+
+
+def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
+    """What the plugin made, once it has; None when the run ends early, before or meanwhile."""
+    deadline = time.monotonic() + SETUP_SECONDS
+    while not directory.is_stopping():
+        if _ready.wait_for(lambda: token in _runners or token in _failures, timeout=LOOK_SECONDS):
+            if token in _failures:
+                raise _failures[token]
+            return _runners[token]
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the worker was not set up within {SETUP_SECONDS:.0f} s")
+    return None
 
 
 def _let_go(token: str) -> None:

@@ -45,8 +45,6 @@ class Geometry:
                 f"{field} is {list(edges)}: {len(edges)} numbers for the {len(spatial)} tiled axes "
                 f"{''.join(self.roles.axes[i] for i in spatial)}. Write one number, or one for each."
             )
-        if min(edges) < 1:
-            raise ConfigError(f"{field} is {size}: write 1 or more.")
         full = list(other)
         for position, edge in zip(spatial, edges, strict=True):
             full[position] = edge

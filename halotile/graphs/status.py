@@ -36,13 +36,21 @@ class StatusFile:
         self._told = 0.0
         self._written = 0.0
         self._message = ""
+        self._finished = False
+        """Whether an earlier run left nothing to do: what it said of itself stays."""
 
     def begin(self, progress: Progress) -> None:
         """The run has the output for itself."""
         self.resumed = progress.done
+        before = self.directory.read_status() or {}
+        self._finished = progress.done == progress.total and before.get("state") == "finished"
         self.event("begin", fingerprint=self.plan.fingerprint, resumed=self.resumed)
         self._write("running", progress)
-        if self.resumed:
+        if self.resumed == progress.total:
+            self.say(
+                f"nothing left to do: all {progress.total} blocks are done (`recon-cli verify` checks every byte)"
+            )
+        elif self.resumed:
             self.say(f"{self.resumed} of {progress.total} blocks are done already")
 
     def work_begins(self) -> None:
@@ -109,6 +117,8 @@ class StatusFile:
 
     def _write(self, state: str, progress: Progress, reason: str = "") -> None:
         self._written = time.monotonic()
+        if self._finished:
+            return
         status = progress.to_json() | {
             "state": state,
             "reason": reason,

@@ -25,6 +25,8 @@ RPC_SECONDS = 60.0
 TASKS_PER_WORKER = 3
 """Tasks in flight for each worker: one that runs, one that waits there, one on its way."""
 LARGEST_GROUP = 256
+WAITING = ("waiting", "no-worker", "queued")
+"""States of a task that no worker has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Stream:
         """Tasks that were lost with their worker."""
 
     def drain(self) -> None:
-        """Hand out no more blocks; those in flight still come back."""
+        """Hand out no more blocks; those that a worker has in hand still come back."""
         self.draining = True
 
     def again(self, numbers: Iterable[int], *, alone: bool = False) -> None:
@@ -158,7 +160,24 @@ class Stream:
                     f"with blocks {self._words_in_flight()}. If single blocks take this long, raise run.stall_seconds."
                 )
             else:
+                if self.draining:
+                    self._drop_waiting()
                 yield []
+
+    def _drop_waiting(self) -> None:
+        """Let go of the tasks that no worker has: with every worker lost, nothing would come back of them."""
+
+        pending = [future for future in self._in_flight if future.status == "pending"]
+        with answering():
+            states = self.client.sync(
+                self.client.scheduler.get_task_status,
+                keys=[future.key for future in pending],
+                callback_timeout=RPC_SECONDS,
+            )
+        for future in pending:
+            if states[future.key] in WAITING:
+                del self._in_flight[future]
+                future.release()
 
     def _fill(self, numbers: Iterator[int]) -> None:
         """Submit until every worker has enough, or nothing is left to hand out."""

@@ -14,6 +14,7 @@ from distributed import KilledWorker
 from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stalled, Stopped
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.damage import damaged_blocks, output_grid
 from halotile.graphs.outcome import Outcome, bad_blocks_in_words, full_disk_in_words
 from halotile.graphs.plan import Plan
 from halotile.graphs.progress import Observer, Progress
@@ -75,6 +76,7 @@ class _Driver:
         cluster: Cluster | None,
     ) -> None:
         self.plan = plan
+        self.directory = directory
         self.cluster = cluster
         self.journal = journal
         self.signals = signals
@@ -88,7 +90,13 @@ class _Driver:
 
     def run(self) -> Outcome:
         """Until nothing is left to do; a cluster that stops answering is started anew."""
+        struck = self._strike_damaged()
         self.status.begin(self.progress("start"))
+        if struck:
+            blocks = (
+                "1 block of the earlier run is" if struck == 1 else f"{struck} blocks of the earlier run are"
+            )
+            self.status.say(f"{blocks} damaged and done again")
         if self.journal.warning:
             self.status.say(self.journal.warning)
         try:
@@ -103,6 +111,14 @@ class _Driver:
         if self.untidy:
             sweep_partials(self.plan.output)
         return self._conclude()
+
+    def _strike_damaged(self) -> int:
+        """Take the blocks out of the journal whose files are gone or cut short; returns how many there were."""
+        grid = output_grid(self.plan.layout, self.plan.grid.shape, self.plan.grid.block)
+        done = map(grid.block_at, self.journal.done)
+        damaged = [n for n, _ in damaged_blocks(self.plan.output, self.plan.layout, done, thorough=False)]
+        self.journal.strike(damaged)
+        return len(damaged)
 
     def _until_done(self) -> None:
         restarts = 0
@@ -140,7 +156,9 @@ class _Driver:
         if cluster.dashboard:
             self.status.say(f"dashboard: {cluster.dashboard}")
         token = uuid.uuid4().hex[:12]
-        with prepared(cluster.client, BlockPlugin(token, self.plan.task, self.plan.run_directory)):
+        plan = self.plan
+        plugin = BlockPlugin(token, plan.task, plan.run_directory, plan.job.import_folder)
+        with prepared(cluster.client, plugin):
             self._stop_if_asked()
             self._pass_through(cluster, token)
         if self.disk_error:
@@ -158,7 +176,7 @@ class _Driver:
         least = 4 if self.plan.task.overlap else 1
         stream = Stream(
             cluster.client,
-            partial(run_blocks, token=token),
+            partial(run_blocks, token=token, directory=self.directory),
             name="denoise",
             grouping=Grouping(cluster.workers, least=least),
             stall_seconds=self.plan.job.run.stall_seconds,
@@ -212,11 +230,11 @@ class _Driver:
         if isinstance(error, KilledWorker):
             text = (
                 "every worker that took it died. If it was for memory, write a smaller tile.size or tile.batch, "
-                f"or more run.memory_per_worker ({error})"
+                "or more run.memory_per_worker"
             )
         else:
             text = f"{type(error).__name__}: {error}"
-        bad = BadBlock(block.number, block.index, block.core, text, text, "task")
+        bad = BadBlock(block.number, block.index, block.core, text, str(error), "task")
         self._retry(bad, stream, alone=answer.alone)
 
     def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
@@ -224,7 +242,8 @@ class _Driver:
             self._disk_is_full(bad.error, stream)
             return
         tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
-        if tried <= self.plan.job.run.retries:
+        # What is refused once is refused again.
+        if bad.kind != "input" and tried <= self.plan.job.run.retries:
             self.status.retried += 1
             self.status.event("retry", block=bad.number, error=bad.error)
             stream.again([bad.number], alone=alone)
@@ -239,6 +258,7 @@ class _Driver:
         """Between answers: heed signals, sync the journal, tell how far it is."""
         if self.signals.asked and not stream.draining:
             stream.drain()
+            self.directory.ask_to_stop()
             self.status.say(f"{self.signals.name}: finishing the blocks in flight, starting no more")
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.journal.sync()
@@ -254,7 +274,7 @@ class _Driver:
         bad = tuple(self.bad[number] for number in sorted(self.bad))
         if bad and self.plan.job.run.on_bad_block == "fail":
             self.status.end("failed", progress, f"{len(bad)} blocks failed")
-            kind = BlockInputFailed if all(b.kind == "input" for b in bad) else BlockFailed
+            kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
             raise kind(bad_blocks_in_words(self.plan, bad))
         self.status.end("finished", progress, "")
         return Outcome(

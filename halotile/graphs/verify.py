@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from halotile.errors import OutputRefused
 from halotile.graphs.claim import check_same_job
+from halotile.graphs.damage import damaged_blocks, output_grid
 from halotile.graphs.job import Job
 from halotile.graphs.plan import run_directory_of
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Observer
 from halotile.graphs.tiles import run
-from halotile.storage.grid import Block, Grid
 from halotile.storage.journal import Journal
-from halotile.storage.output import Layout, check_block, create_metadata, metadata_digest, open_output
+from halotile.storage.output import Layout, create_metadata, metadata_digest, open_output
 from halotile.storage.rundir import RunDirectory
-
-CHECKED_AT_ONCE = 64
+from halotile.storage.runs import Runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +30,13 @@ class Verdict:
     checked: int
     problems: tuple[str, ...]
     repaired: int
+    undone: Runs = field(default_factory=Runs)
+    """Blocks that the run has not done, or has given up: there is nothing to check."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether every block that was done is as it was written, by now."""
+        return self.repaired >= len(self.problems)
 
 
 def verify(
@@ -56,11 +59,13 @@ def verify(
     Raises
     ------
     OutputRefused
-        When a repair is asked for and the output has no run directory, or a run is writing it.
+        When there is no Zarr, a repair is asked for and the output has no run directory, or a run is writing it.
     ResumeRefused
         When a repair is asked for and the job is no longer the one that wrote the output.
     """
     path = Path(os.path.abspath(output))
+    if path.exists() and not path.is_dir():
+        raise OutputRefused(f"{path} is a file, not a Zarr that a run wrote. Give the output.path of a job.")
     directory = RunDirectory(run_directory_of(path))
     stored = directory.read_plan()
     if stored is None:
@@ -70,21 +75,27 @@ def verify(
                 "Leave out --repair to check it."
             )
         layout = open_output(path)
-        damaged = dict(_damaged(path, layout, layout.grid))
+        damaged = dict(damaged_blocks(path, layout, layout.grid))
         return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0)
     layout = Layout.from_json(stored["layout"])
-    grid = _grid_of(stored, layout)
+    grid = output_grid(layout, tuple(stored["summary"]["shape"]), tuple(stored["block"]))
     total = len(grid)
-    with Journal.open(directory.journal_path, stored["fingerprint"], total, read_only=True) as journal:
-        done = journal.done
+    done = _done(directory, stored, total)
     metadata = _metadata_problems(path, layout, stored["metadata"])
-    damaged = dict(_damaged(path, layout, map(grid.block_at, done)))
+    damaged = dict(damaged_blocks(path, layout, map(grid.block_at, done)))
     problems = (*metadata, *_lines("block", damaged))
     if not repair or not problems:
-        return Verdict(total, len(done), problems, 0)
+        return Verdict(total, len(done), problems, 0, done.complement(total))
     _repair(path, directory, stored, damaged, job, observer)
-    left = _lines("block", dict(_damaged(path, layout, map(grid.block_at, damaged))))
-    return Verdict(total, len(done), problems, len(problems) - len(left))
+    left = _lines("block", dict(damaged_blocks(path, layout, map(grid.block_at, damaged))))
+    undone = _done(directory, stored, total).complement(total)
+    return Verdict(total, len(done), problems, len(problems) - len(left), undone)
+
+
+def _done(directory: RunDirectory, stored: dict[str, Any], total: int) -> Runs:
+    """The blocks that the journal calls done."""
+    with Journal.open(directory.journal_path, stored["fingerprint"], total, read_only=True) as journal:
+        return journal.done
 
 
 def _repair(
@@ -119,28 +130,6 @@ def _metadata_problems(path: Path, layout: Layout, digest: str) -> list[str]:
         elif file.read_bytes() != content:
             lines.append(f"metadata: {file} is not what the run wrote")
     return lines or [f"metadata: {path} was written by another version of halotile"]
-
-
-def _grid_of(stored: dict[str, Any], layout: Layout) -> Grid:
-    """The blocks of a run as they lie in its output, numbered as in the journal."""
-    shape = stored["summary"]["shape"]
-    block = tuple(b * m // n for b, m, n in zip(stored["block"], layout.shape, shape, strict=True))
-    return Grid(layout.shape, block, ((0, 0),) * len(block))
-
-
-def _damaged(path: Path, layout: Layout, blocks: Iterable[Block]) -> Iterator[tuple[int, list[str]]]:
-    """Numbers of the blocks with problems; a few blocks are checked at once."""
-    pending: deque[tuple[int, Future[list[str]]]] = deque()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for block in itertools.chain(blocks, itertools.repeat(None)):
-            if block is not None:
-                pending.append((block.number, pool.submit(check_block, path, layout, block.core)))
-            elif not pending:
-                return
-            if block is None or len(pending) >= CHECKED_AT_ONCE:
-                number, future = pending.popleft()
-                if problems := future.result():
-                    yield number, problems
 
 
 def _lines(word: str, damaged: dict[int, list[str]]) -> tuple[str, ...]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
+from functools import partial
 from pathlib import Path
 
 from halotile import registry
-from halotile.errors import InputError
+from halotile.errors import DamagedData, InputError
 from halotile.storage.formats.base import Source
+from halotile.storage.rim import Readable
 
-__all__ = ["Source", "open_source"]
+__all__ = ["Source", "open_numbers", "open_source"]
 
 _STORE_MARKS = ("zarr.json", ".zarray", ".zgroup")
 _SUPPORTED = (
@@ -39,7 +41,8 @@ def open_source(
     Returns
     -------
     Source
-        It has ``shape``, ``dtype``, ``axes``, ``chunks``, ``scale``, ``units`` and ``read(region)``.
+        It has ``shape``, ``dtype``, ``axes``, ``chunks``, ``scale``, ``units`` and ``read(region)``, and is
+        indexed with integers and slices.
 
     Raises
     ------
@@ -54,14 +57,13 @@ def open_source(
     Examples
     --------
     >>> import tempfile, numpy as np
-    >>> from halotile.storage.grid import Region
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.save(f"{folder}/a.npy", np.arange(12, dtype="uint16").reshape(3, 4))
     ...     source = open_source(f"{folder}/a.npy")
-    ...     source.axes, source.read(Region((1, 1), (3, 3))).tolist()
+    ...     source.axes, source[1:, 1:3].tolist()
     (('y', 'x'), [[5, 6], [9, 10]])
     """
-    text = os.fspath(path)
+    text = os.path.expanduser(os.fspath(path))
     if level < 0:
         raise InputError(f"level is {level}: levels count from 0, the finest. Write 0 or more.")
     if "://" in text:
@@ -77,6 +79,31 @@ def open_source(
     raise InputError(_nobody_reads(place))
 
 
+def open_numbers(path: str | os.PathLike[str]) -> Readable:
+    """The array at ``path``; in a Zarr or .npy it may hold what is no picture: complex numbers, a single axis.
+
+    Raises
+    ------
+    InputError
+        When nothing is there, no format knows it, or it holds no numbers.
+    """
+    try:
+        return open_source(path)
+    except DamagedData:
+        raise
+    except InputError:
+        text = os.path.expanduser(os.fspath(path))
+        for module in map(partial(registry.find, "formats"), ("zarr", "npy")):
+            if "://" in text or module.claims(Path(text)):
+                return _as_readable(module.open_numbers(text))
+        raise
+
+
+def _as_readable(opened: Readable) -> Readable:
+    """As :func:`_as_source`."""
+    return opened
+
+
 def _as_source(opened: Source) -> Source:
     """What a format opened: modules found by name have no types of their own."""
     return opened
@@ -84,11 +111,14 @@ def _as_source(opened: Source) -> Source:
 
 def _nothing_there(place: Path) -> str:
     """Says what stands nearest to a path where nothing is."""
-    parent = place.parent
+    parent, missing = place.parent, place
     while not parent.exists():
-        parent = parent.parent
+        parent, missing = parent.parent, parent
     if parent != place.parent:
-        return f"{place}: nothing is there; already {parent} has no entry that leads to it. Write an existing path."
+        return (
+            f"{place}: nothing is there, for there is no {missing.name} in {parent.absolute()}. "
+            "Write an existing path."
+        )
     neighbours = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     near = difflib.get_close_matches(place.name, neighbours, n=1)
     hint = f"Did you mean {parent / near[0]}?" if near else "Write the path of an existing file or directory."

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import google_crc32c
 
@@ -100,6 +101,29 @@ class Journal:
         if not read_only:
             journal._mend(len(data))
         return journal
+
+    @classmethod
+    def look(cls, path: Path) -> Journal:
+        """A journal that is only read, whosever it is: its :attr:`fingerprint` and :attr:`total` tell.
+
+        Raises
+        ------
+        DamagedData
+            When its first line cannot be read.
+        """
+        with path.open("rb") as file:
+            owner = _owner(path, file.readline())
+        return cls.open(path, owner.get("fingerprint", ""), owner.get("total", 0), read_only=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the plan that it belongs to."""
+        return str(_owner(self.path, self._header)["fingerprint"])
+
+    @property
+    def total(self) -> int:
+        """Number of blocks in that plan."""
+        return self._total
 
     def mark(self, numbers: Iterable[int]) -> None:
         """Note these blocks as done: one line, durable after :meth:`sync`."""
@@ -191,10 +215,7 @@ def _header(fingerprint: str, total: int) -> bytes:
 
 
 def _check_owner(path: Path, header: bytes, fingerprint: str, total: int) -> None:
-    content = _checked(header)
-    if content is None:
-        raise DamagedData(f"{path}: its first line is damaged. Run with --fresh to start over.")
-    owner = json.loads(content)
+    owner = _owner(path, header)
     expected = {"journal": VERSION, "fingerprint": fingerprint, "total": total}
     if owner != expected:
         listed = ", ".join(f"{key} {owner.get(key)} (here {expected[key]})" for key in expected)
@@ -202,6 +223,14 @@ def _check_owner(path: Path, header: bytes, fingerprint: str, total: int) -> Non
             f"{path} belongs to another job: {listed}. "
             "Run the job that it belongs to, or run with --fresh to start over."
         )
+
+
+def _owner(path: Path, header: bytes) -> dict[str, Any]:
+    content = _checked(header)
+    if content is None:
+        raise DamagedData(f"{path}: its first line is damaged. Run with --fresh to start over.")
+    owner: dict[str, Any] = json.loads(content)
+    return owner
 
 
 def _line(content: bytes) -> bytes:

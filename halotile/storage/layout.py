@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +43,13 @@ class Layout:
         Such as ``micrometer``.
     ome : bool
         Whether the array is level 0 of an OME-Zarr 0.5 group, or stands by itself.
+    translation : tuple of float
+        Place of the first pixel along each axis, in ``units``; empty: not told. This and what follows stand
+        in OME-Zarr metadata only.
+    name : str or None
+        Name of the picture.
+    omero : mapping or None
+        How viewers show its channels.
 
     Raises
     ------
@@ -58,6 +66,9 @@ class Layout:
     scale: tuple[float, ...]
     units: tuple[str | None, ...]
     ome: bool
+    translation: tuple[float, ...] = ()
+    name: str | None = None
+    omero: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         parts = (self.shape, self.shard, self.chunk, self.axes, self.scale, self.units)
@@ -116,7 +127,8 @@ class Layout:
         if not self.ome:
             sizes = {"scale": list(self.scale), "units": list(self.units)}
             return {METADATA: _to_bytes(self._array_document({"halotile": sizes}))}
-        attributes = ome_metadata.group_attributes(self.axes, self.scale, self.units)
+        picture = ome_metadata.OmePicture(self.translation, self.name, self.omero)
+        attributes = ome_metadata.group_attributes(self.axes, self.scale, self.units, picture)
         group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
         return {
             METADATA: _to_bytes(group),
@@ -129,7 +141,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Layout:
-        """The layout that :meth:`to_json` wrote.
+        """The layout that :meth:`to_json` wrote; fields that an older one lacks have their defaults.
 
         Examples
         --------
@@ -211,10 +223,9 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
     sharding = array["codecs"][0]["configuration"]
     compression = [codec for codec in sharding["codecs"] if codec["name"] == "blosc"]
     if ome:
-        scale, units = ome_metadata.read_attributes(top["attributes"])
+        words = ome_metadata.read_attributes(top["attributes"])
     else:
-        sizes = array["attributes"]["halotile"]
-        scale, units = tuple(sizes["scale"]), tuple(sizes["units"])
+        words = {word: tuple(array["attributes"]["halotile"][word]) for word in ("scale", "units")}
     return Layout(
         shape=tuple(array["shape"]),
         dtype=array["data_type"],
@@ -222,9 +233,8 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
         chunk=tuple(sharding["chunk_shape"]),
         codec=compression[0]["configuration"]["cname"] if compression else "none",
         axes=tuple(array["dimension_names"]),
-        scale=scale,
-        units=units,
         ome=ome,
+        **words,
     )
 
 

@@ -129,7 +129,7 @@ class LocalArray:
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
-            self._refuse_lost_array()
+            refuse_lost_array(self.document)
             out[...] = self.fill
             return
         try:
@@ -142,11 +142,6 @@ class LocalArray:
                 out[...] = self.chain.decode(_pread(file, size_bytes, 0))[part.slices]
         finally:
             os.close(file)
-
-    def _refuse_lost_array(self) -> None:
-        # A missing chunk is fill value; but a disk that went away is not a picture of fill value.
-        if not self.document.exists():
-            raise DamagedData(f"{self.document} is gone, so a missing file means nothing")
 
     def _mapped(self, file: int, size_bytes: int) -> Pixels:
         """The pixels of a raw chunk; only those that are used will be read."""
@@ -169,6 +164,18 @@ class LocalArray:
                 out[target] = self.chain.decode(_pread(file, nbytes, offset))[inner_part.slices]
             except DamagedData as error:
                 raise DamagedData(f"inner chunk {inner}: {error}") from error
+
+
+def refuse_lost_array(document: Path) -> None:
+    """Raise where the metadata are gone: a missing chunk is fill value, but a disk that went away is no picture of it.
+
+    Raises
+    ------
+    DamagedData
+        Naming the metadata.
+    """
+    if not document.exists():
+        raise DamagedData(f"{document} is gone, so a missing file means nothing")
 
 
 def pieces(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from halotile.errors import ConfigError
@@ -11,51 +15,166 @@ LEVEL = "0"
 """Name of the array inside the group."""
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
+_WINDOW = ("start", "end", "min", "max")
+
+
+@dataclass(frozen=True)
+class OmePicture:
+    """What the OME metadata of a picture say besides axes, scale and units."""
+
+    translation: tuple[float, ...] = ()
+    """Physical place of the first pixel along each axis; empty where it is not told."""
+    name: str | None = None
+    omero: Mapping[str, Any] | None = None
+    """How viewers show the channels: their labels, colours and windows."""
+
+
+def fits(axes: Sequence[str]) -> bool:
+    """Whether OME-Zarr can hold these axes: it wants time, then channel, then two or three of space.
+
+    Examples
+    --------
+    >>> fits("tczyx"), fits("yxc")
+    (True, False)
+    """
+    types = [_TYPES.get(axis, "") for axis in axes]
+    ordered = sorted(types, key=lambda kind: kind == "space")
+    timely = "time" not in types or types[0] == "time"
+    others = sum(kind in ("channel", "") for kind in types)
+    return (
+        types.count("space") in (2, 3)
+        and types == ordered
+        and timely
+        and types.count("time") <= 1
+        and others <= 1
+    )
 
 
 def check_axes(axes: tuple[str, ...]) -> None:
-    """Refuse axes that OME-Zarr cannot hold: it wants time, then channel, then two or three of space.
+    """Refuse axes that OME-Zarr cannot hold.
 
     Raises
     ------
     ConfigError
-        When they are others, or in another order.
+        When they do not fit.
     """
-    types = [_TYPES.get(axis, "") for axis in axes]
-    spatial = types.count("space")
-    ordered = sorted(types, key=lambda kind: kind == "space")
-    timely = "time" not in types or types[0] == "time"
-    others = sum(kind in ("channel", "") for kind in types)
-    if spatial not in (2, 3) or types != ordered or not timely or types.count("time") > 1 or others > 1:
+    if not fits(axes):
         raise ConfigError(
             f"axes are {','.join(axes)}: OME-Zarr {VERSION} wants t, then c (or one axis of another name), "
             "then two or three of z, y, x. Reorder the axes, or write a plain Zarr."
         )
 
 
-def group_attributes(
-    axes: tuple[str, ...], scale: tuple[float, ...], units: tuple[str | None, ...]
+def carried(
+    picture: OmePicture | None,
+    axes: tuple[str, ...],
+    *,
+    scale: Sequence[float],
+    factor: Sequence[int],
+    channels: int | None,
 ) -> dict[str, Any]:
-    """The attributes of the group: its axes, and the size of a pixel along each.
+    """What an output keeps of the OME metadata of its input, as fields of its layout.
+
+    Parameters
+    ----------
+    picture : OmePicture or None
+        The input's.
+    axes : tuple of str
+        The output's; the input may lack those in front.
+    scale : sequence of float
+        Size of an input pixel along each axis of the output.
+    factor : sequence of int
+        Output pixels for each input pixel along each axis.
+    channels : int or None
+        Length of the output's channel axis, if it has one.
+
+    Examples
+    --------
+    >>> carried(OmePicture((5.0, 5.0), "cells"), ("y", "x"), scale=(1.0, 1.0), factor=(2, 2), channels=None)
+    {'ome': True, 'translation': (4.75, 4.75), 'name': 'cells', 'omero': None}
+    """
+    if picture is None or not fits(axes):
+        return {"ome": False}
+    shown = len(picture.omero["channels"]) if picture.omero else None
+    return {
+        "ome": True,
+        "translation": _moved(picture.translation, scale, factor),
+        "name": picture.name,
+        "omero": picture.omero if shown == (channels or 1) else None,
+    }
+
+
+def _moved(
+    translation: tuple[float, ...], scale: Sequence[float], factor: Sequence[int]
+) -> tuple[float, ...]:
+    """The place of the first pixel when every pixel is cut into ``factor``: a translation is of pixel centres."""
+    if not translation and all(f == 1 for f in factor):
+        return ()
+    known = (0.0,) * (len(scale) - len(translation)) + translation
+    return tuple(t - s * (f - 1) / (2 * f) for t, s, f in zip(known, scale, factor, strict=True))
+
+
+def checked_omero(omero: Any) -> Mapping[str, Any] | None:
+    """The ``omero`` attribute, where it is what OME-Zarr asks for; None otherwise.
+
+    Its version is left out: since 0.5 the group alone has one.
+    """
+    channels = omero.get("channels") if isinstance(omero, dict) else None
+    if not isinstance(channels, list) or not channels or not all(map(_is_channel, channels)):
+        return None
+    return {key: value for key, value in omero.items() if key != "version"}
+
+
+def _is_channel(channel: Any) -> bool:
+    """Whether a channel has a colour and a window."""
+    if not isinstance(channel, dict) or not isinstance(channel.get("window"), dict):
+        return False
+    ends = [channel["window"].get(word) for word in _WINDOW]
+    finite = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
+    return finite and re.fullmatch(r"[0-9a-fA-F]{6}", str(channel.get("color"))) is not None
+
+
+def group_attributes(
+    axes: tuple[str, ...],
+    scale: tuple[float, ...],
+    units: tuple[str | None, ...],
+    picture: OmePicture | None = None,
+) -> dict[str, Any]:
+    """The attributes of the group: its axes, the size of a pixel along each, and what ``picture`` says.
 
     Examples
     --------
     >>> group_attributes(("y", "x"), (0.5, 0.5), ("micrometer", None))["ome"]["multiscales"][0]["axes"]
     [{'name': 'y', 'type': 'space', 'unit': 'micrometer'}, {'name': 'x', 'type': 'space'}]
     """
-    transformations = [{"type": "scale", "scale": list(scale)}]
-    multiscale = {
+    picture = picture or OmePicture()
+    transformations: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
+    if picture.translation:
+        transformations.append({"type": "translation", "translation": list(picture.translation)})
+    multiscale: dict[str, Any] = {
         "axes": [_axis(name, unit) for name, unit in zip(axes, units, strict=True)],
         "datasets": [{"path": LEVEL, "coordinateTransformations": transformations}],
     }
-    return {"ome": {"version": VERSION, "multiscales": [multiscale]}}
+    if picture.name is not None:
+        multiscale["name"] = picture.name
+    ome: dict[str, Any] = {"version": VERSION, "multiscales": [multiscale]}
+    if picture.omero is not None:
+        ome["omero"] = dict(picture.omero)
+    return {"ome": ome}
 
 
-def read_attributes(attributes: dict[str, Any]) -> tuple[tuple[float, ...], tuple[str | None, ...]]:
-    """Scale and units, from what :func:`group_attributes` made."""
-    multiscale = attributes["ome"]["multiscales"][0]
-    scale = multiscale["datasets"][0]["coordinateTransformations"][0]["scale"]
-    return tuple(map(float, scale)), tuple(axis.get("unit") for axis in multiscale["axes"])
+def read_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a layout, from what :func:`group_attributes` made."""
+    ome = attributes["ome"]
+    multiscale = ome["multiscales"][0]
+    steps = {step["type"]: step for step in multiscale["datasets"][0]["coordinateTransformations"]}
+    return {
+        "scale": tuple(map(float, steps["scale"]["scale"])),
+        "units": tuple(axis.get("unit") for axis in multiscale["axes"]),
+        "translation": tuple(map(float, steps.get("translation", {}).get("translation", ()))),
+        "name": multiscale.get("name"),
+        "omero": ome.get("omero"),
+    }
 
 
 def _axis(name: str, unit: str | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from halotile.storage.disk import DISK, Buffers, Disk
 from halotile.storage.grid import Region
 from halotile.storage.layout import Layout, read_layout
 from halotile.storage.place import MARKS, check_place
-from halotile.storage.shards import encode_shard, find_problems
+from halotile.storage.shards import encode_shard, find_index_problems, find_problems
 
 __all__ = [
     "Layout",
@@ -29,6 +29,7 @@ __all__ = [
     "check_block",
     "create_metadata",
     "create_output",
+    "documents_digest",
     "metadata_digest",
     "open_output",
     "to_dtype",
@@ -73,10 +74,18 @@ def create_metadata(path: str | Path, layout: Layout, disk: Disk = DISK) -> None
 
 def metadata_digest(path: str | Path, layout: Layout) -> str:
     """SHA-256 of the metadata files of an output; a file that is missing counts as one of its own."""
+    files = {name: Path(path, name) for name in layout.documents()}
+    return _digest({name: file.read_bytes() if file.is_file() else None for name, file in files.items()})
+
+
+def documents_digest(layout: Layout) -> str:
+    """The :func:`metadata_digest` of an output of this layout as it was made."""
+    return _digest(layout.documents())
+
+
+def _digest(contents: Mapping[str, bytes | None]) -> str:
     digest = hashlib.sha256()
-    for name in layout.documents():
-        file = Path(path, name)
-        content = file.read_bytes() if file.is_file() else None
+    for name, content in contents.items():
         digest.update(f"{name} {'missing' if content is None else len(content)}\n".encode())
         digest.update(content or b"")
     return digest.hexdigest()
@@ -153,11 +162,12 @@ class ShardWriter:
         self._durable.add(path)
 
 
-def check_block(path: str | Path, layout: Layout, region: Region) -> list[str]:
+def check_block(path: str | Path, layout: Layout, region: Region, *, thorough: bool = True) -> list[str]:
     """Read every shard that a region touches and check it; one line for each problem.
 
     A shard has to be there, of the size that its index says, with every chunk that lies in the array,
-    and every checksum has to match.
+    and every checksum has to match: that of the index alone, at the end of the file, where it is not
+    to be ``thorough``.
 
     Examples
     --------
@@ -173,14 +183,14 @@ def check_block(path: str | Path, layout: Layout, region: Region) -> list[str]:
     problems = []
     for index, inside in _shards_of(layout, region.clip(Region.whole(layout.shape))):
         file = layout.shard_path(path, index)
-        problems += [f"{file}: {problem}" for problem in _check_shard(file, layout, inside.shape)]
+        problems += [f"{file}: {problem}" for problem in _check_shard(file, layout, inside.shape, thorough)]
     return problems
 
 
 def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
-    """Pixels in the dtype of an output. Integers are rounded half to even and clipped, never wrapped.
+    """Pixels in the dtype of an output, clipped to what it can hold. Integers are rounded half to even, never wrapped.
 
-    Returns the same array when nothing is to be done.
+    NaN and the infinities stay in floats. Returns the same array when nothing is to be done.
 
     Raises
     ------
@@ -195,14 +205,25 @@ def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
     target = np.dtype(dtype)
     if pixels.dtype == target or not pixels.size:
         return pixels.astype(target, copy=False)
-    if target.kind not in "iu":
-        with np.errstate(over="ignore"):
-            return pixels.astype(target)
+    if target.kind == "f":
+        return _narrow(pixels, target)
     if pixels.dtype.kind == "f":
         return _round(pixels, target)
     low, high = _common_limits(pixels.dtype, target)
     clipped: NDArray[Any] = np.clip(pixels, low, high).astype(target)
     return clipped
+
+
+def _narrow(pixels: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+    """Floats that are no larger than the largest one; what was infinite before stays so."""
+    with np.errstate(over="ignore"):
+        floats: NDArray[Any] = pixels.astype(target)
+    if np.can_cast(pixels.dtype, target):
+        return floats
+    over = np.isinf(floats) & np.isfinite(pixels)
+    if over.any():
+        floats[over] = np.copysign(np.finfo(target).max, floats[over])
+    return floats
 
 
 def _round(pixels: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
@@ -234,11 +255,16 @@ def _shards_of(layout: Layout, region: Region) -> Iterator[tuple[tuple[int, ...]
         yield index, layout.grid.block_at(layout.grid.number_of(index)).core
 
 
-def _check_shard(file: Path, layout: Layout, shape: tuple[int, ...]) -> list[str]:
+def _check_shard(file: Path, layout: Layout, shape: tuple[int, ...], thorough: bool) -> list[str]:
     try:
-        content = file.read_bytes()
+        with file.open("rb", buffering=0) as shard:
+            size = os.fstat(shard.fileno()).st_size
+            shard.seek(0 if thorough else max(0, size - layout.form.index_bytes))
+            content = shard.read()
     except FileNotFoundError:
         return ["the shard is missing"]
     except OSError as error:
         return [f"the shard cannot be read: {error.strerror}"]
-    return list(find_problems(content, layout.form, shape))
+    if thorough:
+        return list(find_problems(content, layout.form, shape))
+    return list(find_index_problems(content, size, layout.form, shape))

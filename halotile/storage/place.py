@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from halotile.errors import OutputRefused
@@ -14,7 +15,7 @@ MARKS = (METADATA, ".zgroup", ".zarray")
 
 
 def check_path(path: str | Path) -> None:
-    """Refuse a path that a symlink turns into another.
+    """Refuse a path that a symlink turns into another, or that a file stands in the way of.
 
     Parameters
     ----------
@@ -29,9 +30,35 @@ def check_path(path: str | Path) -> None:
     root = Path(path)
     if root.is_symlink():
         raise OutputRefused(f"output.path is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
+    check_parents(root)
     if os.path.realpath(root) != os.path.realpath(os.path.abspath(root)):
         raise OutputRefused(
             f"output.path is {root}: behind a symlink, its .. leads to {os.path.realpath(root)}. Write that path."
+        )
+
+
+def check_parents(path: str | Path) -> None:
+    """Refuse a path that cannot come to be, because what it would lie in is no folder, or not there.
+
+    Raises
+    ------
+    OutputRefused
+        Saying what stands in the way.
+    """
+    root = Path(path)
+    for parent in root.parents:
+        if not os.path.lexists(parent) or parent.is_dir():
+            continue
+        # A symlink that leads nowhere, or in a circle, is none either.
+        what = "a symlink that leads to no directory" if parent.is_symlink() else "a file"
+        raise OutputRefused(
+            f"output.path is {root}: {parent} is {what}, so nothing can be made in it. Write another path."
+        )
+    # A misspelt folder would otherwise fill a disk that nobody looks at.
+    if not root.parent.is_dir():
+        raise OutputRefused(
+            f"output.path is {root}: there is no folder {root.parent}. "
+            f"Make it first (mkdir -p {shlex.quote(str(root.parent))}), or write another path."
         )
 
 

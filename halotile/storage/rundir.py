@@ -8,6 +8,7 @@
 ``events.jsonl``  what happened, one JSON object a line
 ``lock``        held by the driver while it runs
 ``workers.lock``  held by every worker while it lives
+``stop``        there while a run ends early: workers begin no further block
 ==============  ======================================================================
 
 Only the owner may enter it: it names paths, and whoever can write it can steer a resumed run. The locks
@@ -39,7 +40,8 @@ STATUS = "status.json"
 EVENTS = "events.jsonl"
 LOCK = "lock"
 WORKERS_LOCK = "workers.lock"
-_NAMES = (JOB, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK)
+STOP = "stop"
+_NAMES = (JOB, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP)
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -94,6 +96,10 @@ class RunDirectory:
         """Whether a run was begun here."""
         return (self.path / LOCK).is_file()
 
+    def claims_output(self) -> bool:
+        """Whether the output beside it is, or was about to be, the work of a run of ours."""
+        return any(path.is_file() for path in (self.job_path, self.plan_path, self.journal_path))
+
     def create(self) -> None:
         """Make the directory, for its owner alone; durable on return.
 
@@ -130,6 +136,12 @@ class RunDirectory:
     def read_plan(self) -> dict[str, Any] | None:
         """The plan, or None when there is none. Raises DamagedData when it cannot be read."""
         return self._read(self.plan_path)
+
+    def whole_plan(self) -> dict[str, Any] | None:
+        """The plan, or None when there is none that can be read: the journal tells whose it is."""
+        with contextlib.suppress(DamagedData):
+            return self.read_plan()
+        return None
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replace the status in one step. It is not fsynced: the journal is what counts."""
@@ -193,6 +205,19 @@ class RunDirectory:
         finally:
             os.close(fd)
         return None
+
+    def ask_to_stop(self) -> None:
+        """Ask the workers, also those yet to start, to begin no further block. A full disk may cost it."""
+        with contextlib.suppress(OSError):
+            self.disk.write_file(self.path / STOP, [b""], mode=_FILE_MODE, sync=False)
+
+    def is_stopping(self) -> bool:
+        """Whether workers are to begin no further block."""
+        return (self.path / STOP).exists()
+
+    def clear_stop(self) -> None:
+        """Let workers begin blocks."""
+        self.disk.remove(self.path / STOP)
 
     def driver(self) -> dict[str, Any]:
         """The driver that took the lock last, as ``pid``, ``host`` and ``started``; empty when none ever did."""

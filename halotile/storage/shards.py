@@ -173,6 +173,23 @@ def find_problems(file: bytes, form: ShardFormat, shape: tuple[int, ...]) -> Ite
         yield "the chunks reach into the index"
 
 
+def find_index_problems(
+    end: bytes, size: int, form: ShardFormat, shape: tuple[int, ...]
+) -> Iterator[str]:
+    """What the index at the ``end`` of a file of ``size`` bytes tells of it, without a look at the chunks."""
+    try:
+        table = read_index(end, form)
+    except DamagedData as error:
+        yield str(error)
+        return
+    held = tuple(slice(-(-n // c)) for n, c in zip(shape, form.chunk, strict=True))
+    offsets, lengths = table[held][..., 0], table[held][..., 1]
+    if (offsets == _EMPTY).any():
+        yield "a chunk is not in the file"
+    elif int((offsets + lengths).max()) != size - form.index_bytes:
+        yield f"the file has {size} bytes, and its index tells of another size"
+
+
 def read_index(file: bytes, form: ShardFormat) -> NDArray[np.uint64]:
     """The index of a shard: offset and length of each chunk, shape (\\*counts, 2).
 

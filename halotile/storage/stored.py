@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -13,6 +14,7 @@ import numpy as np
 from halotile.errors import DamagedData, HalotileError, InputError
 from halotile.storage.formats.base import Header, Reader
 from halotile.storage.grid import Region
+from halotile.storage.ome_metadata import OmePicture
 from halotile.storage.rim import Pixels
 
 Opener = Callable[..., Reader]
@@ -54,6 +56,11 @@ class StoredArray:
         return self._header.shape
 
     @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
     def dtype(self) -> np.dtype[np.generic]:
         """Type of one pixel, in native byte order."""
         return self._header.dtype
@@ -83,6 +90,11 @@ class StoredArray:
         """Unit of ``scale`` for each axis."""
         return self._header.units
 
+    @property
+    def ome(self) -> OmePicture | None:
+        """What OME metadata say besides axes, scale and units; None where there are no such metadata."""
+        return self._header.ome
+
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``, C-contiguous and in native byte order.
 
@@ -107,6 +119,19 @@ class StoredArray:
                 f"{_words(error)}. The stored data are damaged: restore this file from its origin."
             ) from error
         return np.ascontiguousarray(pixels, dtype=self.dtype)
+
+    def __getitem__(self, index: Any) -> Pixels:
+        """The pixels at integers and slices of step 1, as in NumPy: ``source[0, :512, 256:512]``.
+
+        Raises
+        ------
+        IndexError
+            For any other index, one too many, or an integer outside the array.
+        """
+        entries = _for_each_axis(index, self.shape)
+        ranges = [_range(entry, n) for entry, n in zip(entries, self.shape, strict=True)]
+        pixels = self.read(Region(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)))
+        return pixels[tuple(slice(None) if isinstance(entry, slice) else 0 for entry in entries)]
 
     def reader(self) -> Reader:
         """The open file of this process."""
@@ -161,6 +186,34 @@ def _reopened(
 ) -> Reader:
     """The open file of a source that came from another process: the many copies share it."""
     return _opened(opener, path, dict(options))
+
+
+def _for_each_axis(index: Any, shape: tuple[int, ...]) -> list[Any]:
+    """An entry of the index for each axis."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if not any(entry is Ellipsis for entry in entries):
+        entries.append(Ellipsis)
+    at = next(number for number, entry in enumerate(entries) if entry is Ellipsis)
+    missing = len(shape) - (len(entries) - 1)
+    if missing < 0:
+        raise IndexError(f"{index!r} has {len(entries) - 1} entries, but the array's shape is {shape}.")
+    return [*entries[:at], *(slice(None),) * missing, *entries[at + 1 :]]
+
+
+def _range(entry: Any, length: int) -> tuple[int, int]:
+    """Where one entry of an index starts and stops."""
+    if isinstance(entry, slice) and entry.step in (None, 1):
+        start, stop, _ = entry.indices(length)
+        return start, max(start, stop)
+    try:
+        place = operator.index(entry)
+    except TypeError:
+        raise IndexError(
+            f"{entry!r} is no index here: write integers and slices of step 1, or index what was read."
+        ) from None
+    if not -length <= place < length:
+        raise IndexError(f"index {place} is outside an axis of {length} pixels.")
+    return place % length, place % length + 1
 
 
 def _is_damage(error: Exception) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 
 from halotile.errors import DamagedData
 from halotile.storage.grid import Region
+from halotile.storage.localread import refuse_lost_array
 from halotile.storage.rim import Pixels
 
 _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
@@ -111,7 +112,5 @@ class TensorArray:
             if not message.startswith(_DAMAGE):
                 raise OSError(errno.EIO, message) from error
             raise DamagedData(message.partition(": ")[2] or message) from error
-        # A missing chunk is fill value; but a disk that went away is not a picture of fill value.
-        if not self.document.exists():
-            raise DamagedData(f"{self.document} is gone, so a missing file means nothing")
+        refuse_lost_array(self.document)
         return pixels

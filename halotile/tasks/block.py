@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,15 +13,16 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from halotile.errors import InputError
+from halotile.errors import DamagedData, InputError
 from halotile.storage.disk import is_full
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.device import Device, all_finite
+from halotile.tasks.device import Device
 from halotile.tasks.lanes import Lanes
 from halotile.tasks.roles import Roles
+from halotile.tasks.sound import check_picture, check_side
 from halotile.tasks.window import TileRunner, Tiling
 
 
@@ -35,7 +36,7 @@ class BadBlock:
     error: str
     traceback: str
     kind: str
-    """``input`` (damaged or refused data), ``disk`` (no space), or ``task``."""
+    """``input`` (refused data: no retry helps), ``damaged`` (of the input), ``disk`` (no space), or ``task``."""
 
 
 @dataclass(slots=True)
@@ -85,16 +86,26 @@ class BlockRunner:
             task.denoiser.build(),
             Device(device, task.precision, channels_last),
             task.tiling,
-            task.denoiser.name,
+            task.denoiser.title,
         )
         self.lanes = Lanes(overlap=task.overlap)
 
-    def run(self, numbers: Iterable[int]) -> Receipt:
-        """Process these blocks. One that fails is reported; the others go on."""
+    def run(self, numbers: Iterable[int], is_wanted: Callable[[], bool] = lambda: True) -> Receipt:
+        """Process these blocks. One that fails is reported; the others go on.
+
+        Parameters
+        ----------
+        numbers : iterable of int
+            The blocks.
+        is_wanted : callable
+            Asked before each block: once it says no, none is begun any more. What is done is in the receipt.
+        """
         began = time.perf_counter()
         receipt = Receipt()
         blocks = (self.task.grid.block_at(number) for number in numbers)
         for block, fetched in self.lanes.ahead(blocks, self._read):
+            if not is_wanted():
+                break
             try:
                 pixels, sides = self._timed(receipt, "read_seconds", fetched)
                 result = self._denoise(block, pixels, sides, receipt)
@@ -115,20 +126,21 @@ class BlockRunner:
     def _read(self, block: Block) -> tuple[Pixels, dict[str, Pixels]]:
         task = self.task
         pixels = read_window(task.source, block.window, task.rim)
-        if task.on_nan == "fail" and not all_finite(pixels):
-            raise InputError(
-                f"the input holds NaN or infinity in {block.window}. "
-                "Mend the picture, or write run.on_nan: propagate."
-            )
-        return pixels, {name: self._read_side(side, block) for name, side in task.sides.items()}
+        if task.on_nan == "fail":
+            check_picture(pixels, task.source, block.window, task.rim, task.roles.axes)
+        return pixels, {name: self._read_side(name, side, block) for name, side in task.sides.items()}
 
-    def _read_side(self, side: Readable, block: Block) -> Pixels:
+    def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
         """A side input of the picture's shape, or of its tiled axes alone."""
-        if len(side.shape) == len(self.task.grid.shape):
-            return read_window(side, block.window, self.task.rim)
-        roles = self.task.roles
-        rim = Rim(tuple(self.task.rim.rules[i] for i in roles.spatial))
-        return read_window(side, roles.spatial_part(block.window), rim)
+        window, rim, axes = block.window, self.task.rim, self.task.roles.axes
+        if len(side.shape) != len(self.task.grid.shape):
+            spatial = self.task.roles.spatial
+            window = self.task.roles.spatial_part(window)
+            rim = Rim(tuple(rim.rules[i] for i in spatial))
+            axes = tuple(axes[i] for i in spatial)
+        pixels = read_window(side, window, rim)
+        check_side(name, pixels, side, window, rim, axes)
+        return pixels
 
     def _denoise(
         self, block: Block, pixels: Pixels, sides: dict[str, Pixels], receipt: Receipt
@@ -187,7 +199,7 @@ class BlockRunner:
     @staticmethod
     def _bad(block: Block, error: BaseException) -> BadBlock:
         if isinstance(error, InputError):
-            kind = "input"
+            kind = "damaged" if isinstance(error, DamagedData) else "input"
         elif isinstance(error, OSError) and is_full(error):
             kind = "disk"
         else:

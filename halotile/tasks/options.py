@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 import re
+import sys
 from typing import Any
 
 from halotile.errors import ConfigError
@@ -21,6 +23,20 @@ def job_key(field: str) -> str:
     ('import', 'strength')
     """
     return field.rstrip("_")
+
+
+def required_keys(kind: type) -> list[str]:
+    """The keys of a dataclass that have no default.
+
+    Examples
+    --------
+    >>> from halotile.tasks.denoisers.tv import TotalVariation
+    >>> required_keys(TotalVariation)
+    ['strength']
+    """
+    missing = dataclasses.MISSING
+    fields = (field for field in dataclasses.fields(kind) if field.init)
+    return [job_key(f.name) for f in fields if f.default is missing and f.default_factory is missing]
 
 
 STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True, "alias_generator": job_key}
@@ -47,6 +63,22 @@ def check_odd(key: str, value: object) -> None:
     if isinstance(value, int) and value % 2 == 0:
         raise ConfigError(
             f"{key} is {value}: a window with an even edge has no middle pixel. Write {value - 1} or {value + 1}."
+        )
+
+
+def check_weights(weights: object, sha256: object) -> None:
+    """Refuse weights that lie on another machine, and a checksum that is none. Opens no file."""
+    if isinstance(weights, str) and "://" in weights:
+        raise ConfigError(
+            f"weights is {weights!r}: weights are read from local files. Fetch it, and write the path of the file."
+        )
+    if sha256 is None:
+        return
+    if weights is None:
+        raise ConfigError("sha256 is written without weights. Write weights: FILE, or leave sha256 out.")
+    if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", sha256.strip()):
+        raise ConfigError(
+            f"sha256 is {sha256!r}: it has 64 hexadecimal digits. Write what `sha256sum FILE` prints, or leave it out."
         )
 
 
@@ -90,6 +122,13 @@ def check_reference(reference: object) -> None:
         )
 
 
+def import_from(folder: str | None) -> None:
+    """Let imports start from a folder: that of the job file, where a user's own code lies beside it."""
+    if folder is not None and sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+
+
 def import_reference(reference: str) -> Any:
     """The object that ``package.module:name`` names. Runs the code of that module.
 
@@ -112,13 +151,13 @@ def import_reference(reference: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"import is {reference!r}, but there is no module {error.name!r}. "
-            "Install its package in this environment, or correct the name."
+            "Put its file beside the job file, or install its package in this environment, or correct the name."
         ) from error
     except AttributeError as error:
         raise ConfigError(
             f"import is {reference!r}, but {error}. Write a name that the module defines."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"import is {reference!r}, but importing it failed: {type(error).__name__}: {error}. "
             f'Try python -c "import {module}" first.'

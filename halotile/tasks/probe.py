@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.function import PictureDenoiser
 from halotile.tasks.trial import NARROW, Trial
 
 if TYPE_CHECKING:
@@ -71,10 +72,44 @@ def check_purity(denoiser: Denoiser, dims: int) -> None:
         When the first tile comes out differently the second time, or when the denoiser changes the
         pixels it was given.
     """
+    _check_pure(Trial.of(denoiser, dims))
+
+
+def check_own_code(denoiser: Denoiser, dims: int) -> None:
+    """Refuse a user's code that is not pure, or is not the same each time it is built.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`check_purity`; and when two that were built from the same options differ in a bit.
+    """
+    if isinstance(denoiser, PictureDenoiser):
+        denoiser.try_out(dims)
+        return
     import torch
 
-    trial = Trial.of(denoiser, dims)
-    tile, other = trial.noise(trial.shape(0, NARROW[dims]), 2).split(1)
+    trial, again = Trial.of(denoiser, dims), Trial.of(denoiser, dims)
+    _check_pure(trial)
+    window = trial.noise(trial.shape(0, NARROW[dims]))
+    with torch.inference_mode():
+        first, second = trial.run(window.clone()), again.run(window.clone())
+    if not _same(first, second):
+        raise ConfigError(
+            f"{trial.name} gives another result each time it is built: each worker would have its own. "
+            "Draw no random numbers in it, or seed them."
+        )
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two results agree in every bit; NaN agrees with NaN."""
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
+
+
+def _check_pure(trial: Trial) -> None:
+    """A tile, another tile, and the first again."""
+    import torch
+
+    tile, other = trial.noise(trial.shape(0, NARROW[trial.dims]), 2).split(1)
     given = tile.clone()
     with torch.inference_mode():
         first = trial.run(tile).clone()
@@ -82,13 +117,13 @@ def check_purity(denoiser: Denoiser, dims: int) -> None:
         again = trial.run(tile)
     if not torch.equal(tile, given):
         raise ConfigError(
-            f"{denoiser.name} changes the pixels it is given. Write one that leaves its input alone: a clone() at "
+            f"{trial.name} changes the pixels it is given. Write one that leaves its input alone: a clone() at "
             "its start will do."
         )
-    if not torch.equal(first, again):
+    if not _same(first, again):
         change = float((first - again).abs().max())
         raise ConfigError(
-            f"{denoiser.name} gave one tile two results, {change:.3g} apart, after it had seen another tile between: "
+            f"{trial.name} gave one tile two results, {change:.3g} apart, after it had seen another tile between: "
             "it keeps state or draws random numbers, so the result would depend on the order of tiles. "
             "Write one whose result depends on its input alone."
         )
@@ -118,7 +153,7 @@ def check_ragged(denoiser: Denoiser, picture: tuple[int, ...]) -> None:
         trial.run(trial.noise(tuple(4 * stride + r for r in rest)))
     except ConfigError as error:
         raise ConfigError(
-            f"{denoiser.name} has a total stride of {stride}, and the picture's sides {list(picture)} are no multiples of "
+            f"{denoiser.title} has a total stride of {stride}, and the picture's sides {list(picture)} are no multiples of "
             f"it: {error} Let forward pad to a multiple of {stride} and crop its result, or pad the picture."
         ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 NARROW = {1: 1, 2: 64, 3: 16}
 """Width of a window on its narrow axes, by the number of axes."""
+CHANNELS = (1, 3, 2, 4, 6, 8, 12)
+"""Numbers of channels that a network which fails is tried with."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Trial:
     def of(cls, denoiser: Denoiser, dims: int) -> Self:
         """Build a denoiser, with some noise level where it would be estimated."""
         told = denoiser.with_noise_level(0.1) if denoiser.wants_noise_level else denoiser
-        return cls(told.build(), denoiser.name, denoiser.channels, denoiser.scale, dims)
+        return cls(told.build(), denoiser.title, denoiser.channels, denoiser.scale, dims)
 
     def noise(self, shape: tuple[int, ...], count: int = 1) -> torch.Tensor:
         """Windows of random pixels, the same every time."""
@@ -46,20 +49,51 @@ class Trial:
         """The model's result, of the shape it declares."""
         try:
             result: Any = self.model(windows)
-        except Exception as error:
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{self.name} failed on a window of shape {tuple(windows.shape)}: {type(error).__name__}: {error}. "
-                "Check its channels; or, if it cannot do with such a window, write receptive_field and alignment."
+                f"{self._channels_that_do(windows)}"
             ) from error
+        shape = tuple(getattr(result, "shape", ()))
         expected = (len(windows), self.channels[1], *(n * self.scale for n in windows.shape[2:]))
-        if tuple(getattr(result, "shape", ())) != expected:
+        if shape != expected:
             raise ConfigError(
-                f"{self.name} made {tuple(getattr(result, 'shape', ())) or type(result).__name__} of a window of "
-                f"shape {tuple(windows.shape)}, where {expected} was declared. Declare its scale and channels as they "
-                "are; a network that loses pixels at its edges has to pad them."
+                f"{self.name} made {shape or type(result).__name__} of a window of shape {tuple(windows.shape)}, where "
+                f"{expected} was declared. {self._declaration(tuple(windows.shape), shape)}"
             )
         found: torch.Tensor = result
         return found
+
+    def _channels_that_do(self, windows: torch.Tensor) -> str:
+        """What to write about a model that fails: other channels, if it takes those."""
+        import torch
+
+        for count in CHANNELS:
+            window = windows[:1, :1].repeat(1, count, *[1] * self.dims)
+            with suppress(Exception, SystemExit), torch.inference_mode():
+                made: Any = self.model(window)
+                return f"It takes {count} channel{'s' if count > 1 else ''}: write channels: [{count}, {made.shape[1]}]."
+        return "Check it; or, if it cannot do with such a window, write receptive_field and alignment."
+
+    def _declaration(self, given: tuple[int, ...], made: tuple[int, ...]) -> str:
+        """What to declare of a model that makes this shape of that one."""
+        if len(made) != len(given) or made[0] != given[0]:
+            return "Return a tensor of shape (tiles, channels, *spatial)."
+        lines = []
+        factors = {m / n for m, n in zip(made[2:], given[2:], strict=True)}
+        whole = factors.pop() if len(factors) == 1 else 0.0
+        if made[1] != self.channels[1]:
+            lines.append(f"write channels: [{given[1]}, {made[1]}]")
+        if whole >= 1 and whole.is_integer():
+            if whole != self.scale:
+                lines.append(f"write scale: {whole:.0f}")
+        elif all(m < n * self.scale for m, n in zip(made[2:], given[2:], strict=True)):
+            lines.append("a network that loses pixels at its edges has to pad them")
+        else:
+            lines.append("every spatial axis has to grow by the same whole number")
+        return f"{', and '.join(lines).capitalize()}."
 
     def too_far(self, length: int) -> ConfigError:
         """What to say of a model that reaches both ends of every window."""

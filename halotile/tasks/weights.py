@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
+import warnings
+from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,10 @@ if TYPE_CHECKING:
 SUFFIXES = (".safetensors", ".pth", ".pt")
 WRAPPERS = ("state_dict", "params")
 """Keys under which training scripts put the state dictionary."""
+PICKLES = (b"PK", b"\x80")
+"""How files begin that torch.save writes, now and long ago."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shape of every tensor, by name."""
 
 
 def file_sha256(path: str | Path) -> str:
@@ -50,15 +57,59 @@ def load_weights(
         When the file is missing, has another checksum, or is not safe to load.
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise WeightsError(f"weights are {str(path)!r}: write a file that ends in {', '.join(SUFFIXES)}.")
-    with _open(path) as file:
-        if sha256 is not None:
-            check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
-            file.seek(0)
+    with _checked(path, sha256) as file:
         # The file that was checked is the file that is read: a swap in between changes nothing.
         read = _read_safetensors if path.suffix == ".safetensors" else _read_pickle
         return _tensors_only(path, read(path, file, map_location))
+
+
+def weight_shapes(path: str | Path, sha256: str | None = None) -> Shapes:
+    """The shape of every tensor in a weights file; of a ``.safetensors`` file without importing torch.
+
+    Raises
+    ------
+    WeightsError
+        As :func:`load_weights` would, but for a damage that the file's header does not tell.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        return shapes_of(load_weights(path, sha256))
+    _checked(path, sha256).close()
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise _not_whole(path, error) from error
+
+
+def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Shapes:
+    """The shape of every tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def misfits(wanted: Shapes, found: Shapes) -> list[str]:
+    """What keeps tensors from being those of a network, one short line each.
+
+    Examples
+    --------
+    >>> misfits({"a": (3,), "b": (1,)}, {"a": (4,)})
+    ['missing b', 'a is (4,) where (3,) belongs']
+    """
+    lines = [f"missing {name}" for name in wanted if name not in found]
+    lines += [f"unexpected {name}" for name in found if name not in wanted]
+    return lines + [
+        f"{name} is {found[name]} where {shape} belongs"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+
+
+def listed(problems: list[str], most: int = 8) -> str:
+    """The first problems in one line, and how many more there are."""
+    more = f", and {len(problems) - most} more" if len(problems) > most else ""
+    return "; ".join(problems[:most]) + more
 
 
 def check_digest(path: Path, found: str, wanted: str) -> None:
@@ -68,6 +119,22 @@ def check_digest(path: Path, found: str, wanted: str) -> None:
             f"sha256 is {wanted}, but {str(path)!r} has {found}: it is not the file that was meant. "
             "Fetch it again, or write the sha256 of the file that you trust."
         )
+
+
+def _checked(path: Path, sha256: str | None) -> BufferedReader:
+    """The file, opened, with the right ending and checksum."""
+    if path.suffix not in SUFFIXES:
+        raise WeightsError(f"weights are {str(path)!r}: write a file that ends in {', '.join(SUFFIXES)}.")
+    file = _open(path)
+    if sha256 is None:
+        return file
+    try:
+        check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
+    except WeightsError:
+        file.close()
+        raise
+    file.seek(0)
+    return file
 
 
 def _open(path: str | Path) -> BufferedReader:
@@ -91,22 +158,32 @@ def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> An
     try:
         tensors = safetensors.torch.load(file.read())
     except Exception as error:
-        raise WeightsError(
-            f"{str(path)!r} is not a whole safetensors file ({error}). Fetch it again."
-        ) from error
+        raise _not_whole(path, error) from error
     return {name: tensor.to(map_location) for name, tensor in tensors.items()}
+
+
+def _not_whole(path: Path, error: Exception) -> WeightsError:
+    return WeightsError(f"{str(path)!r} is not a whole safetensors file ({error}). Fetch it again.")
 
 
 def _read_pickle(path: Path, file: BufferedReader, map_location: str) -> Any:
     import torch
 
+    head = file.peek(2)
     try:
-        return torch.load(file, map_location=map_location, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it only says what is told below
+            return torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # Not in torch's words: those advise to run what is in the file.
+        if isinstance(error, pickle.UnpicklingError) and head.startswith(PICKLES):
+            raise WeightsError(
+                f"{str(path)!r} holds pickled code, which is not run. Save the tensors alone, with "
+                "torch.save(model.state_dict(), ...) or as .safetensors."
+            ) from error
         raise WeightsError(
-            f"{str(path)!r} was not loaded: it is damaged, or holds more than tensors, which may run code "
-            f"({reason}). Save the state_dict() alone, best as .safetensors."
+            f"{str(path)!r} is damaged, or is no weights file. Fetch it again, or save it again with "
+            "torch.save(model.state_dict(), ...)."
         ) from error
 
 

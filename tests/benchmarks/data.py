@@ -75,6 +75,16 @@ def network(folder: Path) -> Any:
     return model.to(memory_format=torch.channels_last).eval().requires_grad_(False)
 
 
+def our_network(folder: Path) -> Any:
+    """The same network as halotile builds it."""
+    import torch
+
+    from halotile.tasks.denoisers.dncnn import DENOISER
+
+    model: Any = DENOISER(weights=str(weights(folder)), depth=CNN["depth"], width=CNN["width"]).build()
+    return model.to(memory_format=torch.channels_last)
+
+
 def box(pixels: NDArray[Any]) -> NDArray[Any]:
     """The box filter that every program here runs."""
     from scipy.ndimage import uniform_filter

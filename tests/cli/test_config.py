@@ -81,6 +81,13 @@ LIES = [
     ("boundary: auto", "boundary: refelct", 6, "did you mean reflect?"),
     ("batch: auto", "batch: true", 6, "true is not auto or a whole number"),
     ("workers: 2", "workers: 0", 7, "run.workers: 0 is too small"),
+    ("workers: 2", "workers: ", 7, "is empty; write a whole number, or leave the key out for its default"),
+    ("strength: 0.1", "strength: null", 5, "denoiser.strength: is empty; write a number"),
+    ("path: clean.zarr", "path: s3://b/clean.zarr", 4, "outputs go to a disk of this machine"),
+    ("workers: 2", "<<: {workers: 2}", 7, "run.<<: merge keys are not read; write the keys out"),
+    ("size: auto", "size: !pixels [4, 4]", 6, "tile.size: the tag !pixels is not allowed"),
+    ("{kind: local}", "!mine {kind: local}", 8, "cluster: the tag !mine is not allowed"),
+    ("kind: local", "!mine kind: local", 8, "the tag !mine is not allowed; write a plain key"),
     ("workers: 2", "workers: two", 7, '"two" is not a whole number'),
     ("memory_per_worker: 4GiB", "memory_per_worker: 4 gigs", 7, '"4 gigs" is not a size'),
     ("memory_per_worker: 4GiB", 'memory_per_worker: "4"', 7, "less than a worker needs"),
@@ -121,6 +128,54 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(config: Path) ->
     head, *lines = str(caught.value).splitlines()
     assert head == f"4 problems in {config}; nothing was started"
     assert [line.removeprefix(f"{config}:").partition(":")[0] for line in lines] == ["1", "3", "6", "8"]
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "keys"),
+    [
+        ("{name: tv, strength: -1, iterations: 0, sigma: -1}", {"strength", "iterations", "sigma"}),
+        ("{name: tv, strength: x, iterations: 0}", {"strength", "iterations"}),
+        ("{name: tv, iterations: 0, sigam: 1}", {"strength", "iterations", "sigam"}),
+        ("{name: nlm, strength: 1, patch: 4, distance: 0}", {"patch", "distance"}),
+        ("{name: dncnn, depth: 0, width: 0, residual: x}", {"weights", "depth", "width", "residual"}),
+        ("{name: torch, sigma: -1, scale: 0, alignment: 0}", {"import", "sigma", "scale", "alignment"}),
+    ],
+)
+def test_every_wrong_option_of_a_denoiser_is_told_at_once(
+    config: Path, denoiser: str, keys: set[str]
+) -> None:
+    config.write_text(config.read_text().replace("{name: tv, strength: 0.1}", denoiser))
+    result = RUNNER.invoke(app, ["validate", str(config), "--json"])
+    told = [problem["key"] for problem in json.loads(result.stdout)["problems"]]
+    assert sorted(told) == sorted(f"denoiser.{key}" for key in keys)
+
+
+def test_what_is_inside_a_misspelt_section_is_checked_too(config: Path) -> None:
+    text = config.read_text()
+    text = text.replace("input:    {path: noisy.npy, level: 0}", "inptu: {path: gone.npy, level: -1}")
+    text = text.replace("output:   {path: clean.zarr, overwrite: false", "outptu: {pth: x, overwrit: true")
+    text = text.replace("denoiser: {name: tv, strength: 0.1}", "denoser: {nmae: tvv, strenght: 1}")
+    config.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_job(config)
+    told = {line.split(": ")[1]: line.split(": ", 2)[2] for line in str(caught.value).splitlines()[1:]}
+    assert told == {
+        "inptu": "unknown key; did you mean input?",
+        "inptu.level": "-1 is too small; write at least 0",
+        "inptu.path": f"{config.parent / 'gone.npy'} does not exist",
+        "outptu": "unknown key; did you mean output?",
+        "outptu.pth": "unknown key; did you mean path?",
+        "outptu.overwrit": "unknown key; did you mean overwrite?",
+        "denoser": "unknown key; did you mean denoiser?",
+        "denoser.nmae": "unknown key; did you mean name?",
+        "denoser.strenght": "unknown key; did you mean strength?",
+    }
+
+
+def test_memory_may_be_a_number_of_bytes(config: Path) -> None:
+    assert load_job(config, ["run.memory_per_worker=4000000000"]).run.memory_per_worker == 4_000_000_000
+    with pytest.raises(ConfigError, match="4 is 4 bytes, less than a worker needs to start"):
+        load_job(config, ["run.memory_per_worker=4"])
 
 
 def test_a_value_over_several_lines_is_told_with_the_line_of_its_own_key(config: Path) -> None:
@@ -212,6 +267,8 @@ def test_set_replaces_a_whole_section(config: Path) -> None:
         ("version.x=1", "--set version.x: version is 1, not a section"),
         ("tile.size=[1", "--set tile.size:1: not YAML"),
         ("tile={size: 1, size: 2}", "written twice"),
+        ("output.chunk.x=3", "--set output.chunk.x: output.chunk is 256, not a section"),
+        ("tile.axes.x=3", '--set tile.axes.x: tile.axes: {"x": 3} is not'),
         ("tile={sise: 1}", "--set tile: tile.sise: unknown key; did you mean size?"),
     ],
 )

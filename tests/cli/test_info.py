@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from typer.testing import CliRunner
 
 from halotile.cli.config import load_job
@@ -44,7 +45,39 @@ def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:
     assert "version: 1\njob: denoise\n" in text
 
 
+def test_pages_without_a_meaning_are_told_with_what_makes_them_a_volume(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "stack.tif", np.zeros((5, 20, 30), np.uint16))
+    text = RUNNER.invoke(app, ["info", str(tmp_path / "stack.tif")]).stdout
+    assert "denoised one by one; input.axes: zyx makes them a volume" in text
+
+
+def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path) -> None:
+    np.save(tmp_path / "mask.npy", np.zeros((40, 30), bool))
+    config = tmp_path / "config.yaml"
+    config.write_text(describe(str(tmp_path / "mask.npy"))["config"])
+    result = RUNNER.invoke(app, ["plan", str(config), "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["output_dtype"]) == (0, "float32")
+
+
 def test_a_picture_that_is_not_there_is_bad_data(tmp_path: Path) -> None:
     result = RUNNER.invoke(app, ["info", str(tmp_path / "gone.tif")])
     assert result.exit_code == 4
     assert result.stderr.startswith("error: ")
+
+
+def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        file.write(np.zeros((20, 30), np.uint8), photometric="minisblack", metadata=None)
+        file.write(np.zeros((40, 50), np.uint16), photometric="minisblack", metadata=None)
+    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
+    assert "0 of 2; choose with dataset: N" in text
+    assert "1: 40 × 50" in text
+    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--dataset", "1"]).stdout
+    assert "1 of 2; choose with dataset: N" in text
+    facts = json.loads(RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--json"]).stdout)
+    assert facts["series"] == [[20, 30], [40, 50]]
+
+
+def test_a_tiff_of_one_series_lists_none(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.uint8))
+    assert "choose with dataset" not in RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout

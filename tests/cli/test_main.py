@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from halotile import errors
 from halotile.cli.main import app
 from halotile.graphs.job import Job
 from halotile.graphs.progress import Progress
+from halotile.graphs.verify import Verdict
 from halotile.storage.grid import Region
+from halotile.storage.runs import Runs
 
 RUNNER = CliRunner()
 
@@ -178,7 +181,7 @@ def test_plan_prints_its_figures(config: Path, engine: Engine) -> None:
     assert "depth 8 pixels, declared by tv" in shown
     assert "read 1.01 × the picture" in shown
     assert "memory 768 MiB at the peak in each worker, of 4 GiB allowed" in shown
-    assert "disk up to 9.1 GiB of output; 93.1 GiB free" in shown
+    assert "disk up to 9.1 GiB of output, no scratch; 93.1 GiB free" in shown
     assert "note a note" in shown
 
 
@@ -192,6 +195,17 @@ def test_a_plan_that_does_not_fit_exits_5(config: Path, engine: Engine) -> None:
     assert result.exit_code == 5
     assert "4,096 × 4,096" in result.stdout, "what was refused is shown"
     assert result.stderr == "error: 10 GiB needed, 1 GiB free\n"
+    as_json = RUNNER.invoke(app, ["plan", str(config), "--json"])
+    assert (as_json.exit_code, json.loads(as_json.stdout)) == (5, FIGURES)
+    assert as_json.stderr == result.stderr
+
+
+def test_scratch_is_told_where_there_is_some(
+    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FIGURES, "scratch_bytes", 2**20)
+    text = RUNNER.invoke(app, ["plan", str(config)]).stdout
+    assert "up to 9.1 GiB of output and 1 MiB of scratch; 93.1 GiB free" in text
 
 
 def save_job(config: Path, output: Path) -> Path:
@@ -221,24 +235,19 @@ def test_a_run_directory_that_was_moved_is_not_resumed(config: Path, engine: Eng
     assert not engine.plans
 
 
-@dataclass(frozen=True)
-class FakeVerdict:
-    blocks: int = 4
-    checked: int = 4
-    problems: tuple[str, ...] = ()
-    repaired: int = 0
-
-
 @pytest.mark.parametrize(
     ("verdict", "code", "words"),
     [
-        (FakeVerdict(), 0, "sound, 4 of 4 blocks checked"),
-        (FakeVerdict(problems=("block 2: checksum",)), 4, "block 2: checksum"),
-        (FakeVerdict(problems=("block 2: checksum",), repaired=1), 0, "1 problem repaired"),
+        (Verdict(4, 4, (), 0), 0, "sound, 4 of 4 blocks checked"),
+        (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
+        (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
+        (Verdict(4, 3, (), 0, Runs([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
+        (Verdict(9, 4, (), 0, Runs(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
+        (Verdict(4, 3, ("block 0: cut",), 0, Runs([2])), 4, "1 block is not done: 2"),
     ],
 )
 def test_verify_tells_what_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: FakeVerdict, code: int, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int, words: str
 ) -> None:
     module = ModuleType("verify")
     module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
@@ -246,6 +255,7 @@ def test_verify_tells_what_is_damaged(
     result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
     assert result.exit_code == code
     assert words in result.stdout
+    assert ("recon-cli resume" in result.stderr) == (code == 3)
     as_json = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr"), "--json"])
     assert json.loads(as_json.stdout)["ok"] == (code == 0)
 
@@ -257,6 +267,33 @@ def test_wrong_usage_exits_2(words: list[str]) -> None:
     result = RUNNER.invoke(app, words)
     assert result.exit_code == 2
     assert "Traceback" not in result.stderr
+
+
+def test_a_number_that_is_none_is_refused_in_plain_words() -> None:
+    result = RUNNER.invoke(app, ["run", "c.yaml", "--workers", "two"])
+    assert "'two' is not a whole number; write one such as 4." in result.stderr
+
+
+@pytest.mark.parametrize("name", ["noisy.npy", "config.yaml"])
+def test_a_file_that_is_no_output_is_not_verified(config: Path, name: str) -> None:
+    result = RUNNER.invoke(app, ["verify", str(config.with_name(name))])
+    assert result.exit_code == 2
+    assert f"{name} is a file, not a Zarr that a run wrote" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("noisy.npy/x.zarr", "is a file, so nothing can be made in it"), ("no/deep/x.zarr", "mkdir -p ")],
+)
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_an_output_whose_folder_is_none_is_refused_and_nothing_touched(
+    config: Path, command: str, path: str, words: str
+) -> None:
+    before = sorted(config.parent.iterdir())
+    result = RUNNER.invoke(app, [command, str(config), "--set", f"output.path={path}"])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert sorted(config.parent.iterdir()) == before
 
 
 def test_the_version_is_told() -> None:
@@ -297,10 +334,42 @@ def test_plan_does_not_load_torch_for_a_built_in_denoiser(config: Path) -> None:
     assert "declared by tv" in done.stdout
 
 
-def test_a_reader_that_stops_early_is_no_error(config: Path) -> None:
-    command = f"{sys.executable} -m halotile.cli.main schema | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("", "")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("schema", 0),
+        ("info {folder}/noisy.npy", 0),
+        ("info {folder}/noisy.npy --json", 0),
+        ("validate {folder}/config.yaml --json --set tile.sise=1", 2),
+    ],
+)
+def test_a_reader_that_stops_early_changes_nothing_but_what_is_read(
+    config: Path, command: str, code: int
+) -> None:
+    words = command.format(folder=config.parent)
+    line = f"{sys.executable} -m halotile {words} 2>/dev/null | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_progress_that_nobody_reads_ends_no_run(config: Path) -> None:
+    code = (
+        "import os\nfrom halotile.cli.report import make_report\nfrom halotile.graphs.progress import Progress\n"
+        "moment = Progress(phase='x', done=0, resumed=0, total=1, pixels_done=0, pixels_total=1, seconds=0.0)\n"
+        "with make_report(quiet=False) as report:\n    report(moment)\nos.write(1, b'went on')\n"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stdout) == (0, b"went on")
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "halotile", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("halotile ")
 
 
 @pytest.mark.parametrize("colours", [{"NO_COLOR": "1"}, {}])

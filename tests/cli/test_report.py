@@ -62,7 +62,7 @@ def test_a_message_is_shown_at_once() -> None:
     report = Lines(written.append, clock=lambda: 1.0)
     report(moment())
     report(moment(message="dashboard: http://127.0.0.1:1/status"))
-    assert written[1:] == ["dashboard: http://127.0.0.1:1/status\n"]
+    assert written[1:] == ["dashboard: http://127.0.0.1:1/status"]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])

@@ -54,6 +54,24 @@ def test_what_must_be_written_is_required(schema: dict[str, Any]) -> None:
     assert schema["additionalProperties"] is False
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tile": {"size": 0}},
+        {"tile": {"size": [64, 0]}},
+        {"tile": {"depth": -1}},
+        {"run": {"workers": 0}},
+        {"run": {"stall_seconds": 0}},
+    ],
+)
+def test_numbers_that_are_too_small_do_not_fit(
+    schema: dict[str, Any], config: Any, wrong: dict[str, Any]
+) -> None:
+    tree = read_text(config.read_text(), "config.yaml").tree
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(tree | wrong, schema)
+
+
 def test_the_config_of_the_readme_fits_and_a_misspelt_one_does_not(
     schema: dict[str, Any], config: Any
 ) -> None:

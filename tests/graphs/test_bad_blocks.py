@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import BlockFailed
+from halotile.errors import BlockFailed, BlockInputFailed, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
 from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, picture, truth
 
@@ -45,6 +45,7 @@ def test_a_bad_block_is_named_and_the_others_are_done(
     with pytest.raises(BlockFailed, match="1 of 64 blocks failed after 1 retries") as failed:
         scene.run(cluster, retries=1)
     assert r"block 19 (index (2, 3), region (64, 96)–(96, 128))" in str(failed.value)
+    assert "distributed" not in str(failed.value)
     failed.match(words)
     assert scene.journalled() == others(19)
     status = scene.status()
@@ -121,9 +122,14 @@ def test_a_nan_of_the_input_stays_where_it_is(scene: Scene, cluster: Cluster) ->
 
 def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene, cluster: Cluster) -> None:
     put_nan(scene, 19)
-    with pytest.raises(BlockFailed, match=r"block 19 .*the input holds NaN or infinity") as failed:
+    where = r"rows 64–95, columns 96–127; the first is at row 69, column 103"
+    with pytest.raises(
+        BlockInputFailed, match=rf"block 19 .*the input holds NaN or infinity in {where}"
+    ) as failed:
         scene.run(cluster, on_nan="fail")
-    failed.match("run.on_nan: propagate")
+    failed.match("1 of 64 blocks failed for their input")
+    failed.match("Run again with run.on_nan: propagate to do only these. A mended picture is another job")
+    assert scene.events("retry") == []
     assert scene.journalled() == others(19)
 
 
@@ -138,8 +144,11 @@ def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Clu
     chunk = scene.source / "c" / "1" / "1"
     content = chunk.read_bytes()
     chunk.write_bytes(content[: len(content) // 2])
-    with pytest.raises(BlockFailed, match=r"4 of 64 blocks failed") as failed:
+    with pytest.raises(BlockInputFailed, match=r"4 of 64 blocks failed after 0 retries") as failed:
         scene.run(cluster, retries=0)
+    failed.match("A mended picture is another job, which --fresh starts")
     failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
     chunk.write_bytes(content)
-    assert scene.run(cluster).done == BLOCKS
+    with pytest.raises(ResumeRefused, match="input"):
+        scene.run(cluster)
+    assert scene.run(cluster, fresh=True).done == BLOCKS

@@ -17,7 +17,6 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster
 from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
 from tests.support import job_of, noisy_picture, write_zarr
 
 pytestmark = pytest.mark.cluster
@@ -85,12 +84,11 @@ def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: 
     assert not psutil.pid_exists(view["pid"])
 
 
-def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
     options = {"import": "tests.networks:remembering", "receptive_field": 1, "alignment": 1}
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
     with pytest.raises(ConfigError, match="keeps state"):
-        run(plan, cluster=cluster)
+        make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
 
 
 def test_a_script_without_a_main_guard_gets_a_hint(tmp_path: Path) -> None:
@@ -104,3 +102,27 @@ def test_a_script_without_a_main_guard_gets_a_hint(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert 'if __name__ == "__main__":' in done.stderr
+
+
+DIES = """
+import builtins, multiprocessing, os, signal
+from halotile.graphs.clusters import local
+
+def die():
+    builtins.kept = multiprocessing.get_context("spawn").Lock()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    with local.start(workers=1, memory_bytes=2**31, dashboard=False) as cluster:
+        print(type(cluster.client.submit(die).exception(timeout=60)).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_nobody_complains_of_what_a_killed_worker_left_behind(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DIES)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr) == ("KilledWorker\n", "")

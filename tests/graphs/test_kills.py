@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import dask
 import pytest
+from distributed import Nanny, Status
 
-from halotile.errors import OutputRefused
+from halotile.errors import OutputRefused, Stopped
 from halotile.graphs import claim
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
@@ -61,6 +63,18 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(
     check_whole()
     assert len(scene.seen()) < BLOCKS + 40
     assert scene.events("bad block") == scene.events("retry") == []
+
+
+def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -> None:
+    for block in range(4):
+        scene.make_trouble("die", block)
+    with local.start(workers=1, memory_bytes=2**32, dashboard=False) as cluster:
+        # Dask would otherwise give a worker up that is not back after 15 s.
+        assert dask.config.get("distributed.deploy.lost-worker-timeout") == "365 days"
+        outcome = scene.run(cluster, retries=0, on_bad_block="quarantine", workers=1)
+        assert [bad.number for bad in outcome.quarantined] == [0, 1, 2, 3]
+        (nanny,) = cluster.client.cluster.workers.values()
+        until(lambda: nanny.process.status == Status.running, seconds=15)
 
 
 @pytest.mark.parametrize("when", [6, 40])
@@ -195,6 +209,39 @@ def test_a_signal_drains_the_run(
     assert name in status["reason"]
     assert 6 <= len(scene.journalled()) < BLOCKS
     check_resumes()
+
+
+@pytest.mark.parametrize(("pace", "most"), [(1.5, 2), (0.1, 20)])
+def test_a_drain_ends_with_the_blocks_at_hand_and_keeps_them(scene: Scene, pace: float, most: int) -> None:
+    with running(scene) as driver:
+        scene.set_pace(pace)
+        enough = len(scene.seen()) + 4
+        until(partial(scene.has_seen, enough))
+        before = len(scene.seen())
+        driver.send_signal(signal.SIGTERM)
+        said, _ = driver.communicate(timeout=30)
+    assert driver.returncode == 75, said
+    # The driver looks up from its work twice a second.
+    assert len(scene.seen()) - before <= most
+    assert scene.journalled() == set(scene.seen())
+
+
+def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block in range(BLOCKS):
+        scene.make_trouble("die", block)
+    asked: list[float] = []
+
+    def ask(progress: Progress) -> None:
+        if not asked and len(scene.seen()) >= 2:
+            asked.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Nanny, "_on_worker_exit_sync", lambda *_: None)
+    with pytest.raises(Stopped, match="stopped on SIGTERM with 0 of 64 blocks done"):
+        scene.run(observer=ask)
+    assert time.monotonic() - asked[0] < 20
 
 
 def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(scene: Scene) -> None:

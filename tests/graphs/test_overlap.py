@@ -13,14 +13,17 @@ from typing import Any
 
 import dask
 import dask.array as da
+import h5py
 import numpy as np
 import pytest
+import tifffile
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, InputError
 from halotile.graphs.overlap import map_overlap
 from halotile.storage.grid import Region
 
@@ -471,6 +474,68 @@ def test_paths_are_opened(tmp_path: Path) -> None:
         same(map_overlap(neighbours, path, depth=2, boundary="reflect", block=60), stock)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "complex64", "complex128", "bool", "float32"])
+@pytest.mark.parametrize("shape", [(40,), (30, 20)])
+def test_a_path_need_not_hold_a_picture(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    pixels = noise(shape, dtype)
+    np.save(tmp_path / "a.npy", pixels)
+    zarr.create_array(tmp_path / "a.zarr", data=pixels, chunks=(12,) * len(shape))
+    stock = da.map_overlap(np.cumsum, da.from_array(pixels, chunks=12), depth=2, boundary="reflect", axis=-1)
+    for name in ("a.npy", "a.zarr"):
+        same(map_overlap(np.cumsum, tmp_path / name, depth=2, boundary="reflect", block=12, axis=-1), stock)
+
+
+def test_a_path_without_numbers_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{}, None]))
+    with pytest.raises(InputError, match=r"a\.npy: it holds object, which are no numbers"):
+        map_overlap(neighbours, tmp_path / "a.npy", depth=1)
+    with pytest.raises(InputError, match="nothing is there"):
+        map_overlap(neighbours, tmp_path / "gone.zarr", depth=1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"rowsperstrip": 1}, {"contiguous": False, "rowsperstrip": 1}], ids=str
+)
+def test_an_uncompressed_tiff_is_cut_as_dask_cuts(tmp_path: Path, options: dict[str, Any]) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", noise((300, 200)), photometric="minisblack", **options)
+    assert map_overlap(neighbours, tmp_path / "a.tif", depth=2).chunks == ((300,), (200,))
+
+
+def test_a_contiguous_hdf5_dataset_is_cut_as_dask_cuts(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("picture", data=noise((300, 200)))
+    assert map_overlap(neighbours, tmp_path / "a.h5", depth=2).chunks == ((300,), (200,))
+
+
+def test_axes_below_zero_count_from_the_last() -> None:
+    store, row = stored((20, 30), (6, 7)), stored((30,), (7,))
+    same(
+        map_overlap(running_sum, store, depth={-1: 3, 0: 1}, boundary={-1: "reflect", -2: 5}),
+        map_overlap(running_sum, store, depth=(1, 3), boundary=(5, "reflect")),
+    )
+    same(
+        map_overlap(np.add, store, row, depth={-1: 2}, boundary="reflect"),
+        map_overlap(np.add, store, row, depth=[{1: 2}, {0: 2}], boundary="reflect"),
+    )
+
+
+def told_dtype(window: Pixels, block_info: Any = None) -> Pixels:
+    told = repr(block_info[None]["dtype"]) if block_info else ""
+    return np.full(window.shape, sum(map(ord, told)) % 997, "float32")
+
+
+@pytest.mark.parametrize(
+    "words", [{}, {"dtype": "float32"}, {"dtype": np.float32}, {"meta": np.ones((0, 0), "f4")}]
+)
+def test_the_function_is_told_the_dtype_that_dask_tells(words: dict[str, Any]) -> None:
+    store = stored((12, 10), (4, 5))
+    array = da.from_array(store.pixels, chunks=store.chunks)
+    same(
+        map_overlap(told_dtype, store, depth=1, boundary="reflect", **words),
+        da.map_overlap(told_dtype, array, depth=1, boundary="reflect", **words),
+    )
+
+
 def test_nothing_of_the_picture_is_in_the_graph(tmp_path: Path) -> None:
     np.save(tmp_path / "picture.npy", noise((300, 200)))
     result = map_overlap(np.sqrt, tmp_path / "picture.npy", depth=2, boundary="reflect", block=60)
@@ -515,7 +580,7 @@ STORE = stored((8, 8), (4, 4))
         ({"depth": (1, 1, 1)}, r"depth names the axes \[2\]"),
         ({"depth": [1, 1]}, "depth is a list of 2 entries for 1 arrays"),
         ({"boundary": "mirror"}, "boundary is 'mirror'"),
-        ({"boundary": {-1: "none"}}, r"boundary names the axes \[-1\]"),
+        ({"boundary": {-3: "none"}}, r"boundary names the axes \[-3\]"),
         ({"boundary": np.nan, "depth": 1, "arrays": [stored((8,), (4,), "uint8")]}, "boundary is nan"),
         ({"block": (4,)}, "it has 1 entries for 2 axes"),
         ({"block": "many"}, "block is 'many'"),

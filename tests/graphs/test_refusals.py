@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import halotile
-from halotile.errors import DamagedData, HalotileError, OutputRefused, ResumeRefused
+from halotile.errors import BlockFailed, HalotileError, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import DenoiserChoice, Input, Job, Output
 from halotile.graphs.planner import make_plan
@@ -160,9 +160,9 @@ def finished(scene: Scene, cluster: Cluster) -> Scene:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"output": {"codec": "zstd"}}, 'layout.codec was "lz4", is "zstd"'),
-        ({"output": {"chunk": 8}}, r"layout.chunk was \[16, 16\], is \[8, 8\]"),
-        ({"output": {"dtype": "float64"}}, 'layout.dtype was "float32", is "float64"'),
+        ({"output": {"codec": "zstd"}}, 'output.codec was "lz4", is "zstd"'),
+        ({"output": {"chunk": 8}}, r"output.chunk was \[16, 16\], is \[8, 8\]"),
+        ({"output": {"dtype": "float64"}}, 'output.dtype was "float32", is "float64"'),
         ({"input": {"range": (0.0, 2.0)}}, r"range was absent, is \[0.0, 2.0\]"),
         ({"run": {"on_nan": "fail"}}, 'on_nan was "propagate", is "fail"'),
         ({"run": {"precision": "bfloat16"}}, 'precision was "float32", is "bfloat16"'),
@@ -176,6 +176,23 @@ def test_another_job_does_not_go_on_with_a_run(
     with refused(finished.folder / "clean.zarr", ResumeRefused, rf"{words}[\s\S]*--fresh"):
         finished.run(parts=parts)
     assert finished.journalled() == set(range(BLOCKS))
+
+
+def test_a_run_that_stopped_at_nan_goes_on_with_them(
+    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+) -> None:
+    causes = [scene.make_trouble("raise", block) for block in (3, 5)]
+    with pytest.raises(BlockFailed):
+        scene.run(cluster, on_nan="fail", retries=0)
+    for cause in causes:
+        cause.unlink()
+    scene.forget()
+    assert scene.run(cluster, on_nan="propagate").resumed == BLOCKS - 2
+    assert sorted(scene.seen()) == [3, 5]
+    # Now there may be NaN among what is done.
+    with refused(scene.output, ResumeRefused, 'run.on_nan was "propagate", is "fail"'):
+        scene.run(on_nan="fail")
+    check_whole()
 
 
 def test_every_difference_is_listed(finished: Scene) -> None:
@@ -222,22 +239,12 @@ def test_other_weights_do_not_go_on_with_a_run(tmp_path: Path, source: Path, clu
         run(make_plan(job), cluster=cluster)
 
 
-def test_a_damaged_plan_is_named_and_started_over_when_asked(
-    finished: Scene, cluster: Cluster, check_whole: Callable[[], None]
-) -> None:
-    finished.directory.plan_path.write_bytes(b"{")
-    with refused(finished.folder, DamagedData, r"plan\.json is damaged.*--fresh"):
-        finished.run()
-    finished.run(cluster, fresh=True)
-    check_whole()
-
-
 def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(
     scene: Scene, cluster: Cluster
 ) -> None:
     plan = make_plan(scene.job(parts={"output": {"codec": "zstd"}}))
     scene.run(cluster)
-    with refused(scene.output, ResumeRefused, r"layout\.codec"):
+    with refused(scene.output, ResumeRefused, r"output\.codec"):
         run(plan)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from halotile.errors import BlockFailed, DamagedData, DiskRefused
+from halotile.errors import BlockFailed, DamagedData, DiskRefused, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.planner import make_plan
@@ -73,12 +74,19 @@ def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
     half_done.run(cluster)
     half_done.forget()
     before = {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")}
+    before_status = half_done.status()
+    assert before_status["peak_memory_bytes"] > 0
     seen: list[Progress] = []
     outcome = half_done.run(observer=seen.append)
     assert (outcome.done, outcome.resumed, outcome.seconds) == (BLOCKS, BLOCKS, 0.0)
     assert half_done.seen() == []
     assert {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")} == before
     assert seen[-1].done == BLOCKS
+    assert (
+        "nothing left to do: all 64 blocks are done (`recon-cli verify` checks every byte)"
+        in seen[-1].message
+    )
+    assert half_done.status() == before_status
     check_whole()
 
 
@@ -136,8 +144,54 @@ def test_starting_over_begins_with_nothing(
     check_whole()
 
 
-@pytest.mark.parametrize("missing", ["plan.json", "journal", "output"])
-def test_a_run_without_its_plan_journal_or_output_starts_over(
+@pytest.mark.parametrize("how", ["gone", "half"])
+@pytest.mark.parametrize("names", [["plan.json"], ["job.json"], ["job.json", "plan.json"]], ids=str)
+def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
+    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], names: list[str], how: str
+) -> None:
+    kept = {}
+    for name in names:
+        file = half_done.directory.path / name
+        kept[file] = json.loads(file.read_bytes())
+        file.write_bytes(file.read_bytes()[:100]) if how == "half" else file.unlink()
+    assert half_done.run(cluster).resumed == 44
+    assert set(half_done.seen()) == set(range(20, 40))
+    restored = {file: json.loads(file.read_bytes()) for file in kept}
+    for file, content in kept.items():
+        assert restored[file].get("fingerprint") == content.get("fingerprint")
+        assert restored[file].keys() == content.keys()
+    check_whole()
+
+
+def test_a_journal_of_another_job_without_its_plan_is_refused(half_done: Scene, cluster: Cluster) -> None:
+    half_done.directory.plan_path.unlink()
+    with pytest.raises(ResumeRefused, match=r"44 blocks of another job.*recon-cli resume .*--fresh"):
+        half_done.run(cluster, parts={"output": {"codec": "zstd"}})
+    assert half_done.run(cluster).resumed == 44
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_blocks_whose_files_are_gone_or_cut_short_are_done_again(
+    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], finished: bool
+) -> None:
+    if finished:
+        half_done.run(cluster)
+        half_done.forget()
+    shards = half_done.output / "c" / "0"
+    (shards / "1").unlink()
+    (shards / "3").write_bytes((shards / "3").read_bytes()[:-1])
+    (shards / "4").write_bytes(b"")
+    (shards / "6").write_bytes((shards / "6").read_bytes()[20:])
+    outcome = half_done.run(cluster)
+    assert outcome.resumed == (60 if finished else 40)
+    assert set(half_done.seen()) == {1, 3, 4, 6} | (set() if finished else set(range(20, 40)))
+    (told,) = [e["text"] for e in half_done.events("message") if "damaged" in e["text"]]
+    assert told == "4 blocks of the earlier run are damaged and done again"
+    check_whole()
+
+
+@pytest.mark.parametrize("missing", ["journal", "output"])
+def test_a_run_without_its_journal_or_output_starts_over(
     half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], missing: str
 ) -> None:
     if missing == "output":
@@ -176,7 +230,7 @@ def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
     assert room_kib // 4 - 16 <= len(done) <= room_kib // 4
     if room_kib > 20:
         full.match(
-            rf"{len(done)} of 64 blocks are safe; the others take up to 0\.\d MiB, and .* has 0\.\d MiB free"
+            rf"{len(done)} of 64 blocks are safe; the others take up to [\d.]+ KiB, and .* has [\d.]+ (KiB|B) free"
         )
     subprocess.run(["mount", "-o", "remount,size=3m", str(small_disk)], check=True)
     scene.forget()

@@ -69,6 +69,7 @@ def test_a_repair_does_exactly_the_damaged_blocks_again(
     (finished.output / "zarr.json").unlink()
     verdict = verify(finished.output, job=finished.job(), repair=True)
     assert verdict.repaired == len(verdict.problems) > len(DAMAGE)
+    assert not verdict.undone
     assert sorted(finished.seen()) == list(range(16, 16 + len(DAMAGE)))
     check_whole()
 
@@ -99,7 +100,8 @@ def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
     verdict = verify(finished.output, job=job, repair=True)
     assert [line.split(":")[0] for line in verdict.problems] == ["block 20"]
     assert verdict.repaired == 1
-    assert verify(finished.output).checked == BLOCKS - 1
+    verdict = verify(finished.output)
+    assert (verdict.checked, list(verdict.undone), verdict.sound) == (BLOCKS - 1, [19], True)
 
 
 def test_a_quarantined_repair_counts_only_what_it_mended(finished: Scene) -> None:
@@ -113,7 +115,7 @@ def test_a_quarantined_repair_counts_only_what_it_mended(finished: Scene) -> Non
 
 def test_a_repair_for_another_job_strikes_nothing(finished: Scene) -> None:
     (finished.output / "c" / "2" / "3").unlink()
-    with pytest.raises(ResumeRefused, match=r"layout\.codec was"):
+    with pytest.raises(ResumeRefused, match=r"output\.codec was"):
         verify(finished.output, job=finished.job(parts={"output": {"codec": "zstd"}}), repair=True)
     with pytest.raises(OutputRefused, match="without its job"):
         verify(finished.output, repair=True)

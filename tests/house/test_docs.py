@@ -87,6 +87,8 @@ def make_file(name: str, folder: Path) -> None:
     elif name == "noisy.zarr":
         array = zarr.create_array(folder / name, shape=pixels.shape, chunks=(128, 128), dtype="float32")
         array[...] = pixels
+    elif name in ("sigma.npy", "mask.npy"):
+        np.save(folder / name, np.full(pixels.shape, 0.1, np.float32))
     elif name == "job.yaml":
         shutil.copy(ROOT / "examples/tiff/job.yaml", folder)
         if not (folder / "scan.tif").exists():
@@ -113,9 +115,10 @@ def run_command(words: list[str], folder: Path) -> None:
         return check_target(*rest)
     if program == "pip":
         return check_extras(rest)
-    start = {"python": [], "recon-cli": ["-m", "halotile.cli.main"]}[program]
+    # The command itself: unlike `python -m`, it does not put the folder it is called in on the path.
+    start = {"python": sys.executable, "recon-cli": str(Path(sys.executable).with_name("recon-cli"))}[program]
     done = subprocess.run(
-        [sys.executable, *start, *rest], cwd=folder, capture_output=True, text=True, timeout=240, check=False
+        [start, *rest], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, (
         f"{shlex.join(words)} exits with {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -160,7 +163,8 @@ def test_the_readme_lists_every_exit_code() -> None:
 
 
 def test_the_readme_lists_every_denoiser() -> None:
-    listed = re.findall(r"^\| `(\w+)` \| `\w+`.* \| .* \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    text = (ROOT / "README.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| \*\*`\w+`.* \| .* \|$", text, re.MULTILINE)
     ours = {path.stem for path in (ROOT / "halotile/tasks/denoisers").glob("[!_]*.py")} - {"base"}
     assert set(listed) == ours
     assert ours <= set(registry.names("denoisers"))

@@ -48,6 +48,10 @@ def test_a_public_name_says_what_it_does_and_shows_it(name: str) -> None:
     assert "Examples\n--------\n>>>" in documented
 
 
+def test_only_public_names_are_listed() -> None:
+    assert dir(halotile) == sorted([*halotile.__all__, "__version__"])
+
+
 def test_the_package_is_typed_and_has_a_version() -> None:
     assert (ROOT / "halotile/py.typed").exists()
     assert re.fullmatch(r"\d+\.\d+\.\d+", halotile.__version__)

@@ -11,6 +11,7 @@ import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -268,8 +269,64 @@ def test_a_missing_path_is_answered_with_the_nearest(tmp_path: Path) -> None:
     _save_npy(tmp_path, _picture((4, 4), "uint8"))
     with pytest.raises(InputError, match=r"nothing is there. Did you mean .*a\.npy"):
         open_source(tmp_path / "b.npy")
-    with pytest.raises(InputError, match="has no entry that leads to it"):
+    with pytest.raises(InputError, match=f"for there is no no in {tmp_path}. Write an existing path"):
         open_source(tmp_path / "no" / "such" / "a.npy")
+
+
+def test_a_missing_relative_path_is_answered_with_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=f"scans/a.npy: nothing is there, for there is no scans in {tmp_path}"
+    ):
+        open_source("scans/a.npy")
+
+
+def test_a_tilde_stands_for_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = _save_npy(tmp_path, _picture((4, 4), "uint8"))
+    assert open_source(f"~/{path.name}").path == str(path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        0,
+        -1,
+        np.int64(2),
+        slice(1, 3),
+        (slice(None, 10), slice(2, None)),
+        (..., 0),
+        (1, ...),
+        (slice(-3, -1), -2),
+        (slice(3, 1), 0),
+        (),
+        ...,
+    ],
+)
+def test_a_source_is_indexed_as_in_numpy(tmp_path: Path, index: Any) -> None:
+    pixels = _picture((6, 7), "uint16")
+    read = open_source(_save_npy(tmp_path, pixels))[index]
+    assert np.shape(read) == np.shape(pixels[index])
+    assert np.array_equal(read, pixels[index])
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (6, "index 6 is outside an axis of 6 pixels"),
+        ((0, -8), "index -8 is outside an axis of 7 pixels"),
+        ((0, 0, 0), "has 3 entries, but the array's shape is"),
+        (slice(None, None, 2), "write integers and slices of step 1"),
+        ([0, 1], "write integers and slices of step 1"),
+        (None, "write integers and slices of step 1"),
+    ],
+)
+def test_an_index_that_cannot_be_is_refused(tmp_path: Path, index: Any, words: str) -> None:
+    source = open_source(_save_npy(tmp_path, _picture((6, 7), "uint16")))
+    with pytest.raises(IndexError, match=words):
+        source[index]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,57 @@ def test_the_scale_of_the_picture_multiplies_that_of_the_level(tmp_path: Path, v
 
 
 @both
+def test_the_place_of_the_first_pixel_is_scaled_and_moved_with_the_picture(
+    tmp_path: Path, version: str
+) -> None:
+    _write(tmp_path / "a.zarr", version)
+    assert place_of(tmp_path / "a.zarr") == (0.0, 5.0, 5.0)
+    whole = [
+        {"type": "scale", "scale": [1, 0.5, 2]},
+        {"type": "translation", "translation": [0, 100, 0]},
+    ]
+    _write(tmp_path / "b.zarr", version, coordinateTransformations=whole)
+    assert place_of(tmp_path / "b.zarr") == (0.0, 102.5, 10.0)
+
+
+def place_of(path: Path) -> tuple[float, ...]:
+    ome = open_source(path, level=1).ome
+    assert ome is not None
+    return ome.translation
+
+
+CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, "min": 0, "max": 999}}
+
+
+@both
+@pytest.mark.parametrize(
+    ("omero", "kept"),
+    [
+        ({"channels": [CHANNEL, CHANNEL], "version": "0.4"}, {"channels": [CHANNEL, CHANNEL]}),
+        (
+            {"channels": [CHANNEL], "rdefs": {"model": "color"}},
+            {"channels": [CHANNEL], "rdefs": {"model": "color"}},
+        ),
+        ({"channels": [{"color": "00FF00"}]}, None),
+        ({"channels": [CHANNEL | {"color": "green"}]}, None),
+        ({"channels": [CHANNEL | {"window": {"start": 0}}]}, None),
+        ({"channels": []}, None),
+        ("text", None),
+    ],
+)
+def test_the_name_and_valid_channels_are_read(tmp_path: Path, version: str, omero: Any, kept: Any) -> None:
+    _write(tmp_path / "a.zarr", version, name="cells")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="r+")
+    if version == "0.4":
+        group.attrs["omero"] = omero
+    else:
+        group.attrs["ome"] = {**dict(group.attrs)["ome"], "omero": omero}
+    ome = open_source(tmp_path / "a.zarr").ome
+    assert ome is not None
+    assert (ome.name, ome.omero) == ("cells", kept)
+
+
+@both
 def test_a_level_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, version: str) -> None:
     _write(tmp_path / "a.zarr", version)
     with pytest.raises(InputError, match=r"level is 3.*0 \('s0'\), 1 \('s1'\), 2 \('s2'\)"):

@@ -147,8 +147,48 @@ def test_levels_of_a_pyramid(tmp_path: Path, level: int) -> None:
     source = open_source(tmp_path / "a.ome.tif", level=level)
     expected = STACK[0, :: 2**level, :: 2**level]
     assert np.array_equal(source.read(Region.whole(source.shape)), expected)
-    assert source.scale == pytest.approx((2.0 * 70 / expected.shape[0], 0.5 * 90 / expected.shape[1]))
+    # Not 70 / 18 and 90 / 23: those shapes are what is left of whole factors.
+    assert source.scale == (2.0 * 2**level, 0.5 * 2**level)
     assert source.units == ("micrometer", "micrometer")
+
+
+def test_a_level_that_is_no_whole_factor_coarser_has_the_ratio_of_the_shapes(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif") as file:
+        words: Any = {"axes": "YX", "PhysicalSizeX": 1.0, "PhysicalSizeY": 1.0}
+        file.write(np.zeros((60, 90), "u1"), photometric="minisblack", subifds=1, metadata=words)
+        file.write(np.zeros((40, 60), "u1"), photometric="minisblack", subfiletype=1)
+    assert open_source(tmp_path / "a.ome.tif", level=1).scale == (1.5, 1.5)
+
+
+def _palette(path: Path, colours: NDArray[Any]) -> Path:
+    tifffile.imwrite(path, np.zeros((4, 5), "u1"), photometric="palette", colormap=colours.astype("u2"))
+    return path
+
+
+def test_numbers_of_colours_are_refused(tmp_path: Path) -> None:
+    colours = np.random.default_rng(0).integers(0, 65535, (3, 256))
+    with pytest.raises(InputError, match="Convert to RGB first"):
+        open_source(_palette(tmp_path / "a.tif", colours))
+
+
+def test_a_palette_of_greys_in_order_is_a_picture_but_one_that_inverts_is_not(tmp_path: Path) -> None:
+    greys = np.broadcast_to(np.arange(256) * 257, (3, 256))
+    assert open_source(_palette(tmp_path / "a.tif", greys)).shape == (4, 5)
+    with pytest.raises(InputError, match="Convert to RGB first"):
+        open_source(_palette(tmp_path / "b.tif", greys[:, ::-1]))
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "inf", "nan"])
+def test_a_pixel_size_that_is_none_is_not_known(tmp_path: Path, size: str) -> None:
+    words: Any = {"axes": "YX", "PhysicalSizeX": size, "PhysicalSizeY": 0.5}
+    tifffile.imwrite(tmp_path / "a.ome.tif", np.zeros((4, 5), "u1"), metadata=words)
+    assert open_source(tmp_path / "a.ome.tif").scale == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(("name", "ome"), [("a.ome.tif", True), ("a.tif", False)])
+def test_a_tiff_says_whether_it_has_ome_metadata(tmp_path: Path, name: str, ome: bool) -> None:
+    tifffile.imwrite(tmp_path / name, np.zeros((4, 5), "u1"))
+    assert (open_source(tmp_path / name).ome is not None) == ome
 
 
 def test_a_level_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:

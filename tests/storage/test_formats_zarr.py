@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +78,66 @@ def test_a_group_lists_its_arrays_when_it_is_not_clear_which(tmp_path: Path, dat
     group = zarr.open_group(tmp_path / "g.zarr", mode="w")
     for name in ("a", "b", "deep/c"):
         group.create_array(name, data=PICTURE)
-    with pytest.raises(InputError, match=r"one of a, b \(groups inside: deep\)"):
+    with pytest.raises(InputError, match=r"Write dataset: one of a, b, deep/c\.$"):
         open_source(tmp_path / "g.zarr", dataset=dataset)
+
+
+def test_a_group_with_one_array_deep_inside_is_that_array(tmp_path: Path) -> None:
+    zarr.open_group(tmp_path / "g.zarr", mode="w").create_array("a/b/c", data=PICTURE)
+    assert open_source(tmp_path / "g.zarr").fingerprint()["array"] == "a/b/c"
+
+
+def test_a_group_of_groups_lists_the_arrays_inside(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "g.zarr", mode="w")
+    for name in ("a/b/c", "a/d"):
+        group.create_array(name, data=PICTURE)
+    with pytest.raises(InputError, match=r"holds 2 arrays.*one of a/b/c, a/d\.$"):
+        open_source(tmp_path / "g.zarr")
+
+
+def test_a_group_without_arrays_says_so(tmp_path: Path) -> None:
+    zarr.open_group(tmp_path / "g.zarr", mode="w")
+    with pytest.raises(InputError, match="the group holds no arrays at all"):
+        open_source(tmp_path / "g.zarr")
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "v3": {},
+    "v3 shards": {"chunks": (8, 8), "shards": (16, 16)},
+    "v3, names as in v2": {"chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "v2": {"zarr_format": 2},
+    "v2, in directories": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+}
+
+
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_chunk_written_over_in_place_changes_the_fingerprint(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    _create(tmp_path / "a.zarr", **options)
+    before = open_source(tmp_path / "a.zarr").fingerprint()
+    chunk = max(
+        file for file in (tmp_path / "a.zarr").rglob("*") if file.is_file() and file.name[-1].isdigit()
+    )
+    whole = chunk.read_bytes()
+    with chunk.open("r+b") as file:
+        file.write(bytes([whole[0] ^ 1]))
+    os.utime(chunk, ns=(0, 12345))  # as if the clock had gone on
+    assert open_source(tmp_path / "a.zarr").fingerprint() != before
+
+
+def test_of_too_many_chunks_only_the_directories_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _create(tmp_path / "a.zarr")
+    monkeypatch.setattr("halotile.storage.formats.zarr._MOST_FILES", 3)
+    chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
+    before = open_source(tmp_path / "a.zarr").fingerprint()
+    os.utime(chunk, ns=(0, 12345))
+    assert open_source(tmp_path / "a.zarr").fingerprint() == before
+    shutil.copy(chunk, chunk.with_name("new"))
+    chunk.with_name("new").replace(chunk)
+    assert open_source(tmp_path / "a.zarr").fingerprint() != before
 
 
 def test_a_zip_store_reads(tmp_path: Path) -> None:

@@ -238,3 +238,14 @@ def test_a_million_marks_in_batches_stay_small(tmp_path: Path) -> None:
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
     made(tmp_path / "journal")
     assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_journal_can_be_looked_at_whosever_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal.create(path, "a1b2", 9) as journal:
+        journal.mark([3, 4])
+    found = Journal.look(path)
+    assert (found.fingerprint, found.total, list(found.done)) == ("a1b2", 9, [3, 4])
+    path.write_bytes(b"no journal\n")
+    with pytest.raises(DamagedData, match="first line is damaged"):
+        Journal.look(path)

@@ -16,6 +16,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
 from halotile.errors import ConfigError, DamagedData, InputError, OutputRefused
@@ -45,6 +46,9 @@ OME = Layout(
     units=("second", None, "micrometer", "micrometer"),
     ome=True,
 )
+
+CHANNEL = {"color": "FF0000", "label": "DAPI", "window": {"start": 0, "end": 900, "min": 0, "max": 65535}}
+WORDY = replace(OME, translation=(0.0, 0.0, 0.5, -1.25), name="cells", omero={"channels": [CHANNEL] * 3})
 
 
 def noise(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
@@ -133,12 +137,32 @@ def test_axes_that_ome_cannot_hold_are_refused(axes: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [PLAIN, OME, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))]
+    "layout", [PLAIN, OME, WORDY, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))]
 )
 def test_the_layout_is_read_back(tmp_path: Path, layout: Layout) -> None:
     create_output(tmp_path / "a.zarr", layout)
     assert open_output(tmp_path / "a.zarr") == layout
     assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+
+
+def test_a_layout_of_before_there_were_names_is_read(tmp_path: Path) -> None:
+    old = OME.to_json()
+    for field in ("translation", "name", "omero"):
+        del old[field]
+    assert Layout.from_json(old) == OME
+
+
+def test_translation_name_and_channels_stand_in_valid_ome_metadata(tmp_path: Path) -> None:
+    create_output(tmp_path / "a.zarr", WORDY)
+    group = zarr.open_group(tmp_path / "a.zarr", mode="r")
+    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
+    scale, translation = multiscale.datasets[0].coordinateTransformations
+    assert (scale.type, translation.type) == ("scale", "translation")
+    assert list(translation.translation) == [0.0, 0.0, 0.5, -1.25]
+    assert multiscale.name == "cells"
+    omero: Any = group.attrs["ome"]
+    assert Omero.model_validate(omero["omero"]).channels[2].window.end == 900
+    assert omero["omero"]["channels"][0]["label"] == "DAPI"
 
 
 def test_a_zarr_of_another_program_has_no_layout(tmp_path: Path) -> None:
@@ -328,6 +352,22 @@ def test_the_home_and_working_directories_stay(
     assert (path / "inside").exists()
 
 
+@pytest.mark.parametrize("name", ["a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x.zarr"])
+def test_a_path_under_what_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("gone")
+    with pytest.raises(OutputRefused, match="so nothing can be made in it"):
+        create_output(tmp_path / name, PLAIN, overwrite=True)
+    assert (tmp_path / "a.txt").read_text() == "mine"
+
+
+def test_a_symlink_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OutputRefused, match="a symlink to loop"):
+        create_output(tmp_path / "loop", PLAIN, overwrite=True)
+
+
 def test_dots_behind_a_symlink_are_refused(tmp_path: Path) -> None:
     (tmp_path / "far" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
@@ -396,10 +436,13 @@ def test_an_output_that_was_half_made_or_half_removed_can_be_overwritten(
         (np.array([2**32 - 1], "uint32"), "int32", [2**31 - 1]),
         (np.array([True, False]), "uint8", [1, 0]),
         (np.array([1.1], "float64"), "float32", [np.float32(1.1)]),
-        (np.array([1e10], "float32"), "float16", [np.inf]),
+        (np.array([1e10, -1e5, 65519, 65520], "float32"), "float16", [65504, -65504, 65504, 65504]),
+        (np.array([np.inf, -np.inf, 7], "float32"), "float16", [np.inf, -np.inf, 7]),
+        (np.array([65535, 3], "uint16"), "float16", [65504, 3]),
+        (np.array([1e300, -np.inf], "float64"), "float32", [np.finfo("float32").max, -np.inf]),
     ],
 )
-def test_integers_round_half_to_even_and_clip(
+def test_integers_round_half_to_even_and_all_clip(
     pixels: NDArray[Any], dtype: str, expected: list[float]
 ) -> None:
     converted = to_dtype(pixels, dtype)

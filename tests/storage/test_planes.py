@@ -69,13 +69,15 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
 
     class Source:
         axes, chunks, dtype, path, format = ("y", "x"), array.chunks, np.dtype("u1"), "", ""
-        scale, units, mapped = (1.0, 1.0), (None, None), False
+        scale, units, mapped, ome = (1.0, 1.0), (None, None), False, None
 
         def __init__(self) -> None:
             self.shape = shape
 
         def read(self, region: Region) -> Any:
             raise AssertionError
+
+        __getitem__ = read
 
         def fingerprint(self) -> dict[str, Any]:
             return {}

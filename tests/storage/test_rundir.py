@@ -257,3 +257,22 @@ def test_an_empty_directory_may_become_ours(directory: RunDirectory) -> None:
 def test_the_holder_is_plain_json(directory: RunDirectory) -> None:
     with directory.lock():
         assert set(json.loads((directory.path / "lock").read_bytes())) == {"pid", "host", "started"}
+
+
+def test_workers_see_that_they_are_to_stop_until_the_next_run(directory: RunDirectory) -> None:
+    directory.create()
+    assert not directory.is_stopping()
+    directory.ask_to_stop()
+    assert directory.is_stopping()
+    with directory.lock():
+        directory.clear_stop()
+    assert not directory.is_stopping()
+
+
+@pytest.mark.parametrize("name", ["job.json", "plan.json", "journal"])
+def test_any_file_of_a_run_claims_its_output(directory: RunDirectory, name: str) -> None:
+    directory.create()
+    directory.write_status({})
+    assert not directory.claims_output()
+    (directory.path / name).touch()
+    assert directory.claims_output()

@@ -179,7 +179,7 @@ def test_a_network_with_several_channels_is_probed_over_all_of_them(network: Use
     ],
 )
 def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ConfigError, match="torch looks at the whole picture"):
+    with pytest.raises(ConfigError, match="lab:build looks at the whole picture"):
         probe(network(build), 2)
 
 
@@ -188,8 +188,17 @@ def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callab
     [
         (Positions, {}, "depends on where the tile lies"),
         (lambda: nn.Conv2d(1, 1, 3), {}, "loses pixels at its edges has to pad"),
-        (lambda: nn.Upsample(scale_factor=2), {}, "Declare its scale"),
-        (lambda: conv(3, 3), {}, "failed on a window of shape"),
+        (lambda: nn.Upsample(scale_factor=2), {}, r"Write scale: 2\."),
+        (nn.Identity, {"scale": 2}, r"Write scale: 1\."),
+        (lambda: conv(1, 3), {}, r"Write channels: \[1, 3\]\."),
+        (
+            lambda: nn.Sequential(conv(1, 3), nn.Upsample(scale_factor=2)),
+            {},
+            r"Write channels: \[1, 3\], and write scale: 2",
+        ),
+        (lambda: nn.Upsample(scale_factor=(2, 1)), {}, "has to grow by the same whole number"),
+        (lambda: conv(3, 3), {}, r"lab:build failed .* It takes 3 channels: write channels: \[3, 3\]\."),
+        (nn.Flatten, {}, r"Return a tensor of shape \(tiles, channels, \*spatial\)"),
         (lambda: nn.Threshold(2.0, float("inf")), {}, "makes NaN or infinity"),
     ],
 )
@@ -212,9 +221,9 @@ def test_a_numpy_function_is_probed_without_gradients() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (Warm, "torch gave one tile two results"),
-        (lambda: nn.Sequential(conv(1, 1), RandomAlways()), "torch gave one tile two results"),
-        (InPlace, "torch changes the pixels it is given"),
+        (Warm, "lab:build gave one tile two results"),
+        (lambda: nn.Sequential(conv(1, 1), RandomAlways()), "lab:build gave one tile two results"),
+        (InPlace, "lab:build changes the pixels it is given"),
     ],
 )
 def test_an_impure_network_is_refused(network: Use, build: Callable[[], nn.Module], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ START_SECONDS = 120
 SETTINGS = {
     # A task whose worker dies comes back to the driver at once, which finds out which block was to blame.
     "distributed.scheduler.allowed-failures": 0,
+    # A worker that is not back by then is given up for good, also one that died again only just now.
+    "distributed.deploy.lost-worker-timeout": "365 days",
     "distributed.scheduler.worker-saturation": "inf",
     "distributed.comm.timeouts.connect": "30s",
     # What Dask remembers of past tasks: a million of them pass through.
@@ -50,6 +53,14 @@ class LocalWorkers:
     dashboard: str | None
 
 
+def _start_resource_tracker() -> None:
+    """Start the process that clears up after workers that were killed, and is not to complain of them."""
+    with own_environment():
+        known = os.environ.get("PYTHONWARNINGS")
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, "ignore:resource_tracker")))
+        resource_tracker.ensure_running()
+
+
 @contextmanager
 def _children_spared_from_ctrl_c() -> Iterator[None]:
     """Threads and processes that begin in here never see SIGINT; this thread gets it a moment later.
@@ -57,7 +68,7 @@ def _children_spared_from_ctrl_c() -> Iterator[None]:
     Ctrl-C goes to every process of the terminal. The driver alone decides what it means.
     """
     # Starting this one would unblock the signal again in the thread that starts the workers.
-    resource_tracker.ensure_running()
+    _start_resource_tracker()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
@@ -54,9 +55,10 @@ def _from_ome(xml: str, series: int) -> Sizes:
 def _size(pixels: Mapping[str, str], name: str, unit: str) -> tuple[float, str | None] | None:
     """One attribute and its unit."""
     try:
-        return float(pixels[name]), _unit(pixels.get(f"{name}Unit", unit))
+        size = float(pixels[name])
     except (KeyError, ValueError):
         return None
+    return (size, _unit(pixels.get(f"{name}Unit", unit))) if 0 < size < math.inf else None
 
 
 def _from_imagej(file: Any) -> Sizes:

@@ -23,10 +23,14 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.storage.axes import choose_axes
 from halotile.storage.grid import Region
+from halotile.storage.ome_metadata import OmePicture
 from halotile.storage.rim import Pixels, Readable
 
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Types of pixels that can be read."""
+
+_NUMBERS = "biufcmM"
+"""Kinds of types with which arrays that need not be pictures are computed."""
 
 
 class Source(Readable, Protocol):
@@ -64,6 +68,15 @@ class Source(Readable, Protocol):
         """Unit of ``scale`` for each axis, such as ``"micrometer"``."""
         ...
 
+    @property
+    def ome(self) -> OmePicture | None:
+        """What OME metadata say besides axes, scale and units; None where there are no such metadata."""
+        ...
+
+    def __getitem__(self, index: Any) -> Pixels:
+        """The pixels at integers and slices of step 1, as in NumPy."""
+        ...
+
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data, as JSON values: cheap, never reads pixels."""
         ...
@@ -82,6 +95,7 @@ class Header:
     identity: Mapping[str, Any]
     """What else the fingerprint holds."""
     mapped: bool = False
+    ome: OmePicture | None = None
 
 
 def make_header(
@@ -95,8 +109,12 @@ def make_header(
     units: Sequence[str | None] | None = None,
     identity: Mapping[str, Any],
     mapped: bool = False,
+    ome: OmePicture | None = None,
+    picture: bool = True,
 ) -> Header:
     """A header of an array that halotile can read.
+
+    Without ``picture`` it need be none: it may hold numbers of any type, on any axes, which stay unnamed.
 
     Raises
     ------
@@ -105,23 +123,32 @@ def make_header(
     """
     pixels = tuple(int(n) for n in shape)
     native = np.dtype(dtype).newbyteorder("=")
-    _refuse_dtype(native)
-    if len(pixels) < 2:
-        raise InputError(
-            f"the array's shape is {pixels}: a picture has at least the axes y and x. Reshape it."
-        )
-    if 0 in pixels:
-        raise InputError(f"the array's shape is {pixels}: an axis without pixels leaves nothing to do.")
+    if picture:
+        _refuse_dtype(native)
+        _refuse_shape(pixels)
+    elif native.kind not in _NUMBERS:
+        raise InputError(f"it holds {native}, which are no numbers. Convert them first.")
     return Header(
         shape=pixels,
         dtype=native,
-        axes=choose_axes(asked, named, pixels, native),
+        axes=choose_axes(asked, named, pixels, native) if picture else (),
         chunks=tuple(int(n) for n in chunks) if chunks else (1,) * len(pixels),
         scale=tuple(float(s) for s in scale) if scale else (1.0,) * len(pixels),
         units=tuple(units) if units else (None,) * len(pixels),
         identity=dict(identity),
         mapped=mapped or not chunks,
+        ome=ome,
     )
+
+
+def _refuse_shape(shape: tuple[int, ...]) -> None:
+    """Raise for a shape that no picture has."""
+    if len(shape) < 2:
+        raise InputError(
+            f"the array's shape is {shape}: a picture has at least the axes y and x. Reshape it."
+        )
+    if 0 in shape:
+        raise InputError(f"the array's shape is {shape}: an axis without pixels leaves nothing to do.")
 
 
 def _refuse_dtype(dtype: np.dtype[np.generic]) -> None:

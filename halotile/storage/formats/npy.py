@@ -11,7 +11,7 @@ import numpy as np
 from halotile.errors import DamagedData, InputError
 from halotile.storage.formats.base import Source, file_identity, make_header, refuse_option
 from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels
+from halotile.storage.rim import Pixels, Readable
 from halotile.storage.stored import StoredArray
 
 _MAGIC = b"\x93NUMPY"
@@ -35,12 +35,20 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
     return StoredArray(path, "npy", NpyReader, axes=axes)
 
 
-class NpyReader:
-    """An open .npy file: nothing is in memory but the pages that were touched."""
+def open_numbers(path: str) -> Readable:
+    """The array in a .npy file, of any numbers on any axes."""
+    return StoredArray(path, "npy", NpyReader, axes=None, picture=False)
 
-    def __init__(self, path: str, *, axes: str | None) -> None:
+
+class NpyReader:
+    """An open .npy file: nothing is in memory but the pages that were touched.
+
+    Without ``picture`` it need not hold one.
+    """
+
+    def __init__(self, path: str, *, axes: str | None, picture: bool = True) -> None:
         shape, fortran, dtype, offset = _read_header(path)
-        self.header = make_header(shape, dtype, asked=axes, identity=file_identity(path))
+        self.header = make_header(shape, dtype, asked=axes, identity=file_identity(path), picture=picture)
         _refuse_truncated(path, offset + math.prod(shape) * dtype.itemsize)
         self.pixels = np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
 

@@ -10,6 +10,7 @@ from halotile.errors import InputError
 from halotile.storage.formats import zarr as plain
 from halotile.storage.formats.base import Header, Source, digest, make_header
 from halotile.storage.grid import Region
+from halotile.storage.ome_metadata import OmePicture, checked_omero
 from halotile.storage.rim import Pixels
 from halotile.storage.stored import StoredArray
 
@@ -35,10 +36,13 @@ class OmeReader:
 
     def __init__(self, path: str, *, level: int, axes: str | None) -> None:
         group = plain.open_node(path)
-        picture = _first_picture(plain.ome_attributes(group.attrs).get("multiscales"))
+        attributes = plain.ome_attributes(group.attrs)
+        picture = _first_picture(attributes.get("multiscales"))
         entry = _level_entry(picture, level)
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_words(picture.get("axes"), len(array.shape))
+        scale, translation = _place(picture, entry, len(array.shape))
+        name = picture.get("name")
         self.pixels = plain.ArrayPixels(path, array)
         self.header: Header = make_header(
             array.shape,
@@ -46,10 +50,15 @@ class OmeReader:
             asked=axes,
             named=named,
             chunks=array.chunks,
-            scale=_scale(picture, entry, len(array.shape)),
+            scale=scale,
             units=units,
             identity={"level": level, "multiscales": digest(picture), **self.pixels.identity()},
             mapped=self.pixels.mapped,
+            ome=OmePicture(
+                translation,
+                name if isinstance(name, str) else None,
+                checked_omero(attributes.get("omero")),
+            ),
         )
 
     def read(self, region: Region) -> Pixels:
@@ -96,11 +105,23 @@ def _axis_name(axis: Mapping[str, Any]) -> str:
     return str(axis["type"]) if len(name) != 1 and axis.get("type") in ("time", "channel") else name
 
 
-def _scale(picture: Mapping[str, Any], entry: Mapping[str, Any], count: int) -> list[float]:
-    """Size of a pixel of one level: the level's own scale times the scale of the whole picture."""
-    scale = [1.0] * count
+def _place(
+    picture: Mapping[str, Any], entry: Mapping[str, Any], count: int
+) -> tuple[list[float], tuple[float, ...]]:
+    """Size of a pixel of one level, and place of its first one: the level's own steps, then the whole picture's.
+
+    The place is empty where no step tells it.
+    """
+    scale, place, told = [1.0] * count, [0.0] * count, False
     for holder in (entry, picture):
         for step in holder.get("coordinateTransformations") or []:
-            if step.get("type") == "scale" and len(step.get("scale") or []) == count:
-                scale = [a * float(b) for a, b in zip(scale, step["scale"], strict=True)]
-    return scale
+            kind = step.get("type")
+            numbers = step.get(kind) if kind in ("scale", "translation") else None
+            if not isinstance(numbers, list) or len(numbers) != count:
+                continue
+            if kind == "scale":
+                scale = [a * float(b) for a, b in zip(scale, numbers, strict=True)]
+                place = [a * float(b) for a, b in zip(place, numbers, strict=True)]
+            else:
+                place, told = [a + float(b) for a, b in zip(place, numbers, strict=True)], True
+    return scale, tuple(place) if told else ()

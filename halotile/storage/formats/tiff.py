@@ -16,10 +16,12 @@ from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats._tiff_scale import pixel_sizes
 from halotile.storage.formats.base import Header, Source, file_identity, make_header
 from halotile.storage.grid import Region
+from halotile.storage.ome_metadata import OmePicture
 from halotile.storage.rim import Pixels
 from halotile.storage.stored import StoredArray
 from halotile.storage.tiffcheck import check_tiff
 
+_PALETTE = 3
 _MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -34,6 +36,14 @@ def claims(path: Path) -> bool:
 def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
     """One level of one series of a TIFF; ``dataset`` is the number of the series, 0 when left out."""
     return StoredArray(path, "tiff", TiffReader, level=level, series=_number(dataset), axes=axes)
+
+
+def series_shapes(path: str) -> list[tuple[int, ...]]:
+    """Shape of every series of a TIFF: pictures of different sizes in one file."""
+    import tifffile
+
+    with _opened(tifffile, path) as file:
+        return [tuple(series.shape) for series in file.series]
 
 
 def _number(dataset: str | None) -> int:
@@ -57,6 +67,7 @@ class TiffReader:
         weakref.finalize(self, file.close)
         chosen = _pick(_pick(file.series, series, "dataset (series)").levels, level, "level")
         _refuse_missing_pages(file, chosen)
+        _refuse_palette(chosen.keyframe)
         self.header = _header(file, chosen, series, level, axes, path)
         self.pixels: Any = mapped_pages(file, chosen, path)
         if self.pixels is None:
@@ -98,6 +109,19 @@ def _refuse_missing_pages(file: Any, series: Any) -> None:
         check_tiff(other)
 
 
+def _refuse_palette(page: Any) -> None:
+    """Raise where pixels are numbers of colours. A palette of greys in their order is a picture as it is."""
+    if page.photometric != _PALETTE:
+        return
+    colours = np.asarray([] if page.colormap is None else page.colormap, "i8")
+    if colours.size and (colours == colours[0]).all() and (np.diff(colours[0]) >= 0).all():
+        return
+    raise InputError(
+        "its pixels are numbers of colours in a palette, which cannot be averaged. Convert to RGB first, or to grey "
+        "values where the palette only tints them."
+    )
+
+
 def _header(file: Any, series: Any, number: int, level: int, axes: str | None, path: str) -> Header:
     """What the chosen series says of itself."""
     if series.dtype is None:
@@ -112,6 +136,7 @@ def _header(file: Any, series: Any, number: int, level: int, axes: str | None, p
         asked=axes,
         named=named,
         identity={"series": number, "level": level, **file_identity(path)},
+        ome=OmePicture() if file.is_ome else None,
     )
     return _with_scale(header, pixel_sizes(file, number), file.series[number].shape)
 
@@ -124,9 +149,15 @@ def _with_scale(
     finest = finest if len(finest) == len(header.shape) else header.shape
     for axis, now, full in zip(header.axes, header.shape, finest, strict=True):
         size, unit = sizes.get(axis, (1.0, None))
-        scale.append(size * full / now)
+        scale.append(size * _ratio(full, now))
         units.append(unit)
     return replace(header, scale=tuple(scale), units=tuple(units))
+
+
+def _ratio(full: int, now: int) -> float:
+    """Pixels of the finest level in one of a coarser: a whole number where the shapes leave room for it."""
+    whole = round(full / now)
+    return whole if abs(full / whole - now) <= 1 else full / now
 
 
 def _with_chunks(header: Header, chunks: Sequence[int]) -> Header:

@@ -25,13 +25,16 @@ from halotile.storage.formats.base import (
 )
 from halotile.storage.grid import Region
 from halotile.storage.localread import LocalArray, open_local
-from halotile.storage.rim import Pixels
+from halotile.storage.rim import Pixels, Readable
 from halotile.storage.stored import StoredArray
 from halotile.storage.tensorread import TensorArray, open_tensor
 
 _MARKS = ("zarr.json", ".zarray", ".zgroup")
+_MOST_LISTED = 20
+_MOST_FILES = 4_096
+"""Chunk files whose own time is looked at to tell whether an array was changed."""
 _MOST_DIRECTORIES = 20_000
-"""Directories of chunks that are looked at to tell whether an array was changed."""
+"""Directories of chunks that are looked at where the files are more."""
 
 
 def claims(path: Path) -> bool:
@@ -47,10 +50,15 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
     return StoredArray(path, "zarr", ZarrReader, dataset=dataset, axes=axes)
 
 
-class ZarrReader:
-    """An open Zarr array."""
+def open_numbers(path: str) -> Readable:
+    """A Zarr array of any numbers on any axes, or the only one of a group."""
+    return StoredArray(path, "zarr", ZarrReader, dataset=None, axes=None, picture=False)
 
-    def __init__(self, path: str, *, dataset: str | None, axes: str | None) -> None:
+
+class ZarrReader:
+    """An open Zarr array; without ``picture``, it need not be one."""
+
+    def __init__(self, path: str, *, dataset: str | None, axes: str | None, picture: bool = True) -> None:
         array = choose_array(open_node(path), dataset)
         self.pixels = ArrayPixels(path, array)
         self.header: Header = make_header(
@@ -61,6 +69,7 @@ class ZarrReader:
             chunks=array.chunks,
             identity=self.pixels.identity(),
             mapped=self.pixels.mapped,
+            picture=picture,
         )
 
     def read(self, region: Region) -> Pixels:
@@ -109,24 +118,34 @@ def _open_local(folder: Path, array: Any) -> LocalArray | TensorArray | None:
     return open_local(folder, array.dtype, fill) or open_tensor(folder, array.shape, array.dtype, fill)
 
 
-def _changes(folder: Path, array: Any) -> Iterator[tuple[str, int]]:
-    """When each directory of chunks was changed last: a chunk that is replaced changes its directory."""
+def _changes(folder: Path, array: Any) -> Iterator[tuple[Any, ...]]:
+    """What changes when a chunk does: its file's size and time, and the time of its directory.
+
+    Beyond some thousands of files only the directories are looked at: they tell of chunks that came, went
+    or were replaced, not of one that was written over in place.
+    """
     metadata = array.metadata
     keys = getattr(metadata, "chunk_key_encoding", None)
     separator = keys.separator if keys else metadata.dimension_separator
+    counts = [-(-n // c) for n, c in zip(array.shape, array.shards or array.chunks, strict=True)]
     levels = 0 if separator != "/" else array.ndim - 1
-    while levels and math.prod(array.cdata_shape[:levels]) > _MOST_DIRECTORIES:
+    files = math.prod(counts) <= _MOST_FILES
+    while levels and math.prod(counts[:levels]) > _MOST_DIRECTORIES:
         levels -= 1
     top = folder / "c" if keys and separator == "/" else folder
-    yield from _changes_below(top, levels) if top.is_dir() else ()
+    yield from _changes_below(top, levels, files) if top.is_dir() else ()
 
 
-def _changes_below(folder: Path, levels: int) -> Iterator[tuple[str, int]]:
+def _changes_below(folder: Path, levels: int, files: bool) -> Iterator[tuple[Any, ...]]:
     yield folder.name, folder.stat().st_mtime_ns
-    if levels:
-        for entry in sorted(os.listdir(folder)):
-            if (folder / entry).is_dir():
-                yield from _changes_below(folder / entry, levels - 1)
+    if not levels and not files:
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir():
+            if levels:
+                yield from _changes_below(folder / entry.name, levels - 1, files)
+        elif files and not entry.name.startswith("."):
+            yield entry.name, entry.stat().st_size, entry.stat().st_mtime_ns
 
 
 def open_node(path: str) -> Any:
@@ -189,14 +208,19 @@ def choose_array(node: Any, dataset: str | None) -> Any:
     found = _member(node, dataset) if dataset else None
     if isinstance(found, zarr.Array):
         return found
-    arrays, groups = _members(node)
-    if dataset is None and len(arrays) == 1:
-        return node[arrays[0]]
+    arrays = _arrays_inside(node)
+    # An array at the top goes before those in groups inside.
+    picked = [name for name in arrays if "/" not in name] or arrays
+    if dataset is None and len(picked) == 1:
+        return node[picked[0]]
+    if not arrays:
+        raise InputError("the group holds no arrays at all. Write the path of another Zarr.")
     if dataset:
         asked = f"dataset is {dataset!r}, but the group has no such array"
     else:
         asked = f"the group holds {len(arrays)} arrays: which one is meant is not clear"
-    raise InputError(f"{asked}. Write dataset: one of {_listed(arrays)} (groups inside: {_listed(groups)}).")
+    listed = ", ".join(arrays[:_MOST_LISTED]) + (", ..." if len(arrays) > _MOST_LISTED else "")
+    raise InputError(f"{asked}. Write dataset: one of {listed}.")
 
 
 def _member(group: Any, name: str) -> Any:
@@ -207,18 +231,12 @@ def _member(group: Any, name: str) -> Any:
         return None
 
 
-def _members(group: Any) -> tuple[list[str], list[str]]:
-    """Names of the arrays and of the groups in a group."""
+def _arrays_inside(group: Any) -> list[str]:
+    """Paths of the arrays in a group and in the groups inside it."""
     with warnings.catch_warnings():
         # Files beside the arrays, such as a file manager's, are nobody's business here.
         warnings.simplefilter("ignore")
-        members = sorted(group.members())
-    arrays = [name for name, node in members if isinstance(node, zarr.Array)]
-    return arrays, [name for name, node in members if not isinstance(node, zarr.Array)]
-
-
-def _listed(found: Sequence[str]) -> str:
-    return ", ".join(found[:20]) or "none"
+        return sorted(name for name, node in group.members(max_depth=None) if isinstance(node, zarr.Array))
 
 
 def ome_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:

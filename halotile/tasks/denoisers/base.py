@@ -6,7 +6,7 @@ from them. ``build`` turns it into a function on tensors, on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
@@ -35,6 +35,11 @@ class Denoiser(Protocol):
     """The rim rule under which the tiled result is the result on the whole picture."""
     convolutional: ClassVar[bool]
     """Whether ``channels_last`` memory suits it."""
+
+    @property
+    def title(self) -> str:
+        """What messages call it: the user's own network or function by its own name."""
+        ...
 
     @property
     def alignment(self) -> int:
@@ -81,6 +86,17 @@ class Denoiser(Protocol):
         """Working memory for each pixel of a tile in flight, in bytes, to plan with."""
         ...
 
+    def check(self) -> Mapping[str, str]:
+        """Refuse what ``build`` would refuse on a worker: a plan is made before anything is touched.
+
+        Returns
+        -------
+        mapping of str to str
+            Digests of the user's own code, by its name. They belong to the job's fingerprint. A
+            denoiser that has some is tried before the job begins.
+        """
+        ...
+
     def build(self) -> Model:
         """The function itself, on the CPU in float32. May read files; imports torch."""
         ...
@@ -88,6 +104,13 @@ class Denoiser(Protocol):
 
 class Pixelwise:
     """The declarations of a denoiser that gives one pixel for each pixel, of each channel by itself."""
+
+    name: ClassVar[str]
+
+    @property
+    def title(self) -> str:
+        """The word that a job file uses."""
+        return self.name
 
     @property
     def alignment(self) -> int:
@@ -122,6 +145,10 @@ class Pixelwise:
         """Itself: nothing was left to a probe."""
         return self
 
+    def check(self) -> Mapping[str, str]:
+        """Nothing that its options do not tell."""
+        return {}
+
     def with_noise_level(self, sigma: float) -> Self:
         """Itself: it does not use the noise level."""
         return self
@@ -151,8 +178,12 @@ class Leveled(Pixelwise):
         """The same with a noise level in place of ``auto``."""
         return replace(self, sigma=sigma)
 
-    def strength_at(self, strength: float, sigma: torch.Tensor | None) -> float | torch.Tensor:
+    def strength_at(
+        self, strength: float, sigma: torch.Tensor | None, dtype: torch.dtype
+    ) -> float | torch.Tensor:
         """The strength in the units of the picture: one number, or one for each pixel of a noise map.
+
+        The number is rounded to ``dtype``, the type of the picture, as a map of it would be: both give the same bits.
 
         Raises
         ------
@@ -166,4 +197,8 @@ class Leveled(Pixelwise):
                 "sigma is auto, but nobody estimated the noise level of the picture. "
                 "Call with_noise_level(estimate_noise_level(...)), or write a number."
             )
-        return strength if self.sigma is None else strength * self.sigma
+        if self.sigma is None:
+            return strength
+        import torch
+
+        return float(torch.tensor(self.sigma, dtype=dtype) * strength)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,14 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from halotile.errors import WeightsError
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.fused import Guard, convolve_relu
-from halotile.tasks.options import STRICT, check_channels, check_whole, check_word
+from halotile.tasks.options import STRICT, check_channels, check_weights, check_whole, check_word
 from halotile.tasks.steady import make_steady
-from halotile.tasks.weights import load_weights
+from halotile.tasks.weights import Shapes, listed, load_weights, misfits, shapes_of, weight_shapes
 
 if TYPE_CHECKING:
     import torch
-
-Tensors = dict[str, "torch.Tensor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +65,7 @@ class DnCNN(Pixelwise):
         check_whole("depth", self.depth, 2)
         check_whole("width", self.width, 1)
         check_channels(self.channels, same=True)
+        check_weights(self.weights, self.sha256)
         check_word("residual", self.residual, ("auto", "add", "subtract", "none"))
 
     def receptive_field(self) -> int:
@@ -77,9 +77,14 @@ class DnCNN(Pixelwise):
         return (Path(self.weights),)
 
     def bytes_per_pixel(self) -> float:
-        """Activations of one layer and of the next, a quarter more for the convolution itself, and as much again:
-        the heap keeps what windows of another shape left. Measured in a worker."""
-        return 4.0 * (5 * self.width + 3 * self.channels[0])
+        """Activations of one layer and of the next, four times: the heap keeps holes between layers and what
+        windows of another shape left. Measured in a worker: one to two and a half times the two layers."""
+        return 4.0 * (8 * self.width + 3 * self.channels[0])
+
+    def check(self) -> Mapping[str, str]:
+        """Compare the weights file with the checksum and the options, as far as its header tells."""
+        self._check(weight_shapes(self.weights, self.sha256))
+        return {}
 
     def build(self) -> Model:
         """The network with its weights, ready to be called.
@@ -91,7 +96,7 @@ class DnCNN(Pixelwise):
         """
         tensors = load_weights(self.weights, self.sha256)
         layers = ordered_layers(tensors)
-        self._check(tensors, layers)
+        self._check(shapes_of(tensors))
         sign = {"add": 1, "subtract": -1, "none": 0}.get(self.residual, 1 if "in_conv" in layers[0] else -1)
         network = _network(self.depth, self.width, self.channels[0], self.bias, sign)
         state = {
@@ -108,8 +113,9 @@ class DnCNN(Pixelwise):
     def _kinds(self) -> tuple[str, ...]:
         return ("weight", "bias") if self.bias else ("weight",)
 
-    def _check(self, tensors: Tensors, layers: list[str]) -> None:
+    def _check(self, found: Shapes) -> None:
         """Refuse weights that are not exactly those of this network."""
+        layers = ordered_layers(found)
         wanted: dict[str, tuple[int, ...]] = {}
         for place, layer in enumerate(layers):
             into = self.channels[0] if place == 0 else self.width
@@ -117,30 +123,23 @@ class DnCNN(Pixelwise):
             wanted[f"{layer}.weight"] = (out, into, 3, 3)
             if self.bias:
                 wanted[f"{layer}.bias"] = (out,)
-        problems = [f"missing {key}" for key in wanted if key not in tensors]
-        problems += [f"unexpected {key}" for key in tensors if key not in wanted]
-        problems += [
-            f"{key} is {tuple(tensors[key].shape)} where {shape} belongs"
-            for key, shape in wanted.items()
-            if key in tensors and tuple(tensors[key].shape) != shape
-        ]
+        problems = misfits(wanted, found)
         if len(layers) != self.depth:
             problems.insert(0, f"{len(layers)} convolutions where depth: {self.depth} names {self.depth}")
         if problems:
-            more = f", and {len(problems) - 8} more" if len(problems) > 8 else ""
             raise WeightsError(
                 f"{self.weights!r} does not fit dncnn with depth {self.depth}, width {self.width}, channels "
-                f"{list(self.channels)}, bias {self.bias}: {'; '.join(problems[:8])}{more}. "
+                f"{list(self.channels)}, bias {self.bias}: {listed(problems)}. "
                 "Write the depth, width, channels and bias that the weights were trained with."
             )
 
 
-def ordered_layers(tensors: Tensors) -> list[str]:
+def ordered_layers(tensors: Iterable[str]) -> list[str]:
     """Names of the convolutions in the order in which they are applied.
 
     Examples
     --------
-    >>> ordered_layers(dict.fromkeys(["model.10.weight", "model.2.weight", "model.0.weight"]))
+    >>> ordered_layers(["model.10.weight", "model.2.weight", "model.0.weight"])
     ['model.0', 'model.2', 'model.10']
     """
     layers = {key.removesuffix(".weight") for key in tensors if key.endswith(".weight")}

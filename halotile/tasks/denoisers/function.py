@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
+from halotile.tasks.trial import NARROW
+from halotile.tasks.usercode import called, imported_digest, value_digest
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +26,7 @@ PictureFunction = Callable[..., Picture]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PictureDenoiser(Pixelwise):
+class PictureDenoiser(Pixelwise, ABC):
     """A function on pictures that looks ``depth`` pixels far."""
 
     name: ClassVar[str] = "function"
@@ -37,6 +40,43 @@ class _PictureDenoiser(Pixelwise):
     def __post_init__(self) -> None:
         check_whole("depth", self.depth, 0)
 
+    @property
+    @abstractmethod
+    def function(self) -> PictureFunction:
+        """The function itself, with its options."""
+
+    def build(self) -> Model:
+        """The function on every picture of a batch."""
+        return partial(each_picture, call=self.function)
+
+    def try_out(self, dims: int) -> None:
+        """Refuse a function that remembers: a picture, another one, and the first again. Needs no torch.
+
+        Raises
+        ------
+        ConfigError
+            When the first comes out differently the second time, or the function fails.
+        """
+        picture, other = np.random.default_rng(20_26).random((2, *(NARROW[dims],) * dims), np.float32)
+        first, _, again = (self._tried(given.copy()) for given in (picture, other, picture))
+        if not np.array_equal(first, again, equal_nan=True):
+            raise ConfigError(
+                f"{self.title} gave one picture two results, after it had seen another between: it keeps state or draws "
+                "random numbers, so the result would depend on the order of tiles. Write one whose result depends on "
+                "its input alone."
+            )
+
+    def _tried(self, picture: Picture) -> Picture:
+        try:
+            return _checked(self.function(picture), picture)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"{self.title} failed on a picture of shape {picture.shape}: {type(error).__name__}: {error}. "
+                f"Write a function of a {picture.ndim}-D picture of any size."
+            ) from error
+
     def receptive_field(self) -> int:
         """The depth that was written down."""
         return self.depth
@@ -47,7 +87,7 @@ class _PictureDenoiser(Pixelwise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Function(_PictureDenoiser):
+class Function(PictureDenoiser):
     """The function ``import`` on one picture at a time, called as ``function(picture, **options)``.
 
     Examples
@@ -69,13 +109,23 @@ class Function(_PictureDenoiser):
         super().__post_init__()
         check_reference(self.import_)
 
-    def build(self) -> Model:
-        """Import the function. Runs the user's code."""
-        return partial(each_picture, call=partial(import_reference(self.import_), **self.options))
+    @property
+    def title(self) -> str:
+        """The function's name."""
+        return self.import_
+
+    def check(self) -> Mapping[str, str]:
+        """Import the function, and tell its code."""
+        return {self.import_: imported_digest(self.import_, import_reference(self.import_))}
+
+    @property
+    def function(self) -> PictureFunction:
+        """The function itself, with its options. Runs the user's code."""
+        return partial(import_reference(self.import_), **self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenFunction(_PictureDenoiser):
+class GivenFunction(PictureDenoiser):
     """A function that a script hands over; it has no place in a job file.
 
     Examples
@@ -92,9 +142,19 @@ class GivenFunction(_PictureDenoiser):
         if not callable(self.call):
             raise ConfigError(f"call is {self.call!r}: hand over a function from picture to picture.")
 
-    def build(self) -> Model:
-        """The function on every picture of a batch."""
-        return partial(each_picture, call=self.call)
+    @property
+    def title(self) -> str:
+        """The function's name."""
+        return called(self.call)
+
+    def check(self) -> Mapping[str, str]:
+        """Tell the function's code, and what it uses."""
+        return {self.title: value_digest(self.call)}
+
+    @property
+    def function(self) -> PictureFunction:
+        """The function itself."""
+        return self.call
 
 
 def each_picture(batch: torch.Tensor, *, call: PictureFunction) -> torch.Tensor:
@@ -105,7 +165,10 @@ def each_picture(batch: torch.Tensor, *, call: PictureFunction) -> torch.Tensor:
     import torch
 
     pictures = batch.detach().cpu().numpy().reshape(-1, *batch.shape[2:])
-    results = [_checked(call(picture.copy()), picture) for picture in pictures]
+    try:
+        results = [_checked(call(picture.copy()), picture) for picture in pictures]
+    except SystemExit as error:  # it would end the worker
+        raise ConfigError("the function ends the program. Write one that returns a picture.") from error
     return torch.from_numpy(np.stack(results).reshape(batch.shape)).to(batch.device)
 
 

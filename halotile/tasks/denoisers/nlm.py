@@ -109,7 +109,8 @@ class NonLocalMeans(Leveled):
         import torch
 
         pixels = self.patch ** (image.dim() - 2)
-        h = torch.as_tensor(self.strength_at(self.strength, sigma), dtype=image.dtype, device=image.device)
+        strength = self.strength_at(self.strength, sigma, image.dtype)
+        h = torch.as_tensor(strength, dtype=image.dtype, device=image.device)
         noise = sigma if sigma is not None else self.sigma or 0.0
         level = torch.as_tensor(noise, dtype=image.dtype, device=image.device)
         return level * level * (2.0 * pixels), (h * h).clamp_min(TINY).reciprocal() * (-1.0 / pixels)

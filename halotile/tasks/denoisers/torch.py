@@ -14,11 +14,13 @@ from halotile.tasks.options import (
     check_above_zero,
     check_channels,
     check_reference,
+    check_weights,
     check_whole,
     import_reference,
 )
 from halotile.tasks.steady import make_steady
-from halotile.tasks.weights import load_weights
+from halotile.tasks.usercode import imported_digest, value_digest
+from halotile.tasks.weights import listed, load_weights, misfits, shapes_of
 
 Auto = Literal["auto"]
 
@@ -77,8 +79,12 @@ class UserNetwork(Leveled):
             check_whole("receptive_field", self.receptive_field_, 0)
         if self.alignment_ != "auto":
             check_whole("alignment", self.alignment_, 1)
-        if self.sha256 is not None and self.weights is None:
-            raise ConfigError("sha256 is written without weights. Write weights: FILE, or leave sha256 out.")
+        check_weights(self.weights, self.sha256)
+
+    @property
+    def title(self) -> str:
+        """The name of the function that builds it."""
+        return self.import_
 
     @property
     def alignment(self) -> int:
@@ -112,6 +118,24 @@ class UserNetwork(Leveled):
         """What was written down."""
         return self.bytes_per_pixel_
 
+    def check(self) -> Mapping[str, str]:
+        """Build the network twice, and tell its code and what it was built with.
+
+        Raises
+        ------
+        ConfigError, WeightsError
+            What :meth:`build` raises; and where the two are not the same network: each worker
+            would build another one.
+        """
+        code = imported_digest(self.import_, import_reference(self.import_))
+        first, second = (_state_digest(self._network()) for _ in range(2))
+        if first != second:
+            raise ConfigError(
+                f"{self.import_} builds another network at each call: its weights are drawn anew. "
+                "Write weights: FILE, or seed them in the function (torch.manual_seed)."
+            )
+        return {self.import_: code, f"weights built by {self.import_}": first}
+
     def build(self) -> Model:
         """Import the function, call it, load the weights. Runs the user's code.
 
@@ -122,6 +146,13 @@ class UserNetwork(Leveled):
         WeightsError
             When the weights cannot be loaded or are those of another network.
         """
+        module = self._network()
+        make_steady(module)
+        module = module.float().eval().requires_grad_(False)
+        return module if self.sigma is None else _with_level(module, self.strength_at)
+
+    def _network(self) -> Any:
+        """The user's module with its weights, as it was written."""
         import torch
 
         module = self._called()
@@ -130,18 +161,21 @@ class UserNetwork(Leveled):
                 f"import is {self.import_!r}, which returned a {type(module).__name__}. "
                 "Write a function that returns a torch.nn.Module."
             )
+        if any(torch.nn.parameter.is_lazy(tensor) for tensor in module.parameters()):
+            raise ConfigError(
+                f"{self.import_} returned a network with lazy layers, whose weights are drawn at the first call. "
+                "Write layers with their channels."
+            )
         if self.weights is not None:
             self._load_into(module)
-        make_steady(module)
-        module = module.float().eval().requires_grad_(False)
-        return module if self.sigma is None else _with_level(module, self.strength_at)
+        return module
 
     def _called(self) -> Any:
         """What the function returns."""
         function = import_reference(self.import_)
         try:
             return function(**self.options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{self.import_} with options {dict(self.options)} failed: {type(error).__name__}: {error}. "
                 "Correct the options, or the function."
@@ -153,11 +187,16 @@ class UserNetwork(Leveled):
         try:
             module.load_state_dict(tensors)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:600]
+            problems = misfits(shapes_of(module.state_dict()), shapes_of(tensors))
             raise WeightsError(
-                f"{self.weights!r} does not fit the network of {self.import_}: {reason} "
+                f"{self.weights!r} does not fit the network of {self.import_}: {listed(problems) or error}. "
                 "Write the options that the weights were trained with."
             ) from error
+
+
+def _state_digest(module: Any) -> str:
+    """Digest of a network's numbers, those that it does not save as well."""
+    return value_digest([dict(module.state_dict()), dict(module.named_buffers())])
 
 
 def _with_level(module: Any, strength_at: Any) -> Model:
@@ -170,7 +209,7 @@ def _with_level(module: Any, strength_at: Any) -> Model:
             self.module = module
 
         def forward(self, batch: torch.Tensor, sigma: torch.Tensor | None = None) -> Any:
-            return self.module(batch, strength_at(1.0, sigma))
+            return self.module(batch, strength_at(1.0, sigma, batch.dtype))
 
     return AtLevel()
 

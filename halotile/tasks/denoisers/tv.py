@@ -72,7 +72,7 @@ class TotalVariation(Leveled):
         """Take the dual steps on every tile of a batch; ``sigma`` is a noise level for each pixel."""
         import torch
 
-        weight = self.strength_at(self.strength, sigma)
+        weight = self.strength_at(self.strength, sigma, batch.dtype)
         if batch.is_cuda:
             return _minimise(batch, weight, self.iterations)
         # One tile after the other: the five arrays of one tile may stay in the cache.

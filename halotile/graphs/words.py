@@ -1,0 +1,124 @@
+"""Values and types in the words of a job file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+
+
+def shown(value: Any) -> str:
+    """A value as a person would write it in YAML, cut where it is long.
+
+    Examples
+    --------
+    >>> shown("NO"), shown((256, True)), shown(None), shown({1}.union)[:9]
+    ('"NO"', '[256, true]', 'null', '<built-in')
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except TypeError:  # from Python, anything may come
+        text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | None:
+    """The word that was probably meant, if one is near.
+
+    Examples
+    --------
+    >>> nearest("siez", ["size", "depth"]), nearest("Size", ["size"]), nearest("colour", ["size"])
+    ('size', 'size', None)
+    """
+    by_lower = {known.lower(): known for known in words}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
+    return by_lower[found[0]] if found else None
+
+
+def parts(annotation: Any) -> list[Any]:
+    """The types that an annotation allows.
+
+    Examples
+    --------
+    >>> parts(int | str | None)
+    [<class 'int'>, <class 'str'>, <class 'NoneType'>]
+    """
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [inner for part in get_args(annotation) for inner in parts(part)]
+    return [annotation]
+
+
+def choices(annotation: Any) -> list[str]:
+    """The fixed words that a type allows."""
+    literals = (part for part in parts(annotation) if get_origin(part) is Literal)
+    return [str(word) for part in literals for word in get_args(part)]
+
+
+def expected(annotation: Any) -> str:
+    """A type, in words.
+
+    Examples
+    --------
+    >>> expected(int | tuple[int, ...] | Literal["auto"])
+    'auto, a whole number or a list of whole numbers'
+    >>> expected(Literal["lz4", "zstd"]), expected(tuple[float, float]), expected(str | None)
+    ('lz4 or zstd', 'a list of 2 numbers', 'text')
+    """
+    phrases = choices(annotation)
+    for part in parts(annotation):
+        if part is not type(None) and get_origin(part) is not Literal:
+            phrases.append(_phrase(part))
+    return " or ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]])) if phrases else "null"
+
+
+def _phrase(part: Any) -> str:
+    arguments = get_args(part)
+    if get_origin(part) is tuple:
+        count = "" if Ellipsis in arguments else f"{len(arguments)} "
+        return f"a list of {count}{_PLURALS.get(arguments[0], 'values')}"
+    if get_origin(part) is list:
+        return f"a list of {_PLURALS.get(arguments[0], 'values')}"
+    if part in _WORDS:
+        return _WORDS[part]
+    if arguments:
+        plural = _PLURALS.get(arguments[-1])
+        return f"a mapping of names to {plural}" if plural else "a mapping"
+    return getattr(part, "__name__", str(part))
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a value is of a type. Nothing is converted, but a list does for a tuple.
+
+    Examples
+    --------
+    >>> fits(2, int), fits("2", int), fits(True, int), fits([1, 2], tuple[int, ...]), fits(None, str | None)
+    (True, False, False, True, True)
+    """
+    return any(_fits(value, part) for part in parts(annotation))
+
+
+def _fits(value: Any, part: Any) -> bool:
+    origin, arguments = get_origin(part), get_args(part)
+    if part is Any:
+        return True
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is tuple:
+        return isinstance(value, tuple | list) and _elements_fit(value, arguments)
+    if origin is not None and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(_elements_fit(item, arguments) for item in value.items())
+    if part in (int, float):
+        return isinstance(value, int if part is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, part)
+
+
+def _elements_fit(values: tuple[Any, ...] | list[Any], arguments: tuple[Any, ...]) -> bool:
+    if Ellipsis in arguments:
+        return all(fits(value, arguments[0]) for value in values)
+    return len(values) == len(arguments) and all(map(fits, values, arguments))

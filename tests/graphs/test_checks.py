@@ -1,0 +1,116 @@
+"""A script's job is checked as a file's is, in the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import halotile
+from halotile.errors import ConfigError
+from halotile.graphs import denoise as main_job
+from halotile.graphs.checks import CHECKS, check_job
+from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run, Tile
+
+
+def job(section: str, part: Any) -> Job:
+    parts: dict[str, Any] = {"input": Input(path="a.npy"), "output": Output(path="b.zarr")} | {section: part}
+    return Job(denoiser=DenoiserChoice(name="tv"), **parts)
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("run", Run(workers=0), "run.workers: 0 is too small; write at least 1"),
+    ("run", Run(workers="2"), 'run.workers: "2" is not a whole number'),  # type: ignore[arg-type]
+    ("run", Run(workers=True), "run.workers: true is not a whole number"),
+    ("run", Run(memory_per_worker=4), "run.memory_per_worker: 4 is 4 bytes, less than a worker needs"),
+    ("run", Run(memory_per_worker="lots"), 'run.memory_per_worker: "lots" is not a size'),
+    ("run", Run(retries=-1), "run.retries: -1 is too small; write at least 0"),
+    ("run", Run(stall_seconds=0), "run.stall_seconds: 0 is too small; write more than 0"),
+    ("run", Run(on_nan="maybe"), 'run.on_nan: "maybe" is not propagate or fail'),  # type: ignore[arg-type]
+    ("tile", Tile(size=(256, 0)), r"tile.size: [256, 0] is too small; write at least 1"),
+    ("tile", Tile(size=()), "tile.size: [] is too small"),
+    ("tile", Tile(axes="yy"), 'tile.axes: "yy" does not name axes'),
+    ("tile", Tile(depth=2.5), "tile.depth: 2.5 is not auto, a whole number or"),  # type: ignore[arg-type]
+    ("input", Input(path=Path("a")), "input.path: PosixPath('a') is not text"),  # type: ignore[arg-type]
+    ("input", Input(path="a", range=(1.0, 0.0)), "input.range: [1.0, 0.0] runs backwards"),
+    ("input", Input(path="a", range=(1, 2, 3)), "is not auto or a list of 2 numbers"),  # type: ignore[arg-type]
+    (
+        "input",
+        Input(path="a", sides={"mask": 1}),  # type: ignore[dict-item]
+        'input.sides: {"mask": 1} is not a mapping of names to texts',
+    ),
+    ("output", Output(path="s3://b/c"), "outputs go to a disk of this machine"),
+    ("output", Output(path="b", dtype="flot32"), "did you mean float32?"),
+    ("cluster", Cluster(kind="locale"), "no cluster is called locale; did you mean local?"),
+]
+
+
+@pytest.mark.parametrize(("section", "part", "words"), WRONG, ids=[words for _, _, words in WRONG])
+def test_a_value_that_cannot_be_is_refused(section: str, part: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_job(job(section, part))
+    assert words in str(caught.value)
+
+
+def test_all_of_them_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_job(job("run", Run(workers=0, retries=-1, memory_per_worker="x")))
+    head, *lines = str(caught.value).splitlines()
+    assert head == "3 problems in the job; nothing was started"
+    assert [line.split(":")[0] for line in lines] == ["run.workers", "run.memory_per_worker", "run.retries"]
+
+
+def test_values_that_can_be_pass() -> None:
+    check_job(job("tile", Tile(size=(64, 32), depth=[3, 4], batch=2)))  # type: ignore[arg-type]
+    check_job(job("input", Input(path="a", range=(0, 1), axes="zyx", sides={"mask": "m.npy"})))
+    check_job(job("run", Run(memory_per_worker=2**32, stall_seconds=1)))
+
+
+def test_every_check_is_of_a_key_that_there_is() -> None:
+    whole = job("tile", Tile())
+    assert [key for section, key in CHECKS if not hasattr(getattr(whole, section), key)] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workers": 0}, "run.workers: 0 is too small; write at least 1"),
+        ({"workers": "2"}, 'run.workers: "2" is not a whole number'),
+        ({"memory_per_worker": 4}, "run.memory_per_worker: 4 is 4 bytes"),
+        ({"boundary": "mirror"}, 'tile.boundary: "mirror" is not auto, reflect'),
+        ({"source": np.zeros((4, 4))}, "source is of type ndarray.*Give a path; .*halotile.map_overlap"),
+        ({"sides": {"mask": np.zeros((4, 4))}}, r"sides\['mask'\] is of type ndarray"),
+        ({"denoiser": None}, "denoiser is null: that is neither a name nor a function"),
+        ({"output": "nowhere/deep/out.zarr"}, "mkdir -p"),
+    ],
+)
+def test_a_call_with_a_wrong_argument_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr(main_job, "run", lambda *_, **__: pytest.fail("was started"))
+    np.save(tmp_path / "in.npy", np.zeros((40, 30), np.float32))
+    monkeypatch.chdir(tmp_path)
+    wish: dict[str, Any] = {
+        "source": "in.npy",
+        "output": "out.zarr",
+        "denoiser": "tv",
+        "strength": 0.1,
+    } | changes
+    with pytest.raises(ConfigError, match=words):
+        halotile.denoise(**wish)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
+
+
+def test_a_tilde_is_the_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Any] = []
+    monkeypatch.setattr(main_job, "run", lambda plan, **_: plans.append(plan))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("in.npy", "mask.npy"):
+        np.save(tmp_path / name, np.zeros((40, 30), np.float32))
+    halotile.denoise("~/in.npy", "~/out.zarr", "tv", strength=0.1, sides={"mask": Path("~/mask.npy")})
+    (plan,) = plans
+    assert plan.job.input.path == str(tmp_path / "in.npy")
+    assert plan.job.input.sides == {"mask": str(tmp_path / "mask.npy")}
+    assert plan.output == tmp_path / "out.zarr"

@@ -1,0 +1,117 @@
+"""What an output takes over from its input besides pixels: axes, scale, units, place, names and type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+from ome_zarr_models.common.omero import Omero
+from ome_zarr_models.v05.image import Image
+
+from halotile.graphs.planner import make_plan
+from halotile.storage.output import create_output
+from tests.support import job_of, noisy_picture, read_zarr, run_inline, write_zarr
+
+CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, "min": 0, "max": 999}}
+
+
+def ome_zarr(path: Path, pixels: Any, axes: str, **more: Any) -> Path:
+    """A picture of one level, half a pixel beside the origin."""
+    group = zarr.open_group(path, mode="w")
+    group.create_array("0", data=pixels)
+    steps = [
+        {"type": "scale", "scale": [2.0] * len(axes)},
+        {"type": "translation", "translation": [1.0] * len(axes)},
+    ]
+    kinds = {"t": "time", "c": "channel"}
+    picture = {
+        "axes": [{"name": axis, "type": kinds.get(axis, "space")} for axis in axes],
+        "datasets": [{"path": "0", "coordinateTransformations": steps}],
+        "name": "cells",
+    }
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [picture], **more}
+    return path
+
+
+def output_of(job: Any) -> zarr.Group:
+    plan = make_plan(job)
+    create_output(plan.output, plan.layout)
+    return zarr.open_group(plan.output, mode="r")
+
+
+def gaussian(source: Path, output: Path, **parts: Any) -> Any:
+    return job_of(source, output, "gaussian", {"sigma": 1}, **parts)
+
+
+def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
+    words: Any = {"axes": "TCYX", "PhysicalSizeX": 0.1, "PhysicalSizeXUnit": "µm", "TimeIncrement": 3}
+    source = tmp_path / "in.ome.tif"
+    tifffile.imwrite(source, noisy_picture((2, 3, 64, 48), "uint16"), ome=True, metadata=words)
+    group = output_of(gaussian(source, tmp_path / "o.zarr"))
+    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
+    assert [(axis.name, axis.type, axis.unit) for axis in multiscale.axes] == [
+        ("t", "time", "second"),
+        ("c", "channel", None),
+        ("y", "space", None),
+        ("x", "space", "micrometer"),
+    ]
+    steps = multiscale.datasets[0].coordinateTransformations
+    assert [list(step.scale) for step in steps] == [[3.0, 1.0, 1.0, 0.1]]
+
+
+@pytest.mark.parametrize(("axes", "shape"), [("YXS", (64, 48, 3)), ("ZCYX", (2, 3, 64, 48))])
+def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(
+    tmp_path: Path, axes: str, shape: tuple[int, ...]
+) -> None:
+    source = tmp_path / "in.ome.tif"
+    kind = "rgb" if "S" in axes else "minisblack"
+    words: Any = {"axes": axes, "PhysicalSizeX": 0.5}
+    tifffile.imwrite(source, noisy_picture(shape, "uint8"), ome=True, photometric=kind, metadata=words)
+    plan = make_plan(gaussian(source, tmp_path / "o.zarr"))
+    assert not plan.layout.ome
+    assert plan.layout.scale[plan.layout.axes.index("x")] == 0.5
+
+
+def test_name_place_and_channels_of_an_ome_zarr_are_kept(tmp_path: Path) -> None:
+    source = ome_zarr(
+        tmp_path / "in.zarr", noisy_picture((2, 64, 48)), "cyx", omero={"channels": [CHANNEL] * 2}
+    )
+    group = output_of(gaussian(source, tmp_path / "o.zarr"))
+    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
+    assert multiscale.name == "cells"
+    assert list(multiscale.datasets[0].coordinateTransformations[1].translation) == [1.0, 1.0, 1.0]
+    ome: Any = group.attrs["ome"]
+    assert len(Omero.model_validate(ome["omero"]).channels) == 2
+    assert ome["omero"]["channels"][1]["label"] == "GFP"
+
+
+def test_finer_pixels_have_their_centres_elsewhere(tmp_path: Path) -> None:
+    source = ome_zarr(tmp_path / "in.zarr", noisy_picture((64, 48)), "yx")
+    options = {"import": "tests.networks:doubler", "scale": 2}
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
+    # A pixel of 2 around 1 goes from 0 to 2; its halves lie around 0.5 and 1.5.
+    assert (plan.layout.scale, plan.layout.translation) == ((1.0, 1.0), (0.5, 0.5))
+
+
+def test_names_of_channels_that_are_no_longer_there_are_left_out(tmp_path: Path) -> None:
+    source = ome_zarr(tmp_path / "in.zarr", noisy_picture((64, 48)), "yx", omero={"channels": [CHANNEL]})
+    one = make_plan(gaussian(source, tmp_path / "o.zarr"))
+    assert one.layout.omero == {"channels": [CHANNEL]}
+    options = {"import": "tests.networks:colouring", "channels": [1, 3]}
+    three = make_plan(job_of(source, tmp_path / "p.zarr", "torch", options))
+    assert three.layout.shape == (3, 64, 48)
+    assert (three.layout.ome, three.layout.omero) == (True, None)
+    assert three.layout.translation == (0.0, 1.0, 1.0)
+
+
+def test_a_mask_becomes_numbers_between_0_and_1(tmp_path: Path) -> None:
+    mask = noisy_picture((64, 48)) > 0.5
+    plain = run_inline(gaussian(write_zarr(tmp_path / "m.zarr", mask), tmp_path / "o.zarr"))
+    assert plain.dtype == np.float32
+    run_inline(gaussian(write_zarr(tmp_path / "f.zarr", mask.astype("float32")), tmp_path / "p.zarr"))
+    np.testing.assert_array_equal(plain, read_zarr(tmp_path / "p.zarr"))
+    assert 0 <= plain.min() < 0.4 < 0.6 < plain.max() <= 1 + 1e-6

@@ -1,0 +1,295 @@
+"""Code and weights of the user's own: tried while a plan is made, and noticed when they change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from halotile.errors import ConfigError, HalotileError, ResumeRefused, WeightsError
+from halotile.graphs.claim import claim
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import Input, Job, Output
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import run
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.denoisers.function import GivenFunction
+from tests.support import dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr
+
+NETWORKS = '''
+import sys
+import torch
+from torch import nn
+from sibling import WIDTH
+
+class Impure(nn.Module):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        return x.mul_(0.5)
+
+class Hidden(nn.Module):
+    """Its numbers are no parameters."""
+    def __init__(self):
+        super().__init__()
+        self.numbers = [torch.rand(1)]
+    def forward(self, x):
+        return x * self.numbers[0]
+
+class Leaving(nn.Module):
+    def forward(self, x):
+        sys.exit(3)
+
+def unseeded():
+    return nn.Conv2d(1, 1, WIDTH, padding=1)
+
+def seeded(seed=0):
+    torch.manual_seed(seed)
+    return unseeded()
+
+def lazy():
+    return nn.LazyConv2d(1, 3, padding=1)
+
+def leaving():
+    sys.exit(3)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a picture and two modules of the user's own, which nobody can import yet."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    for name in ("own_networks", "sibling", "own_exit"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "own_networks.py").write_text(NETWORKS)
+    (tmp_path / "sibling.py").write_text("WIDTH = 3\n")
+    (tmp_path / "own_exit.py").write_text("raise SystemExit(3)\n")
+    write_zarr(tmp_path / "in.zarr", noisy_picture((140, 130)))
+    return tmp_path
+
+
+def own(folder: Path, build: str, name: str = "torch", **options: Any) -> Job:
+    """A job with a network or a function of the folder."""
+    from dataclasses import replace
+
+    job = job_of(folder / "in.zarr", folder / "out.zarr", name, {"import": build, **options})
+    return replace(job, import_folder=str(folder))
+
+
+def given(folder: Path, call: Callable[[Any], Any]) -> Job:
+    return Job(
+        input=Input(path=str(folder / "in.zarr")),
+        output=Output(path=str(folder / "out.zarr"), shard=128, chunk=32),
+        denoiser=GivenFunction(call=call, depth=0),
+    )
+
+
+def begin(job: Job) -> None:
+    """What a run leaves that is killed before its first block."""
+    plan = make_plan(job)
+    with claim(plan, RunDirectory(plan.run_directory)):
+        pass
+
+
+def wrong_sum(folder: Path) -> dict[str, Any]:
+    return {"weights": str(dncnn_weights(folder / "w.safetensors")), "sha256": "0" * 64}
+
+
+def no_safetensors(folder: Path) -> dict[str, Any]:
+    (folder / "w.safetensors").write_bytes(b"<html>404</html>")
+    return {"weights": str(folder / "w.safetensors")}
+
+
+def code_in_a_pickle(folder: Path) -> dict[str, Any]:
+    class Malicious:
+        def __reduce__(self) -> Any:
+            return os.system, ("true",)
+
+    torch.save({"layers.0.weight": Malicious()}, folder / "w.pth")
+    return {"weights": str(folder / "w.pth")}
+
+
+def other_names(folder: Path) -> dict[str, Any]:
+    torch.save({"stem": torch.zeros(3)}, folder / "w.pth")
+    return {"weights": str(folder / "w.pth")}
+
+
+def nothing(folder: Path) -> dict[str, Any]:
+    return {"weights": str(folder / "nowhere.safetensors")}
+
+
+@pytest.mark.parametrize(
+    "denoiser",
+    [("dncnn", {"depth": 5, "width": 8}), ("torch", {"import": "own_networks:seeded"})],
+    ids=["dncnn", "torch"],
+)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (wrong_sum, "sha256 is 0000"),
+        (no_safetensors, "not a whole safetensors file"),
+        (code_in_a_pickle, "holds pickled code, which is not run"),
+        (other_names, "does not fit .*unexpected stem"),
+        (nothing, "cannot be opened"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_refused_before_an_output_is_replaced(
+    folder: Path, denoiser: tuple[str, dict[str, Any]], make: Any, words: str
+) -> None:
+    name, options = denoiser
+    write_zarr(folder / "out.zarr", noisy_picture((9, 9)))
+    job = own(folder, "", name)
+    from dataclasses import replace
+
+    choice = replace(job.denoiser, options=options | make(folder))
+    job = replace(job, denoiser=choice, output=replace(job.output, overwrite=True))
+    before = {path: path.lstat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
+    with pytest.raises(WeightsError, match=words):
+        run(make_plan(job, fresh=True))
+    after = {path: path.lstat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
+    assert after == before
+
+
+def test_weights_in_safetensors_are_checked_without_torch(folder: Path) -> None:
+    weights = dncnn_weights(folder / "w.safetensors")
+    code = (
+        "import sys\n"
+        "from halotile.tasks.denoisers.dncnn import DnCNN\n"
+        f"assert DnCNN(weights={str(weights)!r}, depth=5, width=8).check() == {{}}\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "options", "words"),
+    [
+        ("unseeded", "torch", {}, "own_networks:unseeded builds another network at each call"),
+        ("Hidden", "torch", {}, "own_networks:Hidden gives another result each time it is built"),
+        ("lazy", "torch", {}, "lazy layers"),
+        ("Impure", "torch", {}, "own_networks:Impure gave one tile two results"),
+        ("Noisy", "torch", {}, "own_networks:Noisy gave one tile two results"),
+        ("InPlace", "torch", {}, "changes the pixels it is given"),
+        (
+            "InPlace",
+            "torch",
+            {"receptive_field": 0, "alignment": 1},
+            "own_networks:InPlace changes the pixels it is given",
+        ),
+        ("leaving", "torch", {}, "own_networks:leaving .* failed: SystemExit: 3"),
+        ("Leaving", "torch", {}, "own_networks:Leaving failed on a window .*SystemExit: 3"),
+        ("leaving", "function", {"depth": 0}, "own_networks:leaving failed on a picture"),
+        ("nowhere", "function", {"depth": 0}, "Write a name that the module defines"),
+    ],
+)
+def test_code_that_cannot_be_tiled_is_refused_by_name_while_planning(
+    folder: Path, build: str, name: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_plan(own(folder, f"own_networks:{build}", name, **options))
+    assert not (folder / "out.zarr.run").exists()
+
+
+def test_a_module_that_ends_the_program_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="importing it failed: SystemExit: 3"):
+        make_plan(own(folder, "own_exit:f", "function", depth=0))
+
+
+def test_a_given_function_that_keeps_state_is_refused_while_planning(folder: Path) -> None:
+    calls: list[int] = []
+
+    def count(picture: Any) -> Any:
+        calls.append(1)
+        return picture + len(calls)
+
+    with pytest.raises(ConfigError, match=r"test_own_code:.*count gave one picture two results"):
+        make_plan(given(folder, count))
+
+
+def test_a_network_without_seed_may_have_its_weights_from_a_file(folder: Path) -> None:
+    torch.save(torch.nn.Conv2d(1, 1, 3).state_dict(), folder / "w.pth")
+    make_plan(own(folder, "own_networks:unseeded", weights=str(folder / "w.pth")))
+
+
+def differences(job: Job) -> str:
+    """What a run of this job would be refused for."""
+    plan = make_plan(job)
+    with pytest.raises(ResumeRefused) as refused, claim(plan, RunDirectory(plan.run_directory)):
+        pass
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("file", ["own_networks.py", "sibling.py"])
+@pytest.mark.parametrize(
+    ("build", "name", "options"), [("seeded", "torch", {}), ("InPlace", "function", {"depth": 0})]
+)
+def test_a_run_whose_code_was_edited_does_not_go_on(
+    folder: Path, file: str, build: str, name: str, options: dict[str, Any]
+) -> None:
+    with (folder / "own_networks.py").open("a") as opened:
+        opened.write("\ndef InPlace(x):\n    return x + 1\n" if name == "function" else "")
+    job = own(folder, f"own_networks:{build}", name, **options)
+    begin(job)
+    assert make_plan(job).resumes
+    with (folder / file).open("a") as opened:
+        opened.write("\nMORE = 1\n")
+    assert f"code.own_networks:{build} was" in differences(job)
+
+
+def test_a_network_that_is_built_with_other_numbers_does_not_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = own(folder, "own_networks:seeded")
+    begin(job)
+    import own_networks  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(own_networks.seeded, "__defaults__", (1,))
+    assert "code.weights built by own_networks:seeded was" in differences(job)
+
+
+def times(factor: float) -> Callable[[Any], Any]:
+    return lambda picture: picture * np.float32(factor)
+
+
+def test_a_given_function_with_another_closure_does_not_go_on(folder: Path) -> None:
+    begin(given(folder, times(1)))
+    assert make_plan(given(folder, times(1))).resumes
+    assert "code.tests.graphs.test_own_code:times.<locals>.<lambda> was" in differences(
+        given(folder, times(2))
+    )
+
+
+def test_an_option_that_has_no_default_is_asked_for(folder: Path) -> None:
+    with pytest.raises(HalotileError, match=r"denoiser tv: write strength, which has no default"):
+        make_plan(job_of(folder / "in.zarr", folder / "out.zarr", "tv"))
+
+
+@pytest.mark.cluster
+def test_workers_import_from_the_folder_of_the_job(folder: Path, cluster: Cluster) -> None:
+    with (folder / "own_networks.py").open("a") as opened:
+        opened.write("\ndef brighter(picture):\n    return picture + WIDTH\n")
+    run(make_plan(own(folder, "own_networks:brighter", "function", depth=0)), cluster=cluster)
+    np.testing.assert_array_equal(read_zarr(folder / "out.zarr"), noisy_picture((140, 130)) + 3)
+
+
+def test_a_job_that_may_not_import_leaves_the_path_alone(folder: Path) -> None:
+    from dataclasses import replace
+
+    job = job_of(folder / "in.zarr", folder / "out.zarr", "gaussian", {"sigma": 1.0})
+    make_plan(replace(job, import_folder=str(folder), allow_import=False))
+    assert str(folder) not in sys.path
