@@ -4,6 +4,7 @@
 rule     pixels outside                                               ``| a b c d |``
 ======== ==========================================================  ==================
 reflect  mirrored, the edge pixel repeated (Dask's ``reflect``)       ``b a | a b c d``
+mirror   mirrored about the edge pixel (NumPy's ``reflect``)          ``c b | a b c d``
 nearest  the edge pixel                                               ``a a | a b c d``
 periodic the other end of the array                                   ``c d | a b c d``
 constant one value                                                    ``v v | a b c d``
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 
-RULES = ("reflect", "nearest", "periodic", "constant", "cut")
+RULES = ("reflect", "mirror", "nearest", "periodic", "constant", "cut")
 
 Pixels = NDArray[np.generic]
 
@@ -99,6 +100,9 @@ def source_positions(start: int, stop: int, length: int, rule: str) -> NDArray[n
     if rule == "reflect":
         at %= 2 * length
         return np.minimum(at, 2 * length - 1 - at)
+    if rule == "mirror":
+        at %= max(1, 2 * length - 2)
+        return np.minimum(at, 2 * length - 2 - at) if length > 1 else at
     if rule == "nearest":
         return np.clip(at, 0, length - 1)
     if rule == "periodic":

@@ -1,0 +1,78 @@
+"""What an imaging operator declares, so that a stack of them can run on pieces of an image.
+
+An operator is a frozen dataclass of its options. ``forward`` and ``adjoint`` take a
+:class:`~halotile.storage.rim.Readable` and give one: nothing is computed before a region is read, and then
+only what that region needs. So operators compose, and the whole image is only ever one more region.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+
+Shape = tuple[int, ...]
+Kind = Literal["local", "windowed", "whole"]
+"""What of the image an operator has to see: a neighbourhood, one window, or all of it."""
+
+
+class Operator(Protocol):
+    """A linear map from images to measurements. Images may have axes in front of y and x: each plane by itself."""
+
+    name: ClassVar[str]
+    """The word that a job file uses."""
+    kind: ClassVar[Kind]
+
+    def measured(self, image: Shape) -> Shape:
+        """Shape of the measurement of an image of this shape.
+
+        Raises
+        ------
+        ConfigError
+            When there can be none.
+        """
+        ...
+
+    def forward(self, image: Readable) -> Readable:
+        """``A x``."""
+        ...
+
+    def adjoint(self, measurement: Readable, image: Shape) -> Readable:
+        """``A^T y``, of the shape ``image``."""
+        ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """An array in memory as a Readable."""
+
+    pixels: NDArray[Any]
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.pixels.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one pixel."""
+        return self.pixels.dtype
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``, not copied."""
+        return self.pixels[region.slices]
+
+
+def read_all(source: Readable) -> Pixels:
+    """Every pixel."""
+    return source.read(Region.whole(source.shape))
+
+
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What pixels of this type are computed in: double where they are double, single otherwise."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)

@@ -1,0 +1,102 @@
+"""Blur: convolution with a compact kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError
+from halotile.storage.rim import Readable
+from halotile.tasks.operators.base import Kind, Shape
+from halotile.tasks.operators.frame import Frame
+from halotile.tasks.operators.kernel import Frames, Seen, Spread
+
+RULES = {
+    "circular": "periodic",
+    "reflect": "mirror",
+    "replicate": "nearest",
+    "zero": "constant",
+    "valid": "cut",
+}
+"""Boundaries as imaging people call them, and the rim rules that they are."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blur:
+    """``y = k * x``, or every ``factor``-th pixel of it.
+
+    Parameters
+    ----------
+    kernel : ndarray, shape (rows, columns) or (planes, rows, columns)
+        The kernel, its centre at (rows - 1) // 2, (columns - 1) // 2 from its end, as deepinv has it.
+    boundary : str
+        ``circular``, ``reflect`` (about the edge pixel), ``replicate``, ``zero``, or ``valid``: the
+        measurement is smaller by the kernel.
+    factor : int
+        Downsampling.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.base import InMemory, read_all
+    >>> blur = Blur(kernel=np.ones((1, 3)) / 3, boundary="replicate")
+    >>> read_all(blur.forward(InMemory(np.array([[0.0, 3.0, 9.0]])))).tolist()
+    [[1.0, 4.0, 7.0]]
+    """
+
+    name: ClassVar[str] = "blur"
+    kind: ClassVar[Kind] = "local"
+
+    kernel: NDArray[Any]
+    boundary: str = "circular"
+    factor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.boundary not in RULES:
+            raise ConfigError(f"boundary is {self.boundary!r}: write one of {', '.join(RULES)}.")
+        if self.kernel.ndim not in (2, 3) or 0 in self.kernel.shape:
+            raise ConfigError(
+                f"kernel has shape {self.kernel.shape}: write rows and columns, or one such kernel for each plane."
+            )
+
+    def frames(self, image: Shape) -> Frames:
+        """How image and measurement lie to each other, along y and x."""
+        y, x = (self._frame(n, taps) for n, taps in zip(image[-2:], self.kernel.shape[-2:], strict=True))
+        return y, x
+
+    def _frame(self, length: int, taps: int) -> Frame:
+        rule = RULES[self.boundary]
+        before = 0 if rule == "cut" else (taps - 1) // 2
+        seen = length - taps + 1 if rule == "cut" else length
+        if seen < 1 or (rule == "mirror" and taps // 2 >= length):
+            raise ConfigError(
+                f"the kernel is {taps} pixels long and the image {length}: with boundary {self.boundary} it has to be "
+                "shorter. Crop the kernel, or write boundary: zero."
+            )
+        if rule == "periodic" and length % self.factor:
+            raise ConfigError(
+                f"the image is {length} pixels long, no multiple of the factor {self.factor}: with boundary circular "
+                "it has to be. Crop the image, or write another boundary."
+            )
+        return Frame(length, -(-seen // self.factor), taps, self.factor, before, rule)
+
+    def measured(self, image: Shape) -> Shape:
+        """Shape of the measurement."""
+        return (*image[:-2], *(frame.count for frame in self.frames(image)))
+
+    def forward(self, image: Readable) -> Seen:
+        """``A x``."""
+        return Seen(image, self._kernels[:, ::-1, ::-1], self.frames(image.shape))
+
+    def adjoint(self, measurement: Readable, image: Shape) -> Spread:
+        """``A^T y``: a convolution with the flipped kernel."""
+        return Spread(measurement, self._kernels[:, ::-1, ::-1], self.frames(image))
+
+    @property
+    def _kernels(self) -> NDArray[Any]:
+        return self.kernel if self.kernel.ndim == 3 else self.kernel[None]
+
+
+OPERATOR = Blur

@@ -1,0 +1,143 @@
+"""An operator that a kernel makes: forward and adjoint on any region, read through the rim rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable, Rim, read_window
+from halotile.tasks.correlate import correlate
+from halotile.tasks.operators.base import Shape, working_dtype
+from halotile.tasks.operators.frame import FOLDING, Frame
+
+Frames = tuple[Frame, Frame]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """``y[i] = sum_m kernel[m] x[step i - before + m]``, x outside the image by the rim rule."""
+
+    image: Readable
+    kernels: NDArray[Any]
+    """Shape (1, rows, columns), or one kernel for each plane along the axis before y."""
+    frames: Frames
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return (*self.image.shape[:-2], *(frame.count for frame in self.frames))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.image.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        window = _over(region, [f.seen(a, b) for f, a, b in _spans(self.frames, region)])
+        pixels = read_window(self.image, window, _rim(self.image, [f.rule for f in self.frames]))
+        return _correlated(pixels, self.kernels, region, self.dtype, self.frames[0].step)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """``x[p] = sum_i y[i] kernel[p - step i + before]``, what falls outside the image folded back by the rim rule."""
+
+    measurement: Readable
+    kernels: NDArray[Any]
+    frames: Frames
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return (*self.measurement.shape[:-2], *(frame.length for frame in self.frames))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.measurement.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        wide = _over(region, [f.unfolded(a, b) for f, a, b in _spans(self.frames, region)])
+        pixels = _correlated(self._around(wide), self.kernels[:, ::-1, ::-1], wide, self.dtype, 1)
+        for axis, (frame, start, stop) in enumerate(_spans(self.frames, region), start=-2):
+            pixels = _folded(pixels, axis, frame, wide, start, stop)
+        return pixels
+
+    def _around(self, wide: Region) -> Pixels:
+        """The measurement on the image's grid, zeros between its pixels, as far as the kernel reaches from ``wide``."""
+        spans = [f.touching(a, b) for f, a, b in _spans(self.frames, wide)]
+        rules = ["periodic" if f.rule == "periodic" else "constant" for f in self.frames]
+        pixels = read_window(self.measurement, _over(wide, spans), _rim(self.measurement, rules))
+        room = [
+            (a - f.taps + 1 + f.before, b + f.before) for f, a, b in _spans(self.frames, wide)
+        ]
+        if all(f.step == 1 for f in self.frames):
+            return pixels
+        laid_out = np.zeros((*pixels.shape[:-2], *(b - a for a, b in room)), pixels.dtype)
+        places = tuple(
+            slice(f.step * first - a, None, f.step)
+            for f, (first, _), (a, _) in zip(self.frames, spans, room, strict=True)
+        )
+        laid_out[(..., *places)] = pixels
+        return laid_out
+
+
+def _spans(frames: Frames, region: Region) -> list[tuple[Frame, int, int]]:
+    """Each frame with the start and stop of its axis."""
+    return list(zip(frames, region.start[-2:], region.stop[-2:], strict=True))
+
+
+def _over(region: Region, spans: list[tuple[int, int]]) -> Region:
+    """The region with other spans on its last two axes."""
+    return Region(
+        (*region.start[:-2], *(a for a, _ in spans)), (*region.stop[:-2], *(b for _, b in spans))
+    )
+
+
+def _rim(source: Readable, rules: list[str]) -> Rim:
+    return Rim(("cut",) * (len(source.shape) - 2) + tuple(rules))
+
+
+def _correlated(
+    pixels: Pixels, kernels: NDArray[Any], region: Region, dtype: np.dtype[Any], step: int
+) -> NDArray[Any]:
+    """Each plane with its kernel, in the working type."""
+    import torch
+
+    planes = torch.from_numpy(np.ascontiguousarray(pixels, dtype)).reshape(-1, 1, *pixels.shape[-2:])
+    weights = torch.from_numpy(np.ascontiguousarray(kernels, dtype))
+    with torch.inference_mode():
+        if len(weights) == 1:
+            result = correlate(planes, weights, step)
+        else:
+            first, count = region.start[-3], region.stop[-3] - region.start[-3]
+            chosen = [weights[first + number % count] for number in range(len(planes))]
+            result = torch.cat(
+                [correlate(plane[None], kernel[None], step) for plane, kernel in zip(planes, chosen, strict=True)]
+            )
+    correlated: NDArray[Any] = result.reshape(*pixels.shape[:-2], *result.shape[-2:]).numpy()
+    return correlated
+
+
+def _folded(
+    pixels: NDArray[Any], axis: int, frame: Frame, wide: Region, start: int, stop: int
+) -> NDArray[Any]:
+    """What lies outside the image along an axis added where the rim rule had read it, cut to ``start..stop``."""
+    first, last = wide.start[axis], wide.stop[axis]
+    inside = np.moveaxis(pixels, axis, 0)[start - first : stop - first]
+    if frame.rule not in FOLDING or (first >= 0 and last <= frame.length):
+        return np.moveaxis(inside, 0, axis)
+    folded = inside.copy()
+    outside = [*range(min(0, last) - 1, first - 1, -1), *range(max(first, frame.length), last)]
+    targets = frame.targets(first, last)
+    for position in outside:
+        target = int(targets[position - first])
+        if start <= target < stop:
+            folded[target - start] += np.moveaxis(pixels, axis, 0)[position - first]
+    return np.moveaxis(folded, 0, axis)
