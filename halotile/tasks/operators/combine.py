@@ -1,0 +1,103 @@
+"""Operators made of operators: one after the other, and weighted sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+from halotile.tasks.operators.base import Kind, Operator, Shape, working_dtype
+
+
+@dataclass(frozen=True)
+class Total:
+    """``sum_j weights[j] parts[j]``, added in order."""
+
+    parts: tuple[Readable, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.parts[0].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(np.result_type(*(part.dtype for part in self.parts)))
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        total = np.zeros(region.shape, self.dtype)
+        for part, weight in zip(self.parts, self.weights, strict=True):
+            pixels = part.read(region).astype(self.dtype, copy=False)
+            total += pixels if weight == 1 else pixels * self.dtype.type(weight)
+        return total
+
+
+@dataclass(frozen=True)
+class ScaleSum:
+    """``y = sum_j weights[j] A_j x``."""
+
+    name: ClassVar[str] = "sum"
+    kind: ClassVar[Kind] = "local"
+
+    operators: tuple[Operator, ...]
+    weights: tuple[float, ...]
+
+    def measured(self, image: Shape) -> Shape:
+        """Shape of the measurement, which all of them share."""
+        shapes = {operator.measured(image) for operator in self.operators}
+        if len(shapes) != 1:
+            raise ConfigError(
+                f"the operators of a sum give measurements of the shapes {sorted(shapes)}: they cannot be added. "
+                "Give them one shape, or stack them."
+            )
+        return shapes.pop()
+
+    def forward(self, image: Readable) -> Total:
+        """``A x``."""
+        self.measured(image.shape)
+        return Total(tuple(operator.forward(image) for operator in self.operators), self.weights)
+
+    def adjoint(self, measurement: Readable, image: Shape) -> Total:
+        """``A^T y``."""
+        return Total(tuple(operator.adjoint(measurement, image) for operator in self.operators), self.weights)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """``y = A_n ... A_2 A_1 x``; the first of ``operators`` acts first."""
+
+    name: ClassVar[str] = "composition"
+    kind: ClassVar[Kind] = "local"
+
+    operators: tuple[Operator, ...]
+
+    def shapes(self, image: Shape) -> list[Shape]:
+        """Shape of the image and of what each operator makes of it."""
+        shapes = [image]
+        for operator in self.operators:
+            shapes.append(operator.measured(shapes[-1]))
+        return shapes
+
+    def measured(self, image: Shape) -> Shape:
+        """Shape of the measurement."""
+        return self.shapes(image)[-1]
+
+    def forward(self, image: Readable) -> Readable:
+        """``A x``."""
+        for operator in self.operators:
+            image = operator.forward(image)
+        return image
+
+    def adjoint(self, measurement: Readable, image: Shape) -> Readable:
+        """``A^T y``."""
+        shapes = self.shapes(image)
+        for operator, shape in reversed(list(zip(self.operators, shapes, strict=False))):
+            measurement = operator.adjoint(measurement, shape)
+        return measurement

@@ -1,0 +1,82 @@
+"""Mask: each pixel times a number of its own, such as 0 or 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+from halotile.tasks.operators.base import Kind, Shape, working_dtype
+
+
+@dataclass(frozen=True)
+class Masked:
+    """``m * x``, the mask repeated along the axes in front of its own."""
+
+    image: Readable
+    mask: Readable
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.image.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.image.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        axes = len(self.mask.shape)
+        weights = self.mask.read(Region(region.start[-axes:], region.stop[-axes:]))
+        product: Pixels = self.image.read(region).astype(self.dtype) * weights.astype(self.dtype)
+        return product
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mask:
+    """``y = m * x``: its own adjoint.
+
+    Parameters
+    ----------
+    mask : Readable
+        As large as the image, or as its last axes.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.base import InMemory, read_all
+    >>> mask = Mask(mask=InMemory(np.array([[1, 0]])))
+    >>> read_all(mask.forward(InMemory(np.array([[3.0, 4.0]])))).tolist()
+    [[3.0, 0.0]]
+    """
+
+    name: ClassVar[str] = "mask"
+    kind: ClassVar[Kind] = "local"
+
+    mask: Readable
+
+    def measured(self, image: Shape) -> Shape:
+        """Shape of the measurement: that of the image."""
+        if self.mask.shape != image[-len(self.mask.shape) :]:
+            raise ConfigError(
+                f"the mask has shape {self.mask.shape} and the image {image}. Give it the image's shape, "
+                "or that of its last axes."
+            )
+        return image
+
+    def forward(self, image: Readable) -> Masked:
+        """``m * x``."""
+        self.measured(image.shape)
+        return Masked(image, self.mask)
+
+    def adjoint(self, measurement: Readable, image: Shape) -> Masked:
+        """``m * y``."""
+        return self.forward(measurement)
+
+
+OPERATOR = Mask
