@@ -1,0 +1,81 @@
+"""Random numbers by position: a pixel draws the same number in whatever tile it lies.
+
+The plane is cut into cells of fixed size. Each cell has a stream of its own (Philox, keyed by seed, operator
+and plane, its counter set by the cell's place), from which all its pixels are drawn at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.grid import Region
+
+CELL = 64
+"""Edge of a cell in pixels. It belongs to what a seed means: another one gives other numbers."""
+
+Draw = Callable[[np.random.Generator], NDArray[Any]]
+
+
+def draw_cells(region: Region, seed: int, operator: int, draw: Draw) -> NDArray[Any]:
+    """Numbers for the pixels of a region, by their global positions.
+
+    Parameters
+    ----------
+    region : Region
+        Two or more axes; the last two are those of the cells.
+    seed, operator : int
+        Which picture of random numbers: 0 or more.
+    draw : callable
+        Gives the numbers of one cell, shape (CELL, CELL).
+
+    Examples
+    --------
+    >>> normal = lambda stream: stream.standard_normal((CELL, CELL))
+    >>> whole = draw_cells(Region((0, 0), (100, 100)), 1, 0, normal)
+    >>> part = draw_cells(Region((60, 70), (80, 90)), 1, 0, normal)
+    >>> bool((part == whole[60:80, 70:90]).all())
+    True
+    """
+    drawn = np.empty(region.shape, np.float64)
+    rows, columns = (
+        range(a // CELL, -(-b // CELL)) for a, b in zip(region.start[-2:], region.stop[-2:], strict=True)
+    )
+    planes = itertools.product(
+        *(range(a, b) for a, b in zip(region.start[:-2], region.stop[:-2], strict=True))
+    )
+    for plane in planes:
+        key = np.random.SeedSequence([seed, operator, *plane]).generate_state(2, np.uint64)
+        inner = tuple(p - a for p, a in zip(plane, region.start, strict=False))
+        for y, x in itertools.product(rows, columns):
+            stream = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, y, x]))
+            cell = Region((y * CELL, x * CELL), ((y + 1) * CELL, (x + 1) * CELL))
+            window = Region(region.start[-2:], region.stop[-2:])
+            part = cell.clip(window)
+            drawn[inner][part.relative_to(window).slices] = draw(stream)[part.relative_to(cell).slices]
+    return drawn
+
+
+def gaussian(clean: NDArray[Any], region: Region, *, sigma: float, seed: int, operator: int) -> NDArray[Any]:
+    """``y = x + sigma n``, n standard normal: noise on the pixels of a region."""
+    noise = draw_cells(region, seed, operator, lambda stream: stream.standard_normal((CELL, CELL)))
+    return (clean + sigma * noise).astype(clean.dtype)
+
+
+def poisson(clean: NDArray[Any], region: Region, *, gain: float, seed: int, operator: int) -> NDArray[Any]:
+    """``y = gain P(x / gain)``, P a Poisson count: shot noise on the pixels of a region.
+
+    The count is the quantile of one uniform number for each pixel, so that it depends on nothing but the
+    pixel's own rate.
+    """
+    from scipy.special import pdtrik
+
+    uniform = draw_cells(region, seed, operator, lambda stream: stream.random((CELL, CELL)))
+    rate = np.maximum(clean.astype(np.float64) / gain, 0)
+    with np.errstate(invalid="ignore"):
+        count = np.ceil(pdtrik(uniform, np.maximum(rate, 1e-12)))
+    return (gain * np.where(np.isnan(count), 0.0, np.maximum(count, 0))).astype(clean.dtype)
