@@ -11,7 +11,13 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Rim, read_window
 
-PAD_MODE = {"reflect": "symmetric", "nearest": "edge", "periodic": "wrap", "constant": "constant"}
+PAD_MODE = {
+    "reflect": "symmetric",
+    "mirror": "reflect",
+    "nearest": "edge",
+    "periodic": "wrap",
+    "constant": "constant",
+}
 
 
 class Counting:
@@ -72,5 +78,5 @@ def test_a_periodic_window_reads_two_slabs_not_the_array_between_them() -> None:
 
 
 def test_unknown_rules_are_refused() -> None:
-    with pytest.raises(ConfigError, match="boundary is 'mirror'"):
-        Rim.everywhere("mirror", 2)
+    with pytest.raises(ConfigError, match="boundary is 'turn'"):
+        Rim.everywhere("turn", 2)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
+from halotile.tasks.operators._frame import Frame
+from halotile.tasks.operators._kernel import Frames, Seen, Spread
 from halotile.tasks.operators.base import Kind, Shape
-from halotile.tasks.operators.frame import Frame
-from halotile.tasks.operators.kernel import Frames, Seen, Spread
 
 RULES = {
     "circular": "periodic",
@@ -40,6 +39,7 @@ class Blur:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> blur = Blur(kernel=np.ones((1, 3)) / 3, boundary="replicate")
     >>> read_all(blur.forward(InMemory(np.array([[0.0, 3.0, 9.0]])))).tolist()

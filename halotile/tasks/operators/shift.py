@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
+from halotile.tasks.operators._frame import Frame
+from halotile.tasks.operators._kernel import Frames, Seen, Spread
 from halotile.tasks.operators.base import Kind, Shape
 from halotile.tasks.operators.blur import RULES
-from halotile.tasks.operators.frame import Frame
-from halotile.tasks.operators.kernel import Frames, Seen, Spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +84,8 @@ class Shift:
 
     @property
     def _kernels(self) -> NDArray[Any]:
-        parts = [s - math.floor(s) for s in self.shift]
-        return np.outer(*([1 - part, part] for part in parts))[None]
+        (y, x) = (s - math.floor(s) for s in self.shift)
+        return np.outer([1 - y, y], [1 - x, x])[None]
 
 
 OPERATOR = Shift

@@ -1,4 +1,4 @@
-"""Operators made of operators: one after the other, and weighted sums."""
+"""Sum: operators on the same image, weighted and added."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class ScaleSum:
+class Sum:
     """``y = sum_j weights[j] A_j x``."""
 
     name: ClassVar[str] = "sum"
@@ -69,35 +69,4 @@ class ScaleSum:
         return Total(tuple(operator.adjoint(measurement, image) for operator in self.operators), self.weights)
 
 
-@dataclass(frozen=True)
-class Composition:
-    """``y = A_n ... A_2 A_1 x``; the first of ``operators`` acts first."""
-
-    name: ClassVar[str] = "composition"
-    kind: ClassVar[Kind] = "local"
-
-    operators: tuple[Operator, ...]
-
-    def shapes(self, image: Shape) -> list[Shape]:
-        """Shape of the image and of what each operator makes of it."""
-        shapes = [image]
-        for operator in self.operators:
-            shapes.append(operator.measured(shapes[-1]))
-        return shapes
-
-    def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
-        return self.shapes(image)[-1]
-
-    def forward(self, image: Readable) -> Readable:
-        """``A x``."""
-        for operator in self.operators:
-            image = operator.forward(image)
-        return image
-
-    def adjoint(self, measurement: Readable, image: Shape) -> Readable:
-        """``A^T y``."""
-        shapes = self.shapes(image)
-        for operator, shape in reversed(list(zip(self.operators, shapes, strict=False))):
-            measurement = operator.adjoint(measurement, shape)
-        return measurement
+OPERATOR = Sum

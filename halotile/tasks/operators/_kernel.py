@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.correlate import correlate
+from halotile.tasks.operators._frame import FOLDING, Frame
 from halotile.tasks.operators.base import Shape, working_dtype
-from halotile.tasks.operators.frame import FOLDING, Frame
 
 Frames = tuple[Frame, Frame]
 
@@ -74,9 +74,7 @@ class Spread:
         spans = [f.touching(a, b) for f, a, b in _spans(self.frames, wide)]
         rules = ["periodic" if f.rule == "periodic" else "constant" for f in self.frames]
         pixels = read_window(self.measurement, _over(wide, spans), _rim(self.measurement, rules))
-        room = [
-            (a - f.taps + 1 + f.before, b + f.before) for f, a, b in _spans(self.frames, wide)
-        ]
+        room = [(a - f.taps + 1 + f.before, b + f.before) for f, a, b in _spans(self.frames, wide)]
         if all(f.step == 1 for f in self.frames):
             return pixels
         laid_out = np.zeros((*pixels.shape[:-2], *(b - a for a, b in room)), pixels.dtype)
@@ -84,7 +82,8 @@ class Spread:
             slice(f.step * first - a, None, f.step)
             for f, (first, _), (a, _) in zip(self.frames, spans, room, strict=True)
         )
-        laid_out[(..., *places)] = pixels
+        index: tuple[Any, ...] = (..., *places)
+        laid_out[index] = pixels
         return laid_out
 
 
@@ -95,9 +94,7 @@ def _spans(frames: Frames, region: Region) -> list[tuple[Frame, int, int]]:
 
 def _over(region: Region, spans: list[tuple[int, int]]) -> Region:
     """The region with other spans on its last two axes."""
-    return Region(
-        (*region.start[:-2], *(a for a, _ in spans)), (*region.stop[:-2], *(b for _, b in spans))
-    )
+    return Region((*region.start[:-2], *(a for a, _ in spans)), (*region.stop[:-2], *(b for _, b in spans)))
 
 
 def _rim(source: Readable, rules: list[str]) -> Rim:
@@ -111,7 +108,7 @@ def _correlated(
     import torch
 
     planes = torch.from_numpy(np.ascontiguousarray(pixels, dtype)).reshape(-1, 1, *pixels.shape[-2:])
-    weights = torch.from_numpy(np.ascontiguousarray(kernels, dtype))
+    weights = torch.from_numpy(np.array(kernels, dtype))
     with torch.inference_mode():
         if len(weights) == 1:
             result = correlate(planes, weights, step)
@@ -119,7 +116,10 @@ def _correlated(
             first, count = region.start[-3], region.stop[-3] - region.start[-3]
             chosen = [weights[first + number % count] for number in range(len(planes))]
             result = torch.cat(
-                [correlate(plane[None], kernel[None], step) for plane, kernel in zip(planes, chosen, strict=True)]
+                [
+                    correlate(plane[None], kernel[None], step)
+                    for plane, kernel in zip(planes, chosen, strict=True)
+                ]
             )
     correlated: NDArray[Any] = result.reshape(*pixels.shape[:-2], *result.shape[-2:]).numpy()
     return correlated

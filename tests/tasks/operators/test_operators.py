@@ -1,0 +1,170 @@
+"""Every operator: adjoint, tiled as the whole, shapes, pickling. A new one enters by a line in OPERATORS."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.errors import ConfigError
+from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
+from halotile.tasks.operators.base import InMemory, Operator, read_all
+from halotile.tasks.operators.blur import RULES, Blur
+from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.mask import Mask
+from halotile.tasks.operators.shift import Shift
+from halotile.tasks.operators.sum import Sum
+
+IMAGE = (2, 40, 33)
+TOLERANCE = {"float32": 1e-6, "float64": 1e-14}
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).random(shape)
+
+
+def kernel(*shape: int) -> Any:
+    values = numbers(*shape, seed=sum(shape))
+    return values / values.sum(axis=(-2, -1), keepdims=True)
+
+
+def mask(*shape: int) -> Mask:
+    return Mask(mask=InMemory(numbers(*shape)))
+
+
+KERNELS = [(3, 3), (5, 5), (4, 6), (1, 7), (9, 2), (15, 15), (1, 1), (2, 5, 3)]
+OPERATORS: dict[str, Operator] = {
+    **{
+        f"blur {boundary} {shape}": Blur(kernel=kernel(*shape), boundary=boundary)
+        for boundary in RULES
+        for shape in KERNELS
+    },
+    **{
+        f"downsampling {boundary} {factor}": Blur(kernel=kernel(5, 4), boundary=boundary, factor=factor)
+        for boundary in RULES
+        if boundary != "circular"
+        for factor in (2, 3)
+    },
+    **{f"shift {b}": Shift(shift=(1.3, -2.6), boundary=b) for b in RULES if b != "valid"},
+    **{
+        f"crop {b}": Shift(shift=(10.25, -3.5), size=(20, 44), boundary=b)
+        for b in ("reflect", "replicate", "zero")
+    },
+    "mask": mask(40, 33),
+    "mask of each plane": mask(2, 40, 33),
+    "sum": Sum(
+        (Blur(kernel=kernel(5, 3)), Blur(kernel=kernel(7, 7), boundary="reflect"), mask(40, 33)),
+        (2.0, -0.5, 1.0),
+    ),
+    "composition": Composition(
+        (
+            Blur(kernel=kernel(5, 3), boundary="reflect"),
+            mask(40, 33),
+            Shift(shift=(0.5, 2.0), size=(30, 30)),
+            Blur(kernel=kernel(4, 4), boundary="replicate", factor=2),
+        )
+    ),
+}
+
+
+def pair(operator: Operator, dtype: str) -> tuple[Any, Any, Readable, Readable]:
+    """An image, a measurement, and what the operator makes of them."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(IMAGE).astype(dtype)
+    y = rng.standard_normal(operator.measured(IMAGE)).astype(dtype)
+    return x, y, operator.forward(InMemory(x)), operator.adjoint(InMemory(y), IMAGE)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_adjoint_is_the_adjoint(name: str, dtype: str) -> None:
+    x, y, forward, adjoint = pair(OPERATORS[name], dtype)
+    ax, aty = read_all(forward), read_all(adjoint)
+    assert (ax.shape, aty.shape) == (y.shape, x.shape)
+    assert ax.dtype == aty.dtype == np.dtype(dtype)
+    left = np.sum(ax.astype(float) * y.astype(float))
+    right = np.sum(x.astype(float) * aty.astype(float))
+    assert abs(left - right) <= TOLERANCE[dtype] * np.linalg.norm(ax) * np.linalg.norm(y)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_any_region_has_the_bits_of_the_whole(name: str, dtype: str) -> None:
+    _, _, forward, adjoint = pair(OPERATORS[name], dtype)
+    rng = np.random.default_rng(2)
+    for source in (forward, adjoint):
+        whole = read_all(source)
+        for _ in range(8):
+            start = [int(rng.integers(0, n)) for n in whole.shape]
+            stop = [int(rng.integers(a + 1, n + 1)) for a, n in zip(start, whole.shape, strict=True)]
+            region = Region(tuple(start), tuple(stop))
+            assert np.array_equal(source.read(region), whole[region.slices]), region
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_travels(name: str) -> None:
+    x, _, forward, _ = pair(OPERATORS[name], "float32")
+    again = pickle.loads(pickle.dumps(OPERATORS[name])).forward(InMemory(x))
+    assert np.array_equal(read_all(again), read_all(forward))
+
+
+@pytest.mark.parametrize(("boundary", "theirs"), [(b, {"zero": "constant"}.get(b, b)) for b in RULES])
+@pytest.mark.parametrize("shape", [(3, 3), (4, 6), (15, 15)])
+def test_a_blur_is_that_of_deepinv(boundary: str, theirs: str, shape: tuple[int, int]) -> None:
+    physics = pytest.importorskip("deepinv.physics")
+    import torch
+
+    x, _, forward, _ = pair(Blur(kernel=kernel(*shape), boundary=boundary), "float32")
+    there = physics.Blur(filter=torch.from_numpy(kernel(*shape)).float()[None, None], padding=theirs)
+    assert np.allclose(read_all(forward), there.A(torch.from_numpy(x)[:, None])[:, 0].numpy(), atol=1e-6)
+
+
+def test_a_circular_blur_takes_every_second_pixel() -> None:
+    x = numbers(40, 32)
+    all_of_it = read_all(Blur(kernel=kernel(5, 4)).forward(InMemory(x)))
+    half = read_all(Blur(kernel=kernel(5, 4), factor=2).forward(InMemory(x)))
+    assert np.array_equal(half, all_of_it[::2, ::2])
+
+
+def test_a_shift_by_whole_pixels_is_a_roll() -> None:
+    x = numbers(20, 30).astype("float32")
+    moved = Shift(shift=(3, -4), boundary="circular").forward(InMemory(x))
+    assert np.array_equal(read_all(moved), np.roll(x, (-3, 4), (0, 1)))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "boundary": (lambda: Blur(kernel=kernel(3, 3), boundary="cyclic"), "write one of circular, reflect"),
+    "kernel without pixels": (lambda: Blur(kernel=np.ones((0, 3))), "kernel has shape"),
+    "kernel longer than the image": (
+        lambda: Blur(kernel=np.ones((50, 3)), boundary="valid").measured(IMAGE),
+        "Crop the kernel",
+    ),
+    "reflected beyond the image": (
+        lambda: Blur(kernel=np.ones((81, 3)), boundary="reflect").measured(IMAGE),
+        "write boundary: zero",
+    ),
+    "circular and odd": (lambda: Blur(kernel=kernel(3, 3), factor=2).measured(IMAGE), "Crop the image"),
+    "mask of another shape": (lambda: mask(40, 30).measured(IMAGE), "Give it the image's shape"),
+    "valid shift": (lambda: Shift(shift=(1, 1), boundary="valid"), "circular, reflect, replicate, zero"),
+    "shift by nothing": (lambda: Shift(shift=(float("nan"), 1)), "two numbers"),
+    "circular crop": (
+        lambda: Shift(shift=(1, 1), size=(9, 9), boundary="circular").measured(IMAGE),
+        "Leave size out",
+    ),
+    "sum of different shapes": (
+        lambda: Sum(
+            (Blur(kernel=kernel(3, 3)), Blur(kernel=kernel(3, 3), boundary="valid")), (1, 1)
+        ).measured(IMAGE),
+        "stack them",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    attempt, words = REFUSED[name]
+    with pytest.raises(ConfigError, match=words):
+        attempt()
