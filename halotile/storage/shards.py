@@ -173,9 +173,7 @@ def find_problems(file: bytes, form: ShardFormat, shape: tuple[int, ...]) -> Ite
         yield "the chunks reach into the index"
 
 
-def find_index_problems(
-    end: bytes, size: int, form: ShardFormat, shape: tuple[int, ...]
-) -> Iterator[str]:
+def find_index_problems(end: bytes, size: int, form: ShardFormat, shape: tuple[int, ...]) -> Iterator[str]:
     """What the index at the ``end`` of a file of ``size`` bytes tells of it, without a look at the chunks."""
     try:
         table = read_index(end, form)
