@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from halotile.graphs.words import choices, expected, nearest, parts, shown
-from halotile.tasks.options import job_key
+from halotile.tasks.options import job_key, required_keys
 
 Fault = tuple[tuple[str | int, ...], str]
 """Where inside the section, and what is wrong there."""
@@ -74,7 +74,7 @@ def _build(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fault]]:
             return None, list(faults.items())
         settled |= minded
         left = {key: value for key, value in left.items() if key not in minded}
-        left |= {key: _stand_in(hints[key]) for key in minded & required(schema)}
+        left |= {key: _stand_in(hints[key]) for key in minded & set(required_keys(schema))}
 
 
 def _stand_in(annotation: Any) -> Any:
@@ -93,16 +93,6 @@ def field_types(schema: type) -> dict[str, Any]:
     """The keys that a configuration may set, with their types."""
     hints = get_type_hints(schema)
     return {job_key(field.name): hints[field.name] for field in dataclasses.fields(schema) if field.init}
-
-
-def required(schema: type) -> frozenset[str]:
-    """The keys that have to be written."""
-    missing = dataclasses.MISSING
-    return frozenset(
-        job_key(field.name)
-        for field in dataclasses.fields(schema)
-        if field.init and field.default is missing and field.default_factory is missing
-    )
 
 
 def _unknown(key: str, hints: Collection[str]) -> Fault:
@@ -164,7 +154,7 @@ def _wrong(
     if len(path) > 1:
         annotation = _element(annotation)
     elif value is None:
-        instead = "" if path[0] in required(schema) else ", or leave the key out for its default"
+        instead = "" if path[0] in required_keys(schema) else ", or leave the key out for its default"
         return f"is empty; write {expected(annotation)}{instead}"
     return f"{shown(value)} is not {expected(annotation)}{_advice(value, annotation)}"
 

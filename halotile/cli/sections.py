@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from halotile import registry
-from halotile.cli.fields import check_fields, field_types, required
+from halotile.cli.fields import check_fields, field_types
 from halotile.cli.problems import KeyPath, Problem
 from halotile.cli.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.graphs.checks import CHECKS
 from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run, Tile
 from halotile.graphs.words import expected, nearest, shown
+from halotile.tasks.options import required_keys
 
 VERSION = 1
 
@@ -35,7 +36,7 @@ class JobKind:
 
     def requires(self, section: str) -> bool:
         """Whether the section has to be written."""
-        return section in required(self.schema)
+        return section in required_keys(self.schema)
 
 
 JOBS: Mapping[str, JobKind] = {

@@ -63,7 +63,7 @@ class Footprint:
     result_bytes: int
     encode_bytes: int
     tiles_bytes: int
-    decode_bytes: int = 0
+    decode_bytes: int
 
     @property
     def total_bytes(self) -> int:

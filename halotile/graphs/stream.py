@@ -166,7 +166,6 @@ class Stream:
 
     def _drop_waiting(self) -> None:
         """Let go of the tasks that no worker has: with every worker lost, nothing would come back of them."""
-
         pending = [future for future in self._in_flight if future.status == "pending"]
         with answering():
             states = self.client.sync(

@@ -132,7 +132,7 @@ def chunks_of(store: Readable, block: Any, most_axes: int) -> Chunks:
         block = tuple(block)[most_axes - len(store.shape) :]
     try:
         cut: Chunks = da.core.normalize_chunks(block, shape=store.shape, dtype=store.dtype)
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:  # Dask's own words for bad chunks
         raise ConfigError(
             f"block is {block!r}: an array of shape {store.shape} cannot be cut so ({error}). Write a size per axis."
         ) from error

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from halotile import registry
-from halotile.cli.fields import field_types, required
+from halotile.cli.fields import field_types
 from halotile.cli.schema import config_schema
 from halotile.cli.sections import JOBS, NAMED
 from halotile.cli.yaml_source import read_text
-from halotile.tasks.options import job_key
+from halotile.tasks.options import job_key, required_keys
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 SECTIONS = JOBS["denoise"].sections
@@ -40,7 +40,7 @@ def test_the_example_has_every_key_with_its_default(example: dict[str, Any], sec
         schema = registry.find(NAMED[schema], written.pop("name")).DENOISER
     assert set(written) == set(field_types(schema))
     for field in dataclasses.fields(schema):
-        if (key := job_key(field.name)) not in required(schema):
+        if (key := job_key(field.name)) not in required_keys(schema):
             usual = {} if field.default is dataclasses.MISSING else field.default
             assert written[key] == usual, key
 
@@ -51,4 +51,4 @@ def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: s
     assert row, f"the table of denoisers has no {name}"
     schema = registry.find("denoisers", name).DENOISER
     assert set(re.findall(r"`(\w+)`", row[1])) == set(field_types(schema))
-    assert set(re.findall(r"\*\*`(\w+)`\*\*", row[1])) == required(schema)
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", row[1])) == set(required_keys(schema))

@@ -167,7 +167,7 @@ def open_node(path: str) -> Any:
         ) from error
     except FileNotFoundError as error:
         raise InputError("no Zarr array or group is there. Write the path of an existing one.") from error
-    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:  # zarr-python's, for odd metadata
         raise InputError(
             f"zarr cannot open it: {error}. Write it again with a supported type and codec."
         ) from error

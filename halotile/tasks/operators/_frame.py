@@ -60,5 +60,5 @@ class Frame:
         )
 
     def targets(self, start: int, stop: int) -> NDArray[np.intp]:
-        """Where each position of an unfolded span belongs in the image."""
-        return source_positions(start, stop, self.length, self.rule if self.rule in FOLDING else "nearest")
+        """Where each position of an unfolded span belongs in the image; the rule is one that folds."""
+        return source_positions(start, stop, self.length, self.rule)
