@@ -79,8 +79,9 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         _holders[self.token] = self.directory
         import_from(self.import_folder)
         prepare_process(threads=1)
-        check_purity(self.task.denoiser, len(self.task.roles.spatial))
-        return BlockRunner(self.task)
+        runner = BlockRunner(self.task)
+        check_purity(self.task.denoiser, len(self.task.roles.spatial), runner.tiles.model)
+        return runner
 
     def _publish(self, where: dict[str, Any], what: Any) -> None:
         with _ready:

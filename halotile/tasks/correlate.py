@@ -54,7 +54,7 @@ def correlate(images: torch.Tensor, kernels: torch.Tensor, step: int = 1) -> tor
     alone = is_few(images)  # goes to another routine of torch, two at once do not
     patches = torch.nn.functional.conv2d(
         images.repeat(2, 1, 1, 1) if alone else images,
-        _shifted(kernels, down, across, step),
+        shifted(kernels, down, across, step),
         stride=(down * step, across * step),
     )
     patches = patches[:1] if alone else patches
@@ -64,7 +64,7 @@ def correlate(images: torch.Tensor, kernels: torch.Tensor, step: int = 1) -> tor
     ]
 
 
-def _shifted(kernels: torch.Tensor, down: int, across: int, step: int) -> torch.Tensor:
+def shifted(kernels: torch.Tensor, down: int, across: int, step: int) -> torch.Tensor:
     """The kernel at every place of a patch: shape (places, m, rows of a patch's window, columns)."""
     count, rows, columns = kernels.shape
     window = rows + (down - 1) * step, columns + (across - 1) * step

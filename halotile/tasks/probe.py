@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
-from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.base import Denoiser, Model
 from halotile.tasks.denoisers.function import PictureDenoiser
 from halotile.tasks.trial import NARROW, Trial
 
@@ -63,8 +63,17 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     return max(reach for reach, _ in found), math.lcm(*(alignment for _, alignment in found))
 
 
-def check_purity(denoiser: Denoiser, dims: int) -> None:
+def check_purity(denoiser: Denoiser, dims: int, model: Model | None = None) -> None:
     """Refuse a denoiser that remembers: a tile, another tile, and the first again must agree in every bit.
+
+    Parameters
+    ----------
+    denoiser : Denoiser
+        What declares the shape of the result.
+    dims : int
+        Number of tiled axes.
+    model : callable, optional
+        What it built, where that was done already.
 
     Raises
     ------
@@ -72,7 +81,7 @@ def check_purity(denoiser: Denoiser, dims: int) -> None:
         When the first tile comes out differently the second time, or when the denoiser changes the
         pixels it was given.
     """
-    _check_pure(Trial.of(denoiser, dims))
+    _check_pure(Trial.of(denoiser, dims, model))
 
 
 def check_own_code(denoiser: Denoiser, dims: int) -> None:

@@ -31,10 +31,21 @@ def make_steady(module: Any) -> None:
     kinds = (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
     for layer in module.modules():
         if isinstance(layer, kinds):
-            layer.forward = partial(_forward, layer.forward)
+            layer.forward = partial(steadily, layer.forward)
 
 
-def _forward(forward: Callable[..., Any], image: torch.Tensor, *more: Any, **options: Any) -> Any:
+def convolve(layer: Any, image: torch.Tensor, padding: tuple[int, int]) -> torch.Tensor:
+    """``layer(image)`` for a Conv2d without stride, with another padding of zeros."""
+    from torch.nn.functional import conv2d
+
+    result: torch.Tensor = steadily(
+        partial(conv2d, weight=layer.weight, bias=layer.bias, padding=padding), image
+    )
+    return result
+
+
+def steadily(forward: Callable[..., Any], image: torch.Tensor, *more: Any, **options: Any) -> Any:
+    """``forward(image)``, of two copies where one would be treated differently."""
     if not is_few(image) or image.is_cuda:
         return forward(image, *more, **options)
     return forward(image.repeat(2, *[1] * (image.dim() - 1)), *more, **options)[:1]

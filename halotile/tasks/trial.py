@@ -29,10 +29,12 @@ class Trial:
     dims: int
 
     @classmethod
-    def of(cls, denoiser: Denoiser, dims: int) -> Self:
-        """Build a denoiser, with some noise level where it would be estimated."""
-        told = denoiser.with_noise_level(0.1) if denoiser.wants_noise_level else denoiser
-        return cls(told.build(), denoiser.title, denoiser.channels, denoiser.scale, dims)
+    def of(cls, denoiser: Denoiser, dims: int, model: Model | None = None) -> Self:
+        """A denoiser with the model it built, or built here with some noise level where it would be estimated."""
+        if model is None:
+            told = denoiser.with_noise_level(0.1) if denoiser.wants_noise_level else denoiser
+            model = told.build()
+        return cls(model, denoiser.title, denoiser.channels, denoiser.scale, dims)
 
     def noise(self, shape: tuple[int, ...], count: int = 1) -> torch.Tensor:
         """Windows of random pixels, the same every time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from halotile.errors import BlockFailed
 from halotile.storage.grid import Depth, Region, align_outward
 from halotile.storage.output import to_dtype
-from halotile.tasks.denoisers.base import Model
+from halotile.tasks.denoisers.base import CoreModel, Margin, Model
 from halotile.tasks.device import Device, all_finite
 
 
@@ -43,6 +44,12 @@ class Window:
     plane: tuple[int, ...]
     core: Region
     reach: Region
+
+    @property
+    def margin(self) -> Margin:
+        """What is read around the core, before and after on each axis."""
+        inner = self.core.relative_to(self.reach)
+        return tuple((a, n - b) for a, b, n in zip(inner.start, inner.stop, self.reach.shape, strict=True))
 
 
 def cut_evenly(start: int, stop: int, edge: int, align: int) -> list[tuple[int, int]]:
@@ -127,7 +134,7 @@ class TileRunner:
         """
         planes = pixels.shape[: pixels.ndim - 1 - len(core.start)]
         windows = list(windows_of(core, available, planes, self.tiling))
-        for _, same in itertools.groupby(windows, key=lambda w: w.reach.shape):
+        for _, same in itertools.groupby(windows, key=self._kind):
             queue = list(same)
             while queue:
                 group, queue = queue[: self.batch], queue[self.batch :]
@@ -140,6 +147,10 @@ class TileRunner:
                     self.batch = max(1, len(group) // 2)
                     queue = group + queue
 
+    def _kind(self, window: Window) -> Any:
+        """What the windows of one batch have in common."""
+        return window.reach.shape, window.margin if isinstance(self.model, CoreModel) else None
+
     def _denoise(
         self,
         group: list[Window],
@@ -151,14 +162,17 @@ class TileRunner:
     ) -> None:
         batch = self._gather(group, pixels, available, self.tiling.range)
         side_batches = {name: self._gather(group, side, available, None) for name, side in sides.items()}
+        model, computed = self.model, [window.reach for window in group]
+        if isinstance(model, CoreModel):
+            model, computed = partial(model.core, margin=group[0].margin), [window.core for window in group]
         output = self.device.run(
-            self.model,
+            model,
             self.device.upload(batch),
             {name: self.device.upload(side) for name, side in side_batches.items()},
         )
-        self._check_shape(tuple(output.shape), batch.shape, result)
-        for window, tile in zip(group, output, strict=True):
-            inner = window.core.relative_to(window.reach).scale((self.tiling.scale,) * len(core.start))
+        self._check_shape(tuple(output.shape), (*batch.shape[:2], *computed[0].shape), result)
+        for window, region, tile in zip(group, computed, output, strict=True):
+            inner = window.core.relative_to(region).scale((self.tiling.scale,) * len(core.start))
             values = self.device.download(tile[(slice(None), *inner.slices)])
             if not all_finite(values) and all(all_finite(b) for b in (batch, *side_batches.values())):
                 raise BlockFailed(

@@ -6,6 +6,7 @@ from them. ``build`` turns it into a function on tensors, on the worker.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,18 @@ Model = Callable[..., "torch.Tensor"]
 """``model(batch, **sides) -> batch``: float tensors of shape (tiles, channels, *spatial), in the
 units of the picture; each side input has shape (tiles, 1, *spatial). The result has the spatial
 shape times the denoiser's ``scale``. A model neither keeps nor changes state between calls."""
+
+
+Margin = tuple[tuple[int, int], ...]
+"""Pixels before and after on every spatial axis that are context only."""
+
+
+class CoreModel(ABC):
+    """A model that computes less where the margin of its windows is not wanted."""
+
+    @abstractmethod
+    def core(self, batch: torch.Tensor, margin: Margin) -> torch.Tensor:
+        """``self(batch)`` less its margin, bit for bit."""
 
 
 class Denoiser(Protocol):

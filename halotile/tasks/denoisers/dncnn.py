@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from halotile.errors import WeightsError
 from halotile.tasks.denoisers.base import Model, Pixelwise
-from halotile.tasks.fused import Guard, convolve_relu
 from halotile.tasks.options import STRICT, check_channels, check_weights, check_whole, check_word
-from halotile.tasks.steady import make_steady
 from halotile.tasks.weights import Shapes, listed, load_weights, misfits, shapes_of, weight_shapes
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +88,20 @@ class DnCNN(Pixelwise):
         WeightsError
             When the weights cannot be loaded, or are not those of such a network.
         """
+        from halotile.tasks.stack import Stack
+
         tensors = load_weights(self.weights, self.sha256)
         layers = ordered_layers(tensors)
         self._check(shapes_of(tensors))
         sign = {"add": 1, "subtract": -1, "none": 0}.get(self.residual, 1 if "in_conv" in layers[0] else -1)
-        network = _network(self.depth, self.width, self.channels[0], self.bias, sign)
+        sizes = [self.channels[0], *[self.width] * (self.depth - 1), self.channels[1]]
+        network = Stack(sizes, bias=self.bias, sign=sign)
         state = {
             f"layers.{place}.{kind}": tensors[f"{layer}.{kind}"]
             for place, layer in enumerate(layers)
             for kind in self._kinds
         }
         network.load_state_dict(state)
-        make_steady(network)
         model: Model = network.eval().requires_grad_(False)
         return model
 
@@ -150,32 +146,6 @@ def _place(layer: str) -> tuple[int, list[Any]]:
     """First and last layers by their names, those between by their numbers."""
     rank = 0 if "in_conv" in layer else 2 if "out_conv" in layer else 1
     return rank, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", layer)]
-
-
-def _network(depth: int, width: int, channels: int, bias: bool, sign: int) -> Any:
-    """The stack as a module; ``sign`` is what its result is multiplied with before the input is added."""
-    import torch
-
-    class Stack(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            sizes = [channels] + [width] * (depth - 1) + [channels]
-            self.layers = torch.nn.ModuleList(
-                torch.nn.Conv2d(into, out, 3, padding=1, bias=bias) for into, out in itertools.pairwise(sizes)
-            )
-            self.guard: Guard | None = None
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            if self.guard is None:  # by now the weights are loaded
-                self.guard = Guard(self.layers[:-1])
-            short = self.guard.allows(batch)
-            signal = batch
-            for layer in self.layers[:-1]:
-                signal = convolve_relu(layer, signal) if short else torch.relu_(layer(signal))
-            signal = self.layers[-1](signal)
-            return signal if sign == 0 else batch + signal if sign > 0 else batch - signal
-
-    return Stack()
 
 
 DENOISER = DnCNN
