@@ -19,6 +19,7 @@ from distributed import CancelledError, Client, Future, KilledWorker
 from distributed.comm import CommClosedError
 
 from halotile.errors import Stalled
+from halotile.graphs.bars import task_key
 
 RPC_SECONDS = 60.0
 """Longest wait for any single answer from the scheduler."""
@@ -200,7 +201,7 @@ class Stream:
         return group
 
     def _submit(self, group: tuple[int, ...]) -> Future:
-        key = f"{self.name}-{next(self._serial)}"
+        key = task_key(self.name, next(self._serial), len(group))
         future = self.client.submit(self.function, group, key=key, pure=False)
         self._in_flight[future] = group
         future.add_done_callback(self._arrived.put)

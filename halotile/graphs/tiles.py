@@ -12,6 +12,7 @@ from functools import partial
 from distributed import KilledWorker
 
 from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stalled, Stopped
+from halotile.graphs.bars import show_blocks
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_blocks, output_grid
@@ -30,6 +31,7 @@ from halotile.tasks.block import BadBlock, Receipt
 
 __all__ = ["Outcome", "run"]
 
+PHASE = "denoise"
 SYNC_SECONDS = 5.0
 RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
@@ -160,6 +162,8 @@ class _Driver:
         plugin = BlockPlugin(token, plan.task, plan.run_directory, plan.job.import_folder)
         with prepared(cluster.client, plugin):
             self._stop_if_asked()
+            if cluster.dashboard:
+                show_blocks(cluster.client, PHASE, done=len(self.journal.done), total=len(plan.grid))
             self._pass_through(cluster, token)
         if self.disk_error:
             raise DiskRefused(full_disk_in_words(self.plan, self.disk_error, len(self.journal.done)))
@@ -177,7 +181,7 @@ class _Driver:
         stream = Stream(
             cluster.client,
             partial(run_blocks, token=token, directory=self.directory),
-            name="denoise",
+            name=PHASE,
             grouping=Grouping(cluster.workers, least=least),
             stall_seconds=self.plan.job.run.stall_seconds,
         )
@@ -263,7 +267,7 @@ class _Driver:
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.journal.sync()
             self.synced = time.monotonic()
-        self.status.tell(self.progress("drain" if stream.draining else "denoise"))
+        self.status.tell(self.progress("drain" if stream.draining else PHASE))
 
     def progress(self, phase: str) -> Progress:
         """How far the run is now."""

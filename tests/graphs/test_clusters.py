@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -86,6 +88,10 @@ def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: 
     before = dict(os.environ)
     with local.start(workers=1, memory_bytes=2 * 2**30, dashboard=False) as started:
         assert started.dashboard is None
+        scheduler = started.client.cluster.scheduler
+        assert scheduler.http_server.port != 8787, "Dask's usual port, which may be taken"
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"http://127.0.0.1:{scheduler.http_server.port}/status")
         (view,) = started.client.run(worker_view).values()
     assert dict(os.environ) == before
     assert not psutil.pid_exists(view["pid"])

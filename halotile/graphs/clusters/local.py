@@ -122,7 +122,8 @@ def _start_processes(workers: int, memory_bytes: int, dashboard: bool) -> LocalC
                 protocol="tls://",
                 security=Security.temporary(),
                 host="127.0.0.1",
-                dashboard_address="127.0.0.1:0" if dashboard else None,
+                dashboard_address="127.0.0.1:0",  # also without pages: Dask takes its usual port otherwise
+                scheduler_kwargs={"dashboard": dashboard},
                 memory_limit=memory_bytes,
                 silence_logs=50,
             )
