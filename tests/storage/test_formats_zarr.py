@@ -6,6 +6,9 @@ import json
 import os
 import pickle
 import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +208,30 @@ def test_a_flipped_bit_under_a_checksum_is_damage(tmp_path: Path, options: dict[
         chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         with pytest.raises(DamagedData):
             source.read(Region((16, 16), (32, 32)))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("odd://here/a.zarr", "recognise URL"), ("http://127.0.0.1:9/a.zarr", "error sending request")],
+)
+def test_a_url_that_gives_nothing_is_refused_in_one_line(url: str, words: str) -> None:
+    pytest.importorskip("obstore")
+    with pytest.raises(
+        InputError, match=f"^{url}: the store does not give it: .*{words}.*credentials"
+    ) as refused:
+        open_source(url)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_zarr_is_read_over_http(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    pixels = np.arange(48, dtype="uint16").reshape(6, 8)
+    zarr.create_array(tmp_path / "a.zarr", data=pixels, chunks=(4, 4))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            source = open_source(f"http://127.0.0.1:{server.server_port}/a.zarr")
+            assert np.array_equal(source[1:, 3:], pixels[1:, 3:])
+        finally:
+            server.shutdown()

@@ -158,9 +158,8 @@ def open_node(path: str) -> Any:
     DamagedData
         When its metadata cannot be read.
     """
-    store = _store(path)
     try:
-        return zarr.open(store, mode="r", zarr_format=_zarr_format(path))
+        return zarr.open(_store(path), mode="r", zarr_format=_zarr_format(path))
     except json.JSONDecodeError as error:
         raise DamagedData(
             f"its Zarr metadata are not JSON: {error}. Restore them from their origin."
@@ -171,12 +170,25 @@ def open_node(path: str) -> Any:
         raise InputError(
             f"zarr cannot open it: {error}. Write it again with a supported type and codec."
         ) from error
+    except Exception as error:
+        if not _is_from_store(error):
+            raise
+        reason = " ".join(str(error).partition("Debug source")[0].split())
+        raise InputError(
+            f"the store does not give it: {reason}. Check the address, and its credentials in the environment."
+        ) from error
+
+
+def _is_from_store(error: Exception) -> bool:
+    """Whether obstore, which need not be installed, raised this."""
+    return any(kind.__module__.partition(".")[0] == "obstore" for kind in type(error).__mro__)
 
 
 def _store(path: str) -> Any:
     """The store at a path or URL."""
     if "://" in path:
-        return zarr.storage.ObjectStore(_import_obstore().store.from_url(path), read_only=True)
+        options = {"client_options": {"allow_http": True}} if path.startswith("http://") else {}
+        return zarr.storage.ObjectStore(_import_obstore().store.from_url(path, **options), read_only=True)
     if os.path.isdir(path):
         return zarr.storage.LocalStore(path, read_only=True)
     return zarr.storage.ZipStore(path, mode="r")
@@ -247,7 +259,10 @@ def ome_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def holds_levels(path: str) -> bool:
     """Whether the Zarr at a URL has OME-Zarr attributes that name its levels."""
-    return bool(ome_attributes(open_node(path).attrs).get("multiscales"))
+    try:
+        return bool(ome_attributes(open_node(path).attrs).get("multiscales"))
+    except InputError as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 def read_document(path: Path, name: str) -> Any:
