@@ -14,6 +14,7 @@ from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.operators.shift import Shift
 from halotile.tasks.operators.sum import Sum
@@ -47,6 +48,10 @@ OPERATORS: dict[str, Operator] = {
         for boundary in RULES
         if boundary != "circular"
         for factor in (2, 3)
+    },
+    **{
+        f"anti-aliased {boundary} {factor}": Downsample(factor=factor, boundary=boundary)
+        for boundary, factor in [("reflect", 2), ("replicate", 3), ("zero", 4), ("valid", 3), ("reflect", 1)]
     },
     **{f"shift {b}": Shift(shift=(1.3, -2.6), boundary=b) for b in RULES if b != "valid"},
     **{
@@ -122,6 +127,18 @@ def test_a_blur_is_that_of_deepinv(boundary: str, theirs: str, shape: tuple[int,
     assert np.allclose(read_all(forward), there.A(torch.from_numpy(x)[:, None])[:, 0].numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("factor", [2, 3, 4])
+@pytest.mark.parametrize("boundary", ["circular", "reflect", "replicate", "valid"])
+def test_downsampling_is_that_of_deepinv(boundary: str, factor: int) -> None:
+    physics = pytest.importorskip("deepinv.physics")
+    import torch
+
+    x = np.random.default_rng(1).standard_normal((2, 48, 36)).astype("float32")
+    there = physics.Downsampling(img_size=(1, 48, 36), filter="bicubic", factor=factor, padding=boundary)
+    here = read_all(Downsample(factor=factor, boundary=boundary).forward(InMemory(x)))
+    assert np.allclose(here, there.A(torch.from_numpy(x)[:, None])[:, 0].numpy(), atol=1e-5)
+
+
 def test_a_circular_blur_takes_every_second_pixel() -> None:
     x = numbers(40, 32)
     all_of_it = read_all(Blur(kernel=kernel(5, 4)).forward(InMemory(x)))
@@ -148,6 +165,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "circular and odd": (lambda: Blur(kernel=kernel(3, 3), factor=2).measured(IMAGE), "Crop the image"),
     "mask of another shape": (lambda: mask(40, 30).measured(IMAGE), "Give it the image's shape"),
+    "no factor": (lambda: Downsample(factor=0), "whole number, 1 or more"),
+    "unknown boundary of a downsampling": (lambda: Downsample(boundary="odd"), "write one of circular"),
     "valid shift": (lambda: Shift(shift=(1, 1), boundary="valid"), "circular, reflect, replicate, zero"),
     "shift by nothing": (lambda: Shift(shift=(float("nan"), 1)), "two numbers"),
     "circular crop": (
