@@ -160,10 +160,18 @@ class Scene:
         )
 
     def run(
-        self, cluster: Cluster | None = None, *, fresh: bool = False, observer: Any = None, **job: Any
+        self,
+        cluster: Cluster | None = None,
+        *,
+        fresh: bool = False,
+        same_input: bool = False,
+        observer: Any = None,
+        **job: Any,
     ) -> Outcome:
         """Plan and run the job in this process."""
-        return run(make_plan(self.job(**job), fresh=fresh), observer=observer, cluster=cluster)
+        return run(
+            make_plan(self.job(**job), fresh=fresh, same_input=same_input), observer=observer, cluster=cluster
+        )
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Run the job with the command line, as the leader of a process group of its own."""

@@ -4,7 +4,7 @@ Each command reads its words, calls one function of another room, and shows what
 packages are imported by the command that needs them, so that ``--help`` answers at once. The
 interface of the engine that is used here::
 
-    halotile.graphs.planner.make_plan(job, *, fresh) -> Plan     Plan.summary() -> figures
+    halotile.graphs.planner.make_plan(job, *, fresh, same_input) -> Plan     Plan.summary() -> figures
     halotile.graphs.tiles.run(plan, *, observer) -> Outcome
     halotile.graphs.verify.verify(output, *, job, repair, observer) -> Verdict
 """
@@ -70,6 +70,13 @@ AllowImport = Annotated[
     bool, typer.Option("--allow-import", help="Allow the job to run code of your own. Trust its file first.")
 ]
 
+SameInput = Annotated[
+    bool,
+    typer.Option(
+        "--same-input", help="The input was mended, copied or moved: go on, it is the same picture."
+    ),
+]
+
 
 def _told(command: Callable[P, None]) -> Callable[P, None]:
     """Turn an error of a command into one message and its exit code."""
@@ -119,6 +126,7 @@ def run(
     workers: Workers = None,
     overrides: Overrides = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")] = False,
+    same_input: SameInput = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -131,16 +139,16 @@ def run(
     job = load_job(
         config, overrides or (), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
     )
-    _go(job, fresh=fresh, as_json=as_json, quiet=quiet)
+    _go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
 
 
-def _go(job: Job, *, fresh: bool, as_json: bool, quiet: bool) -> None:
+def _go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
     from halotile.cli.figures import headline, outcome_json, outcome_rows
     from halotile.cli.report import make_report
     from halotile.graphs.planner import make_plan
     from halotile.graphs.tiles import run as run_plan
 
-    plan = make_plan(job, fresh=fresh)
+    plan = make_plan(job, fresh=fresh, same_input=same_input)
     if not quiet:
         complain(headline(plan.summary()))
     with make_report(quiet=quiet) as report:
@@ -230,6 +238,7 @@ def status(
 def resume(
     run_path: RunPath,
     workers: Workers = None,
+    same_input: SameInput = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -243,7 +252,7 @@ def resume(
     job = saved_job(
         find_run(run_path), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
     )
-    _go(job, fresh=False, as_json=as_json, quiet=quiet)
+    _go(job, fresh=False, same_input=same_input, as_json=as_json, quiet=quiet)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, DiskRefused, OutputRefused, ResumeRefused
-from halotile.graphs.identity import differences
+from halotile.graphs.identity import KEYS, PICTURES, differences, may_be_same
 from halotile.graphs.job import DenoiserChoice
 from halotile.graphs.plan import Plan
 from halotile.graphs.resolve import describe_denoiser
@@ -125,9 +125,10 @@ def _is_journal_of(plan: Plan, directory: RunDirectory) -> bool:
 def _restore(plan: Plan, directory: RunDirectory) -> None:
     """Write down again what the directory has lost, or what may change from one run to the next."""
     kept = directory.whole_plan() or {}
-    if kept.get("identity") != plan.identity:
+    now = plan.to_json()
+    if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
         digest = kept.get("metadata") or metadata_digest(plan.output, plan.layout)
-        directory.write_plan(plan.to_json() | {"metadata": digest})
+        directory.write_plan(now | {"metadata": digest})
     try:
         known = directory.read_job() is not None
     except DamagedData:
@@ -148,9 +149,16 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
     """
     if differs := differences(previous["identity"], plan.identity):
         listed = "\n".join(f"  {line}" for line in differs)
+        pictures = tuple(f"{KEYS.get(name, name)}." for name in PICTURES)
+        moved = (
+            "If these are the same pictures, mended, copied or moved, run with --same-input. "
+            if may_be_same(previous["identity"], plan.identity)
+            and all(line.startswith(pictures) for line in differs)
+            else ""
+        )
         raise ResumeRefused(
             f"{plan.run_directory} belongs to a different job:\n{listed}\n"
-            "Write what it was, or run with --fresh to start over."
+            f"{moved}Write what it was, or run with --fresh to start over."
         )
 
 

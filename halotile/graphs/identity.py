@@ -76,5 +76,33 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "
     return lines
 
 
+PICTURES = ("input", "sides")
+"""The parts of an identity that say what is read."""
+
+
+def pictures_of(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job of this identity reads."""
+    return {name: identity[name] for name in PICTURES}
+
+
+def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether what two jobs read could be the same pictures, mended or moved: of one shape, type and axes.
+
+    Examples
+    --------
+    >>> before = {"input": {"shape": [9, 9], "dtype": "uint8", "axes": "yx", "mtime_ns": 1}, "sides": {}}
+    >>> may_be_same(before, before | {"input": before["input"] | {"mtime_ns": 2}})
+    True
+    >>> may_be_same(before, before | {"input": before["input"] | {"shape": [9, 8]}})
+    False
+    """
+    return _forms(before) == _forms(now)
+
+
+def _forms(identity: Mapping[str, Any]) -> dict[str, list[Any]]:
+    pictures = {"": identity["input"], **identity["sides"]}
+    return {name: [picture[key] for key in ("shape", "dtype", "axes")] for name, picture in pictures.items()}
+
+
 def _word(value: Any) -> str:
     return "absent" if value is None else json.dumps(value, default=str)

@@ -65,4 +65,4 @@ def _remedy(bad: tuple[BadBlock, ...]) -> str:
         )
     may_stay = any("run.on_nan: propagate" in b.error for b in bad)
     redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""
-    return f"{redo}A mended picture is another job, which --fresh starts."
+    return f"{redo}Once the picture is mended, run with --same-input: only these are redone."

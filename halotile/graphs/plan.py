@@ -32,6 +32,8 @@ class Plan:
     output: Path
     run_directory: Path
     identity: dict[str, Any]
+    same_inputs: tuple[dict[str, Any], ...]
+    """What else has been called the pictures that this job reads: see :func:`make_plan`."""
     differs: tuple[str, ...]
     resumes: bool
     fresh: bool
@@ -107,6 +109,7 @@ class Plan:
         return {
             "fingerprint": self.fingerprint,
             "identity": self.identity,
+            "same_inputs": list(self.same_inputs),
             "layout": self.layout.to_json(),
             "block": list(self.grid.block),
             "summary": self.summary(),

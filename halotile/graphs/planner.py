@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from halotile.graphs.checks import check_job
-from halotile.graphs.identity import code_versions, differences
+from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size, parse_bytes
 from halotile.graphs.memory import Footprint, footprint, machine_bytes, share_bytes
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
@@ -57,7 +57,7 @@ DECODED_AT_MOST = 4
 """Times the pixels needed; beyond this a plan says so."""
 
 
-def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True) -> Plan:
+def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False) -> Plan:
     """Decide every size of a job and check that it fits.
 
     Reads metadata, not pixels, unless a noise level or a receptive field has to be found out.
@@ -70,6 +70,9 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True) -> Plan:
         Plan anew, even where a run directory of an unfinished run stands.
     refuse : bool
         Whether to raise for a plan that does not fit; otherwise :meth:`Plan.check_fits` says so.
+    same_input : bool
+        Take what is read for the pictures of the run that stands there, mended, copied or moved, if their
+        shapes, types and axes agree. It is remembered.
 
     Raises
     ------
@@ -132,6 +135,13 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True) -> Plan:
         "noise_level": noise_level,
         "probed": list(reach.probed) if reach.probed else None,
     }
+    same_inputs: list[dict[str, Any]] = previous.get("same_inputs", []) if previous else []
+    if previous and may_be_same(previous["identity"], identity):
+        pictures = pictures_of(identity)
+        if same_input and pictures not in [pictures_of(previous["identity"]), *same_inputs]:
+            same_inputs = [*same_inputs, pictures]
+        if pictures in same_inputs:
+            identity |= pictures_of(previous["identity"])
     differs = tuple(differences(previous["identity"], identity)) if previous else ()
     free = shutil.disk_usage(existing_parent(output)).free
     plan = Plan(
@@ -142,6 +152,7 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True) -> Plan:
         output=output,
         run_directory=run_directory_of(output),
         identity=identity,
+        same_inputs=tuple(same_inputs),
         differs=differs,
         resumes=previous is not None and not differs,
         fresh=fresh,

@@ -61,6 +61,7 @@ class FakePlan:
     job: Job
     fresh: bool
     refuses: BaseException | None = None
+    same_input: bool = False
 
     def summary(self) -> dict[str, Any]:
         return FIGURES
@@ -78,8 +79,10 @@ class Engine:
     refuses: BaseException | None = None
     plans: list[FakePlan] = field(default_factory=list)
 
-    def make_plan(self, job: Job, *, fresh: bool = False, refuse: bool = True) -> FakePlan:
-        self.plans.append(FakePlan(job, fresh, self.refuses))
+    def make_plan(
+        self, job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False
+    ) -> FakePlan:
+        self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
         if refuse:
             self.plans[-1].check_fits()
         return self.plans[-1]
@@ -114,12 +117,14 @@ def test_run_hands_the_whole_command_line_to_the_engine(config: Path, engine: En
         "--set",
         "run.retries=0",
         "--fresh",
+        "--same-input",
         "--allow-import",
     ]
     result = RUNNER.invoke(app, ["run", str(config), *words, "--no-dashboard"])
     assert result.exit_code == 0
     (plan,) = engine.plans
-    assert (plan.fresh, plan.job.allow_import, plan.job.cluster.dashboard) == (True, True, False)
+    assert (plan.fresh, plan.same_input) == (True, True)
+    assert (plan.job.allow_import, plan.job.cluster.dashboard) == (True, False)
     assert (plan.job.run.workers, plan.job.run.retries, plan.job.tile.size) == (5, 0, 128)
 
 

@@ -128,7 +128,9 @@ def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene
     ) as failed:
         scene.run(cluster, on_nan="fail")
     failed.match("1 of 64 blocks failed for their input")
-    failed.match("Run again with run.on_nan: propagate to do only these. A mended picture is another job")
+    failed.match(
+        "Run again with run.on_nan: propagate to do only these. Once the picture is mended, run with --same-input"
+    )
     assert scene.events("retry") == []
     assert scene.journalled() == others(19)
 
@@ -146,9 +148,12 @@ def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Clu
     chunk.write_bytes(content[: len(content) // 2])
     with pytest.raises(BlockInputFailed, match=r"4 of 64 blocks failed after 0 retries") as failed:
         scene.run(cluster, retries=0)
-    failed.match("A mended picture is another job, which --fresh starts")
+    failed.match("Once the picture is mended, run with --same-input: only these are redone")
     failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
     chunk.write_bytes(content)
-    with pytest.raises(ResumeRefused, match="input"):
+    with pytest.raises(ResumeRefused, match=r"input\.[\s\S]*same pictures, mended, .* run with --same-input"):
         scene.run(cluster)
+    done = scene.run(cluster, same_input=True)
+    assert (done.done, done.resumed) == (BLOCKS, BLOCKS - 4)
+    assert scene.run(cluster).resumed == BLOCKS, "it is remembered"
     assert scene.run(cluster, fresh=True).done == BLOCKS

@@ -34,11 +34,13 @@ def listing(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @contextmanager
-def refused(folder: Path, kind: type[HalotileError], words: str) -> Iterator[None]:
+def refused(
+    folder: Path, kind: type[HalotileError], words: str
+) -> Iterator[pytest.ExceptionInfo[HalotileError]]:
     """What is done in here is refused, and nothing in the folder is touched."""
     before = listing(folder)
-    with pytest.raises(kind, match=words):
-        yield
+    with pytest.raises(kind, match=words) as failed:
+        yield failed
     assert listing(folder) == before
 
 
@@ -212,6 +214,26 @@ def test_a_changed_input_is_noticed(finished: Scene, how: str) -> None:
         zarr.open_array(finished.source, mode="r+")[...] = picture() + 1
     with refused(finished.output, ResumeRefused, r"input\."):
         finished.run()
+
+
+def test_a_picture_that_was_moved_is_the_same_where_that_is_said(finished: Scene) -> None:
+    moved = finished.folder / "moved.zarr"
+    finished.source.rename(moved)
+    elsewhere = {"input": {"path": str(moved)}}
+    with refused(finished.output, ResumeRefused, "same pictures, .* run with --same-input"):
+        finished.run(parts=elsewhere)
+    assert finished.run(parts=elsewhere, same_input=True).resumed == BLOCKS
+    with refused(finished.output, ResumeRefused, r"output\.codec") as failed:
+        finished.run(parts=elsewhere | {"output": {"codec": "zstd"}}, same_input=True)
+    assert "--same-input" not in str(failed.value)
+
+
+def test_a_picture_of_another_shape_is_another_one_whatever_is_said(finished: Scene) -> None:
+    finished.source.rename(finished.folder / "first.zarr")
+    write_zarr(finished.source, picture()[:-1])
+    with refused(finished.output, ResumeRefused, r"input\.shape") as failed:
+        finished.run(same_input=True)
+    assert "--same-input" not in str(failed.value)
 
 
 def test_other_code_does_not_go_on_with_a_run(finished: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
