@@ -9,24 +9,24 @@ import pytest
 import torch
 
 from halotile.tasks.fused import PATCH, ShortWay
-from halotile.tasks.stack import Stack
+from halotile.tasks.layers import ConvolutionStack
 from tests.benchmarks.data import network
 
 SHAPES = [(1, 1, 526, 526), (3, 1, 150, 170), (1, 1, 200, 151), (2, 1, 33, 40), (1, 1, 100, 100)]
 MARGINS = [((0, 0), (0, 0)), ((4, 4), (4, 4)), ((0, 8), (4, 4)), ((6, 5), (9, 0)), ((3, 3), (20, 20))]
 
 
-def stack(gain: float = 1.0, width: int = 16, channels: int = 1, bias: bool = True) -> Stack:
+def stack(gain: float = 1.0, width: int = 16, channels: int = 1, bias: bool = True) -> ConvolutionStack:
     """A small stack with a fixed start."""
     torch.manual_seed(3)
-    network = Stack([channels, width, width, width, channels], bias=bias, sign=-1)
+    network = ConvolutionStack([channels, width, width, width, channels], bias=bias, sign=-1)
     for layer in network.layers:
         layer.weight.data *= gain
-    placed: Stack = network.to(memory_format=torch.channels_last).requires_grad_(False)
+    placed: ConvolutionStack = network.to(memory_format=torch.channels_last).requires_grad_(False)
     return placed
 
 
-def long_way(network: Stack, image: torch.Tensor) -> torch.Tensor:
+def long_way(network: ConvolutionStack, image: torch.Tensor) -> torch.Tensor:
     """What torch makes of it; a small single image goes to another routine: see steady.py."""
     few = image.numel() <= 20480 and len(image) == 1
     signal = image.repeat(2, 1, 1, 1) if few else image

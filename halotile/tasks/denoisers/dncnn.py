@@ -88,14 +88,14 @@ class DnCNN(Pixelwise):
         WeightsError
             When the weights cannot be loaded, or are not those of such a network.
         """
-        from halotile.tasks.stack import Stack
+        from halotile.tasks.layers import ConvolutionStack
 
         tensors = load_weights(self.weights, self.sha256)
         layers = ordered_layers(tensors)
         self._check(shapes_of(tensors))
         sign = {"add": 1, "subtract": -1, "none": 0}.get(self.residual, 1 if "in_conv" in layers[0] else -1)
         sizes = [self.channels[0], *[self.width] * (self.depth - 1), self.channels[1]]
-        network = Stack(sizes, bias=self.bias, sign=sign)
+        network = ConvolutionStack(sizes, bias=self.bias, sign=sign)
         state = {
             f"layers.{place}.{kind}": tensors[f"{layer}.{kind}"]
             for place, layer in enumerate(layers)

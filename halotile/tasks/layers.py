@@ -14,7 +14,7 @@ from halotile.tasks.steady import convolve
 NO_MARGIN: Margin = ((0, 0), (0, 0))
 
 
-class Stack(torch.nn.Module, CoreModel):  # type: ignore[misc]
+class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
     """``sign`` times a stack of convolutions that pad with zeros, added to the picture; without it if 0.
 
     Parameters
