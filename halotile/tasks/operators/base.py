@@ -28,6 +28,11 @@ class Operator(Protocol):
     """The word that a job file uses."""
     kind: ClassVar[Kind]
 
+    @property
+    def reach(self) -> int:
+        """How far, in pixels of the image, a pixel of the measurement may look from where it lies."""
+        ...
+
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement of an image of this shape.
 

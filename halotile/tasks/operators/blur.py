@@ -61,6 +61,11 @@ class Blur:
                 f"kernel has shape {self.kernel.shape}: write rows and columns, or one such kernel for each plane."
             )
 
+    @property
+    def reach(self) -> int:
+        """The length of the kernel."""
+        return int(max(self.kernel.shape[-2:]))
+
     def frames(self, image: Shape) -> Frames:
         """How image and measurement lie to each other, along y and x."""
         y, x = (self._frame(n, taps) for n, taps in zip(image[-2:], self.kernel.shape[-2:], strict=True))

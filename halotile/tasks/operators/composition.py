@@ -18,6 +18,15 @@ class Composition:
 
     operators: tuple[Operator, ...]
 
+    @property
+    def reach(self) -> int:
+        """All of theirs together; where one leaves out pixels, those behind it look farther."""
+        total, spacing = 0, 1
+        for operator in self.operators:
+            total += spacing * operator.reach
+            spacing *= getattr(operator, "factor", 1)
+        return total
+
     def shapes(self, image: Shape) -> list[Shape]:
         """Shape of the image and of what each operator makes of it."""
         shapes = [image]

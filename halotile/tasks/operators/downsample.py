@@ -56,6 +56,11 @@ class Downsample:
         taps = cubic_kernel(self.factor)
         return Blur(kernel=np.outer(taps, taps), boundary=self.boundary, factor=self.factor)
 
+    @property
+    def reach(self) -> int:
+        """The length of the filter."""
+        return self.blur.reach
+
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement."""
         return self.blur.measured(image)

@@ -60,6 +60,11 @@ class Mask:
 
     mask: Readable
 
+    @property
+    def reach(self) -> int:
+        """It looks at no other pixel."""
+        return 0
+
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement: that of the image."""
         if self.mask.shape != image[-len(self.mask.shape) :]:

@@ -52,6 +52,11 @@ class Shift:
         if not all(map(math.isfinite, self.shift)):
             raise ConfigError(f"shift is {self.shift}: write two numbers of pixels.")
 
+    @property
+    def reach(self) -> int:
+        """The distance."""
+        return math.ceil(max(map(abs, self.shift))) + 1
+
     def frames(self, image: Shape) -> Frames:
         """How image and measurement lie to each other, along y and x."""
         sizes = self.size or image[-2:]

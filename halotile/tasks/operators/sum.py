@@ -49,6 +49,11 @@ class Sum:
     operators: tuple[Operator, ...]
     weights: tuple[float, ...]
 
+    @property
+    def reach(self) -> int:
+        """That of the operator that looks farthest."""
+        return max(operator.reach for operator in self.operators)
+
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement, which all of them share."""
         shapes = {operator.measured(image) for operator in self.operators}
