@@ -1,38 +1,27 @@
-"""The run: blocks that are not yet done stream through a cluster, receipts come back, the journal grows."""
+"""The run of a plan: its output claimed, a cluster started (and anew when it is lost), its blocks swept, the end in words."""
 
 from __future__ import annotations
 
-import itertools
-import time
-import uuid
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
-
-from distributed import KilledWorker
 
 from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stalled, Stopped
-from halotile.graphs.bars import show_blocks
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_blocks, output_grid
 from halotile.graphs.outcome import Outcome, bad_blocks_in_words, full_disk_in_words
 from halotile.graphs.plan import Plan
-from halotile.graphs.progress import Observer, Progress
-from halotile.graphs.setup import BlockPlugin, prepared, run_blocks
+from halotile.graphs.progress import Observer
 from halotile.graphs.signals import Signals
 from halotile.graphs.status import StatusFile
-from halotile.graphs.stream import Answer, Grouping, Stream
+from halotile.graphs.sweep import Sweep
 from halotile.registry import find
-from halotile.storage.disk import is_full, sweep_partials
+from halotile.storage.disk import sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.rundir import RunDirectory
-from halotile.tasks.block import BadBlock, Receipt
 
 __all__ = ["Outcome", "run"]
 
 PHASE = "denoise"
-SYNC_SECONDS = 5.0
 RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
 
@@ -78,22 +67,24 @@ class _Driver:
         cluster: Cluster | None,
     ) -> None:
         self.plan = plan
-        self.directory = directory
         self.cluster = cluster
         self.journal = journal
-        self.signals = signals
         self.status = StatusFile(directory, plan, observer)
-        self.attempts: dict[int, int] = {}
-        self.bad: dict[int, BadBlock] = {}
-        self.disk_error: str | None = None
-        self.untidy = False
-        """Whether a worker was lost, which may have left half a file behind."""
-        self.synced = time.monotonic()
+        self.sweep = Sweep(
+            plan.task,
+            phase=PHASE,
+            options=plan.job.run,
+            journal=journal,
+            directory=directory,
+            signals=signals,
+            status=self.status,
+            import_folder=plan.job.import_folder,
+        )
 
     def run(self) -> Outcome:
         """Until nothing is left to do; a cluster that stops answering is started anew."""
         struck = self._strike_damaged()
-        self.status.begin(self.progress("start"))
+        self.status.begin(self.sweep.progress("start"))
         if struck:
             blocks = (
                 "1 block of the earlier run is" if struck == 1 else f"{struck} blocks of the earlier run are"
@@ -107,10 +98,10 @@ class _Driver:
             with suppress(OSError):  # a mark that is lost with the disk repeats a block
                 self.journal.sync()
             stopped = isinstance(error, Stopped | KeyboardInterrupt)
-            self.status.end("stopped" if stopped else "failed", self.progress("stop"), str(error))
+            self.status.end("stopped" if stopped else "failed", self.sweep.progress("stop"), str(error))
             raise
         self.journal.sync()
-        if self.untidy:
+        if self.sweep.untidy:
             sweep_partials(self.plan.output)
         return self._conclude()
 
@@ -124,22 +115,26 @@ class _Driver:
 
     def _until_done(self) -> None:
         restarts = 0
-        while self._left():
-            self._stop_if_asked()
+        while self.sweep.left():
+            self.sweep.stop_if_asked()
             before = len(self.journal.done)
             try:
                 with self._cluster() as cluster:
-                    self._stream(cluster)
+                    self._through(cluster)
             except (Stalled, ConnectionError, TimeoutError) as error:
-                self.untidy = True
+                self.sweep.untidy = True
                 restarts = 0 if len(self.journal.done) > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
                 self.status.say(f"no progress: {error} Starting the cluster anew, going on from the journal.")
-                self.status.tell(self.progress("start"))
+                self.status.tell(self.sweep.progress("start"))
 
-    def _left(self) -> int:
-        return len(self.plan.grid) - len(self.journal.done) - len(self.bad)
+    def _through(self, cluster: Cluster) -> None:
+        if cluster.dashboard:
+            self.status.say(f"dashboard: {cluster.dashboard}")
+        self.sweep.through(cluster)
+        if self.sweep.disk_error:
+            raise DiskRefused(full_disk_in_words(self.plan, self.sweep.disk_error, len(self.journal.done)))
 
     def _cluster(self) -> AbstractContextManager[Cluster]:
         if self.cluster is not None:
@@ -154,128 +149,9 @@ class _Driver:
         )
         return started
 
-    def _stream(self, cluster: Cluster) -> None:
-        if cluster.dashboard:
-            self.status.say(f"dashboard: {cluster.dashboard}")
-        token = uuid.uuid4().hex[:12]
-        plan = self.plan
-        plugin = BlockPlugin(token, plan.task, plan.run_directory, plan.job.import_folder)
-        with prepared(cluster.client, plugin):
-            self._stop_if_asked()
-            if cluster.dashboard:
-                show_blocks(cluster.client, PHASE, done=len(self.journal.done), total=len(plan.grid))
-            self._pass_through(cluster, token)
-        if self.disk_error:
-            raise DiskRefused(full_disk_in_words(self.plan, self.disk_error, len(self.journal.done)))
-        self._stop_if_asked()
-
-    def _stop_if_asked(self) -> None:
-        if self.signals.asked and self._left():
-            raise Stopped(
-                f"stopped on {self.signals.name} with {len(self.journal.done)} of {len(self.plan.grid)} blocks done. "
-                "Run again to go on."
-            )
-
-    def _pass_through(self, cluster: Cluster, token: str) -> None:
-        least = 4 if self.plan.task.overlap else 1
-        stream = Stream(
-            cluster.client,
-            partial(run_blocks, token=token, directory=self.directory),
-            name=PHASE,
-            grouping=Grouping(cluster.workers, least=least),
-            stall_seconds=self.plan.job.run.stall_seconds,
-        )
-        self.status.work_begins()
-        try:
-            for answers in stream.answers(self._todo(), self._left()):
-                for answer in sorted(answers, key=lambda answer: answer.error is not None):
-                    self._take(answer, stream)
-                self._watch(stream)
-        finally:
-            self.untidy |= stream.lost > 0
-            stream.abandon()
-
-    def _todo(self) -> Iterator[int]:
-        todo = self.journal.done.complement(len(self.plan.grid))
-        return itertools.filterfalse(self.bad.__contains__, iter(todo))
-
-    def _take(self, answer: Answer, stream: Stream) -> None:
-        """Enter an answer: good blocks into the journal, bad ones back into the stream."""
-        if answer.error is not None:
-            self._lost(answer, stream)
-            return
-        receipt: Receipt = answer.result
-        self._mark(receipt.done, stream)
-        self.status.count(receipt)
-        for bad in receipt.bad:
-            self._retry(bad, stream)
-
-    def _mark(self, numbers: list[int], stream: Stream) -> None:
-        try:
-            self.journal.mark(numbers)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            self._disk_is_full(f"{error} (the journal)", stream)
-
-    def _disk_is_full(self, error: str, stream: Stream) -> None:
-        self.disk_error = error
-        stream.drain()
-
-    def _lost(self, answer: Answer, stream: Stream) -> None:
-        """A task that failed as a whole. If it was one block, the block is to blame."""
-        error = answer.error
-        if isinstance(error, ConnectionError):
-            raise error
-        if len(answer.numbers) > 1:
-            stream.again(answer.numbers)
-            return
-        block = self.plan.grid.block_at(answer.numbers[0])
-        if isinstance(error, KilledWorker):
-            text = (
-                "every worker that took it died. If it was for memory, write a smaller tile.size or tile.batch, "
-                "or more run.memory_per_worker"
-            )
-        else:
-            text = f"{type(error).__name__}: {error}"
-        bad = BadBlock(block.number, block.index, block.core, text, str(error), "task")
-        self._retry(bad, stream, alone=answer.alone)
-
-    def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
-        if bad.kind == "disk":
-            self._disk_is_full(bad.error, stream)
-            return
-        tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
-        # What is refused once is refused again.
-        if bad.kind != "input" and tried <= self.plan.job.run.retries:
-            self.status.retried += 1
-            self.status.event("retry", block=bad.number, error=bad.error)
-            stream.again([bad.number], alone=alone)
-            return
-        self.bad[bad.number] = bad
-        self.status.event(
-            "bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback
-        )
-        self.status.say(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
-
-    def _watch(self, stream: Stream) -> None:
-        """Between answers: heed signals, sync the journal, tell how far it is."""
-        if self.signals.asked and not stream.draining:
-            stream.drain()
-            self.directory.ask_to_stop()
-            self.status.say(f"{self.signals.name}: finishing the blocks in flight, starting no more")
-        if time.monotonic() - self.synced > SYNC_SECONDS:
-            self.journal.sync()
-            self.synced = time.monotonic()
-        self.status.tell(self.progress("drain" if stream.draining else PHASE))
-
-    def progress(self, phase: str) -> Progress:
-        """How far the run is now."""
-        return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
-
     def _conclude(self) -> Outcome:
-        progress = self.progress("stop")
-        bad = tuple(self.bad[number] for number in sorted(self.bad))
+        progress = self.sweep.progress("stop")
+        bad = tuple(self.sweep.bad[number] for number in sorted(self.sweep.bad))
         if bad and self.plan.job.run.on_bad_block == "fail":
             self.status.end("failed", progress, f"{len(bad)} blocks failed")
             kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed

@@ -1,0 +1,209 @@
+"""One sweep over the blocks of a job: they stream through a cluster, receipts come back, the journal grows."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator
+from functools import partial
+
+from distributed import KilledWorker
+
+from halotile.errors import Stopped
+from halotile.graphs.bars import show_blocks
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import Run
+from halotile.graphs.progress import Progress
+from halotile.graphs.setup import BlockPlugin, prepared, run_blocks
+from halotile.graphs.signals import Signals
+from halotile.graphs.status import StatusFile
+from halotile.graphs.stream import Answer, Grouping, Stream
+from halotile.storage.disk import is_full
+from halotile.storage.journal import Journal
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.block import BadBlock, BlockTask, Receipt
+
+SYNC_SECONDS = 5.0
+
+
+class Sweep:
+    """The state of one sweep, which may take several clusters.
+
+    Parameters
+    ----------
+    task : BlockTask
+        What to do with a block.
+    phase : str
+        What the dashboard and the reports call it.
+    options : Run
+        How often a block is tried, and how long one may take.
+    journal : Journal
+        What is done.
+    directory : RunDirectory
+        Where workers look whether they are to stop.
+    signals : Signals
+        What the driver was asked.
+    status : StatusFile
+        Whom to tell.
+    import_folder : str, optional
+        Where imports of the user's own code start from.
+    """
+
+    def __init__(
+        self,
+        task: BlockTask,
+        *,
+        phase: str,
+        options: Run,
+        journal: Journal,
+        directory: RunDirectory,
+        signals: Signals,
+        status: StatusFile,
+        import_folder: str | None,
+    ) -> None:
+        self.task = task
+        self.phase = phase
+        self.options = options
+        self.journal = journal
+        self.directory = directory
+        self.signals = signals
+        self.status = status
+        self.import_folder = import_folder
+        self.attempts: dict[int, int] = {}
+        self.bad: dict[int, BadBlock] = {}
+        self.disk_error: str | None = None
+        """What ended the sweep early, if the disk is full."""
+        self.untidy = False
+        """Whether a worker was lost, which may have left half a file behind."""
+        self.synced = time.monotonic()
+
+    def left(self) -> int:
+        """How many blocks are neither done nor given up."""
+        return len(self.task.grid) - len(self.journal.done) - len(self.bad)
+
+    def through(self, cluster: Cluster) -> None:
+        """Send what is left through a cluster, until nothing is or the disk is full.
+
+        Raises
+        ------
+        Stopped
+            When a signal asked for it; the blocks in flight are done.
+        Stalled, ConnectionError, TimeoutError
+            When the cluster no longer answers.
+        """
+        token = uuid.uuid4().hex[:12]
+        plugin = BlockPlugin(token, self.task, self.directory.path, self.import_folder)
+        with prepared(cluster.client, plugin):
+            self.stop_if_asked()
+            if cluster.dashboard:
+                done, total = len(self.journal.done), len(self.task.grid)
+                show_blocks(cluster.client, self.phase, done=done, total=total)
+            self._pass_through(cluster, token)
+        if not self.disk_error:
+            self.stop_if_asked()
+
+    def stop_if_asked(self) -> None:
+        """Raise :class:`Stopped` when a signal came and blocks are left."""
+        if self.signals.asked and self.left():
+            raise Stopped(
+                f"stopped on {self.signals.name} with {len(self.journal.done)} of {len(self.task.grid)} blocks done. "
+                "Run again to go on."
+            )
+
+    def progress(self, phase: str) -> Progress:
+        """How far the sweep is now."""
+        return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
+
+    def _pass_through(self, cluster: Cluster, token: str) -> None:
+        least = 4 if self.task.overlap else 1
+        stream = Stream(
+            cluster.client,
+            partial(run_blocks, token=token, directory=self.directory),
+            name=self.phase,
+            grouping=Grouping(cluster.workers, least=least),
+            stall_seconds=self.options.stall_seconds,
+        )
+        self.status.work_begins()
+        try:
+            for answers in stream.answers(self._todo(), self.left()):
+                for answer in sorted(answers, key=lambda answer: answer.error is not None):
+                    self._take(answer, stream)
+                self._watch(stream)
+        finally:
+            self.untidy |= stream.lost > 0
+            stream.abandon()
+
+    def _todo(self) -> Iterator[int]:
+        todo = self.journal.done.complement(len(self.task.grid))
+        return itertools.filterfalse(self.bad.__contains__, iter(todo))
+
+    def _take(self, answer: Answer, stream: Stream) -> None:
+        """Enter an answer: good blocks into the journal, bad ones back into the stream."""
+        if answer.error is not None:
+            self._lost(answer, stream)
+            return
+        receipt: Receipt = answer.result
+        self._mark(receipt.done, stream)
+        self.status.count(receipt)
+        for bad in receipt.bad:
+            self._retry(bad, stream)
+
+    def _mark(self, numbers: list[int], stream: Stream) -> None:
+        try:
+            self.journal.mark(numbers)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._disk_is_full(f"{error} (the journal)", stream)
+
+    def _disk_is_full(self, error: str, stream: Stream) -> None:
+        self.disk_error = error
+        stream.drain()
+
+    def _lost(self, answer: Answer, stream: Stream) -> None:
+        """A task that failed as a whole. If it was one block, the block is to blame."""
+        error = answer.error
+        if isinstance(error, ConnectionError):
+            raise error
+        if len(answer.numbers) > 1:
+            stream.again(answer.numbers)
+            return
+        block = self.task.grid.block_at(answer.numbers[0])
+        if isinstance(error, KilledWorker):
+            text = (
+                "every worker that took it died. If it was for memory, write a smaller tile.size or tile.batch, "
+                "or more run.memory_per_worker"
+            )
+        else:
+            text = f"{type(error).__name__}: {error}"
+        bad = BadBlock(block.number, block.index, block.core, text, str(error), "task")
+        self._retry(bad, stream, alone=answer.alone)
+
+    def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
+        if bad.kind == "disk":
+            self._disk_is_full(bad.error, stream)
+            return
+        tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
+        # What is refused once is refused again.
+        if bad.kind != "input" and tried <= self.options.retries:
+            self.status.retried += 1
+            self.status.event("retry", block=bad.number, error=bad.error)
+            stream.again([bad.number], alone=alone)
+            return
+        self.bad[bad.number] = bad
+        self.status.event(
+            "bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback
+        )
+        self.status.say(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
+
+    def _watch(self, stream: Stream) -> None:
+        """Between answers: heed signals, sync the journal, tell how far it is."""
+        if self.signals.asked and not stream.draining:
+            stream.drain()
+            self.directory.ask_to_stop()
+            self.status.say(f"{self.signals.name}: finishing the blocks in flight, starting no more")
+        if time.monotonic() - self.synced > SYNC_SECONDS:
+            self.journal.sync()
+            self.synced = time.monotonic()
+        self.status.tell(self.progress("drain" if stream.draining else self.phase))
