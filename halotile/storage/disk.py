@@ -195,7 +195,9 @@ class Disk:
             os.close(fd)
 
     def _open(self, path: Path, flags: int, mode: int) -> int:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        # A folder may be a symlink: it is only opened to be synced.
+        follow = 0 if flags & os.O_DIRECTORY else os.O_NOFOLLOW
+        return os.open(path, flags | follow | os.O_CLOEXEC, mode)
 
     def _write(self, fd: int, buffers: Buffers) -> int:
         return os.writev(fd, buffers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -28,9 +29,18 @@ def check_path(path: str | Path) -> None:
         Saying where it leads.
     """
     root = Path(path)
+    if not root.name:
+        raise OutputRefused(
+            f"output.path is {root}: that is no name for an output. Write one in that folder."
+        )
     if root.is_symlink():
         raise OutputRefused(f"output.path is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
     check_parents(root)
+    if array := next(filter(_is_array, root.parents), None):
+        raise OutputRefused(
+            f"output.path is {root}: {array} is a Zarr array, and what lies in its folder goes with it. "
+            "Write a path beside it."
+        )
     if os.path.realpath(root) != os.path.realpath(os.path.abspath(root)):
         raise OutputRefused(
             f"output.path is {root}: behind a symlink, its .. leads to {os.path.realpath(root)}. Write that path."
@@ -46,6 +56,8 @@ def check_parents(path: str | Path) -> None:
         Saying what stands in the way.
     """
     root = Path(path)
+    if not root.name:
+        raise OutputRefused(f"output.path is {root}: that is no name for an output. Write one in that folder.")
     for parent in root.parents:
         if not os.path.lexists(parent) or parent.is_dir():
             continue
@@ -60,6 +72,16 @@ def check_parents(path: str | Path) -> None:
             f"output.path is {root}: there is no folder {root.parent}. "
             f"Make it first (mkdir -p {shlex.quote(str(root.parent))}), or write another path."
         )
+
+
+def _is_array(folder: Path) -> bool:
+    """Whether a folder is a Zarr array. A group may hold other things."""
+    if (folder / ".zarray").is_file():
+        return True
+    try:
+        return bool(json.loads((folder / METADATA).read_bytes()).get("node_type") == "array")
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def check_place(path: str | Path, *, overwrite: bool) -> None:

@@ -41,7 +41,7 @@ EVENTS = "events.jsonl"
 LOCK = "lock"
 WORKERS_LOCK = "workers.lock"
 STOP = "stop"
-_NAMES = (JOB, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP)
+_NAMES = {JOB, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP}
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -289,8 +289,11 @@ class RunDirectory:
     def _is_ours(self) -> bool:
         if not self.path.is_dir():
             return False
-        # The lock itself is not fsynced: after a power cut the other files may stand there without it.
-        return self.exists() or all(n in _NAMES or n.endswith(PARTIAL) for n in os.listdir(self.path))
+        if self.exists():
+            return True
+        # The lock itself is not fsynced: after a power cut the other files may stand there without it, the job first.
+        names = {name for name in os.listdir(self.path) if not name.endswith(PARTIAL)}
+        return names <= _NAMES and (JOB in names or not names & {PLAN, JOURNAL, STATUS, EVENTS})
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=_FILE_MODE)

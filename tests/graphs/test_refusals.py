@@ -78,6 +78,15 @@ def test_an_output_that_is_in_the_way_of_the_input_is_refused(
         run(make_plan(gaussian(source, f"{tmp_path}/{place}", overwrite=overwrite), fresh=fresh))
 
 
+def test_an_output_in_a_folder_that_is_a_symlink_is_made_where_it_leads(
+    tmp_path: Path, source: Path, cluster: Cluster
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    run(make_plan(gaussian(source, tmp_path / "link" / "clean.zarr")), cluster=cluster)
+    assert {path.name for path in (tmp_path / "disk").iterdir()} == {"clean.zarr", "clean.zarr.run"}
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize(
     ("kind", "overwrite"),

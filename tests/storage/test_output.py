@@ -33,6 +33,7 @@ from halotile.storage.output import (
     open_output,
     to_dtype,
 )
+from halotile.storage.place import check_place
 
 PLAIN = Layout((20, 13), "float32", (8, 8), (4, 4), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
 OME = Layout(
@@ -481,3 +482,18 @@ def test_the_writer_converts(tmp_path: Path) -> None:
     region = Region((0, 0), (8, 8))
     ShardWriter(tmp_path / "a.zarr", layout).write(region, np.full((8, 8), 300.2))
     assert (zarr.open_array(tmp_path / "a.zarr", mode="r")[region.slices] == 255).all()
+
+
+def test_an_output_inside_an_array_is_refused_and_inside_a_group_is_not(tmp_path: Path) -> None:
+    zarr.create_group(tmp_path / "group.zarr")
+    zarr.create_array(tmp_path / "array.zarr", shape=(4,), dtype="uint8")
+    zarr.create_array(tmp_path / "old.zarr", shape=(4,), dtype="uint8", zarr_format=2)
+    check_place(tmp_path / "group.zarr" / "clean", overwrite=False)
+    for name in ("array.zarr", "old.zarr"):
+        with pytest.raises(OutputRefused, match=f"{name} is a Zarr array, .*Write a path beside it"):
+            check_place(tmp_path / name / "clean.zarr", overwrite=True)
+
+
+def test_the_root_is_no_output() -> None:
+    with pytest.raises(OutputRefused, match="no name for an output"):
+        check_place("/", overwrite=True)

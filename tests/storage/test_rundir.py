@@ -231,7 +231,7 @@ def test_a_worker_that_lets_go_is_not_waited_for(directory: RunDirectory) -> Non
     directory.wait_for_workers(0)
 
 
-@pytest.mark.parametrize("kind", ["file", "documents", "link"])
+@pytest.mark.parametrize("kind", ["file", "documents", "journal", "link"])
 def test_what_no_run_made_is_refused_and_stays(directory: RunDirectory, kind: str) -> None:
     theirs = directory.path.parent / "theirs"
     theirs.mkdir()
@@ -239,6 +239,9 @@ def test_what_no_run_made_is_refused_and_stays(directory: RunDirectory, kind: st
     if kind == "file":
         directory.path.touch()
     elif kind == "documents":
+        theirs.rename(directory.path)
+    elif kind == "journal":
+        (theirs / "letter").rename(theirs / "journal")
         theirs.rename(directory.path)
     else:
         directory.path.symlink_to(theirs)
