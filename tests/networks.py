@@ -42,6 +42,18 @@ def colouring() -> nn.Module:
     return _seeded(nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 3, 3, padding=1)))
 
 
+def activated(name: str, kernel: int = 3) -> nn.Module:
+    """Two convolutions, and a function of every pixel at the end."""
+    return _seeded(
+        nn.Sequential(
+            nn.Conv2d(1, 8, kernel, padding=kernel // 2),
+            nn.ReLU(),
+            nn.Conv2d(8, 1, kernel, padding=kernel // 2),
+            getattr(nn, name)(),
+        )
+    )
+
+
 class UNet(nn.Module):
     """Two strided levels: total stride 4, so tiles have to start at multiples of 4."""
 

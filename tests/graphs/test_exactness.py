@@ -68,6 +68,19 @@ def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_p
     assert np.array_equal(run_inline(cut_otherwise), whole_picture(plain, pixels, depth))
 
 
+@pytest.mark.parametrize("cut", [{"size": 75}, {"size": 151, "batch": 1}, {"size": 64, "batch": 3}], ids=str)
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("name", ["Mish", "Sigmoid", "Softplus", "SiLU", "GELU"])
+def test_activations_have_their_bits_wherever_a_tile_ends(
+    name: str, kernel: int, cut: dict[str, Any], tmp_path: Path
+) -> None:
+    pixels = noisy_picture((253, 277), "float32")
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    options = {"import": "tests.networks:activated", "options": {"name": name, "kernel": kernel}}
+    job = job_of(source, tmp_path / "out.zarr", "torch", options, tile=cut)
+    assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth=2))
+
+
 @pytest.mark.parametrize("shape", [(17, 19), (64, 200), (1, 300), (129, 130), (300, 3)], ids=str)
 @pytest.mark.parametrize("name", DENOISERS)
 def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, int], tmp_path: Path) -> None:

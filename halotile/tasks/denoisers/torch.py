@@ -146,9 +146,11 @@ class UserNetwork(Leveled):
         WeightsError
             When the weights cannot be loaded or are those of another network.
         """
+        from halotile.tasks.elementwise import SteadyNetwork
+
         module = self._network()
         make_steady(module)
-        module = module.float().eval().requires_grad_(False)
+        module = SteadyNetwork(module.float().eval().requires_grad_(False))
         return module if self.sigma is None else _with_level(module, self.strength_at)
 
     def _network(self) -> Any:

@@ -1,0 +1,90 @@
+"""Elementwise functions give a number the same bits wherever it lies in its tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from halotile.tasks.elementwise import VECTORS, SteadyElementwise, SteadyNetwork
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "silu in place": lambda x: F.silu(x.clone(), inplace=True),
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "selu": F.selu,
+    "celu": F.celu,
+    "mish": F.mish,
+    "power": lambda x: x.abs().pow(2.2),
+    "power of each": lambda x: torch.pow(x.abs(), x),
+}
+CPU_DIFFERS = ("mish", "softplus", "sigmoid", "gelu by tanh")
+
+
+def numbers(count: int) -> torch.Tensor:
+    return 1.5 * torch.randn(count, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_pieces_have_the_bits_of_the_whole(name: str, mode: Any) -> None:
+    function, x = FUNCTIONS[name], numbers(VECTORS * 48)
+    with mode(), SteadyElementwise():
+        whole = function(x)
+        for piece in (3, 7, 64, 1001):
+            assert torch.equal(whole, torch.cat([function(part.clone()) for part in x.split(piece)])), piece
+
+
+def test_the_cases_show_what_torch_does() -> None:
+    """Without the mode, some of them differ."""
+    x = numbers(VECTORS * 48)
+    differing = [
+        name
+        for name in CPU_DIFFERS
+        if not torch.equal(FUNCTIONS[name](x), torch.cat([FUNCTIONS[name](p.clone()) for p in x.split(7)]))
+    ]
+    assert differing
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_all_but_the_end_has_the_bits_of_torch(name: str) -> None:
+    x = numbers(VECTORS * 20 + 13)
+    with torch.inference_mode():
+        plain = FUNCTIONS[name](x)
+        with SteadyElementwise():
+            steady = FUNCTIONS[name](x)
+    assert torch.equal(plain[: -(len(x) % VECTORS)], steady[: -(len(x) % VECTORS)])
+    assert torch.allclose(plain, steady, rtol=1e-5, atol=1e-6)
+
+
+def test_layouts_and_types_stay() -> None:
+    last = numbers(2 * 3 * 11 * 13).reshape(2, 3, 11, 13).contiguous(memory_format=torch.channels_last)
+    with SteadyElementwise():
+        assert torch.sigmoid(last).is_contiguous(memory_format=torch.channels_last)
+        top = last[..., :5, :].contiguous(memory_format=torch.channels_last)
+        assert torch.equal(torch.sigmoid(top[:, :2]), torch.sigmoid(last[:, :2])[..., :5, :])
+        assert torch.equal(torch.where(last > 0, last, -last), last.abs())
+        assert torch.equal(torch.abs(torch.arange(-5, 5)), torch.arange(-5, 5).abs())
+        assert (last + last.mean()).shape == last.shape
+        assert torch.sigmoid(torch.zeros(0)).shape == (0,)
+        halves = torch.empty(11)
+        torch.sigmoid(numbers(11), out=halves)
+        assert halves[0] > 0
+
+
+def test_a_network_keeps_what_it_is_given_beside_the_batch() -> None:
+    class Shifted(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, batch: torch.Tensor, shift: float) -> torch.Tensor:
+            return torch.sigmoid(batch) + shift
+
+    x = numbers(100).reshape(1, 1, 10, 10)
+    assert torch.allclose(SteadyNetwork(Shifted())(x, 2.0), torch.sigmoid(x) + 2)
