@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from halotile.cli.screen import Row
-from halotile.cli.units import bytes_text, rate_text, seconds_text, shape_text
+from halotile.cli.units import bytes_text, counted, rate_text, seconds_text, shape_text
 
 if TYPE_CHECKING:
     from halotile.graphs.tiles import Outcome
@@ -41,9 +41,9 @@ def plan_rows(figures: Mapping[str, Any]) -> list[Row]:
 
 def headline(figures: Mapping[str, Any]) -> str:
     """A plan in one line."""
-    workers = f"{figures['workers']} worker{'' if figures['workers'] == 1 else 's'}"
+    blocks, workers = counted(figures["blocks"], "block"), counted(figures["workers"], "worker")
     return (
-        f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {figures['blocks']:,} blocks, "
+        f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {blocks}, "
         f"depth {_depth(figures['depth'])} ({figures['depth_from']}), {workers}"
     )
 
@@ -52,7 +52,7 @@ def _blocks(figures: Mapping[str, Any]) -> str:
     text = f"{figures['blocks']:,} of {shape_text(figures['block'])}"
     resumed = figures.get("resumed_blocks", 0)
     if resumed:
-        return f"{text}; {resumed:,} are done already"
+        return f"{text}; {resumed:,} {'is' if resumed == 1 else 'are'} done already"
     return f"{text}; goes on with the run that stands there" if figures.get("resumes") else text
 
 
@@ -143,17 +143,55 @@ def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
     """What a check found, for people."""
     lines = list(verdict.problems)
     if not lines:
-        checked = f"{verdict.checked:,} of {verdict.blocks:,} blocks checked"
+        checked = f"{verdict.checked:,} of {counted(verdict.blocks, 'block')} checked"
         lines.append(f"{output}: {'all that is done is ' if verdict.undone else ''}sound, {checked}")
     elif verdict.sound:
-        count = verdict.repaired
-        lines.append(f"{output}: {count:,} problem{'' if count == 1 else 's'} repaired")
+        lines.append(f"{output}: {counted(verdict.repaired, 'problem')} repaired")
     if count := len(verdict.undone):
         are = "block is" if count == 1 else "blocks are"
         lines.append(
             f"{count:,} {are} not done: {_cut(verdict.undone.to_text())} (quarantined, or not yet run)"
         )
     return lines
+
+
+def remedy(output: PurePath, verdict: Verdict, *, at_work: bool) -> str:
+    """What is wrong with an output and what to do, as the end of a sentence; nothing where all is well.
+
+    Parameters
+    ----------
+    output : path
+        As it was typed.
+    verdict : Verdict
+        What the check found.
+    at_work : bool
+        Whether a run was writing the output at the time: nobody else may, then.
+    """
+    if not verdict.sound:
+        wait = "A run is still writing it: when that is over, " if at_work else ""
+        return f"damaged. {wait}`recon-cli verify {output} --repair` {_repairs(verdict.problems)}."
+    if not verdict.undone:
+        return ""
+    if at_work:
+        return (
+            f"not complete: a run is still writing it. Wait until that is over; `recon-cli status {output} --watch` "
+            "shows how far it is."
+        )
+    return f"not complete. `recon-cli resume {output}` does the blocks that are left."
+
+
+def _repairs(problems: Iterable[str]) -> str:
+    """What a repair does about problems.
+
+    Examples
+    --------
+    >>> _repairs(["metadata: zarr.json is missing", "block 3: cut short"])
+    'restores the metadata and does the damaged blocks again'
+    """
+    metadata = [problem.startswith("metadata: ") for problem in problems]
+    doings = ["restores the metadata"] if any(metadata) else []
+    doings += [] if all(metadata) else ["does the damaged blocks again"]
+    return " and ".join(doings)
 
 
 def _cut(text: str) -> str:

@@ -12,6 +12,7 @@ interface of the engine that is used here::
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
@@ -145,12 +146,15 @@ def run(
 def _go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
     from halotile.cli.figures import headline, outcome_json, outcome_rows
     from halotile.cli.report import make_report
+    from halotile.cli.units import first_line
     from halotile.graphs.planner import make_plan
     from halotile.graphs.tiles import run as run_plan
 
     plan = make_plan(job, fresh=fresh, same_input=same_input)
     if not quiet:
         complain(headline(plan.summary()))
+        for note in plan.summary()["notes"]:
+            complain(f"note: {note}")
     with make_report(quiet=quiet) as report:
         outcome = run_plan(plan, observer=report)
     if as_json:
@@ -161,9 +165,8 @@ def _go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) 
             outcome_rows(outcome),
         )
     for bad in outcome.quarantined:
-        complain(
-            f"quarantined: block {bad.number} (index {bad.index}, region {bad.region.start}–{bad.region.stop}): {bad.error}"
-        )
+        where = f"index {bad.index}, region {bad.region.start}–{bad.region.stop}"
+        complain(f"quarantined: block {bad.number} ({where}): {first_line(bad.error)}")
     if outcome.quarantined:
         raise typer.Exit(exits.QUARANTINED)
 
@@ -176,6 +179,7 @@ def plan(
     overrides: Overrides = None,
     allow_import: AllowImport = False,
     as_json: Json = False,
+    no_dashboard: NoDashboard = False,
     debug: Debug = False,
 ) -> None:
     """Show what a run would do and cost, or why it is refused."""
@@ -183,9 +187,10 @@ def plan(
     from halotile.cli.figures import plan_rows
     from halotile.graphs.planner import make_plan
 
-    made = make_plan(
-        load_job(config, overrides or (), workers=workers, allow_import=allow_import), refuse=False
+    job = load_job(
+        config, overrides or (), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
     )
+    made = make_plan(job, refuse=False)
     if as_json:
         print_json(made.summary())
     else:
@@ -268,12 +273,14 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Check every stored block against its checksums; exits with 3 where blocks are not done yet."""
-    from halotile.cli.figures import verdict_json, verdict_lines
+    from halotile.cli.figures import remedy, verdict_json, verdict_lines
     from halotile.cli.report import make_report
     from halotile.cli.resume import saved_job_of
+    from halotile.cli.status import is_at_work, run_beside
     from halotile.graphs.verify import verify as verify_output
 
     job = saved_job_of(output, allow_import=allow_import) if repair else None
+    at_work = is_at_work(run_beside(output))
     with make_report(quiet=quiet) as report:
         verdict = verify_output(output, job=job, repair=repair, observer=report)
     if as_json:
@@ -281,14 +288,9 @@ def verify(
     elif not quiet:
         for line in verdict_lines(output, verdict):
             say(line)
-    if not verdict.sound:
-        complain(f"error: {output} is damaged. `recon-cli verify {output} --repair` does those blocks again.")
-        raise typer.Exit(exits.BAD_DATA)
-    if verdict.undone:
-        complain(
-            f"error: {output} is not complete. `recon-cli resume {output}` does the blocks that are left."
-        )
-        raise typer.Exit(exits.QUARANTINED)
+    if said := remedy(output, verdict, at_work=at_work):
+        complain(f"error: {output} is {said}")
+        raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
 
 
 @app.command()
@@ -369,7 +371,12 @@ def schema(debug: Debug = False) -> None:
 
 def main() -> None:
     """Entry point of ``recon-cli``."""
-    app(prog_name="recon-cli")
+    try:
+        app(prog_name="recon-cli")
+    except SystemExit as end:
+        if end.code == exits.INTERRUPTED:  # what closes at exit is not to be torn as well
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halotile.cli.units import bytes_text, shape_text
+from halotile.cli.units import bytes_text, shape_text, size_text
 from halotile.errors import ConfigError, OutputRefused
 from halotile.storage.grid import Region
 
@@ -165,10 +166,11 @@ def _opened(
 
 def _refuse_other_shape(wish: Wish, one: Planes, other: Planes) -> None:
     shapes = [dict(zip(p.source.axes, p.source.shape, strict=True)) for p in (one, other)]
-    if any(shapes[0][axis] != shapes[1][axis] for axis in "yx"):
+    sizes = [(shape["y"], shape["x"]) for shape in shapes]
+    if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"--against {wish.against}: {shape_text(other.source.shape)} pixels cannot be laid beside "
-            f"{shape_text(one.source.shape)} of {wish.path}. Write a picture of the same height and width."
+            f"--against {wish.against}: {size_text(sizes[1])} cannot be laid beside {size_text(sizes[0])} of "
+            f"{wish.path}. Write a picture of the same width and height."
         )
 
 
@@ -179,7 +181,7 @@ def _png(wish: Wish, pictures: list[Planes], tick: Callable[[float], None]) -> s
     drawn = write_png(wish.file, pictures, edge=edge, values=wish.values, tick=tick)
     each = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
     return (
-        f"{wish.file}: {shape_text(drawn.shape)} pixels{each}; black is {drawn.low:g}, white {drawn.high:g}"
+        f"{wish.file}: {size_text(drawn.shape)}{each}; black is {drawn.low:g}, white {drawn.high:g}"
         f"{_which(pictures[0])}"
     )
 
@@ -195,7 +197,8 @@ def _tiff(wish: Wish, planes: Planes, tick: Callable[[float], None]) -> str:
     from halotile.storage.tiff_export import write_tiff
 
     nbytes = write_tiff(wish.file, planes, tick=tick)
-    return f"{wish.file}: {shape_text((*planes.counts, *planes.shape))} pixels, {bytes_text(nbytes)}"
+    stack = f"{shape_text(planes.counts)} planes of " if math.prod(planes.counts) > 1 else ""
+    return f"{wish.file}: {stack}{size_text(planes.shape)}, {bytes_text(nbytes)}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from halotile.cli.screen import complain, progress_console
-from halotile.cli.units import bytes_text, percent, rate_text, seconds_text
+from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -140,17 +140,19 @@ def counts(progress: Progress) -> str:
     apart = [f"{progress.resumed:,} resumed"] if progress.resumed else []
     apart += [f"{progress.retried:,} retried"] if progress.retried else []
     apart += [f"{progress.failed:,} failed"] if progress.failed else []
-    return f"{progress.done:,} of {progress.total:,} blocks" + (f" ({', '.join(apart)})" if apart else "")
+    return f"{progress.done:,} of {counted(progress.total, 'block')}" + (
+        f" ({', '.join(apart)})" if apart else ""
+    )
 
 
 def figures(progress: Progress) -> list[str]:
     """How far and how fast; what is not known yet is left out."""
     found = [f"{percent(progress.done, progress.total):.0f} %"]
-    if progress.done > progress.resumed:
+    if progress.done > progress.resumed and progress.seconds > 0:
         found += [rate_text(progress.megapixels_per_second), f"{progress.megabytes_per_second:.0f} MB/s"]
         if progress.done < progress.total:
             found.append(f"{seconds_text(progress.eta_seconds)} left")
-    found.append(f"{progress.workers} worker{'' if progress.workers == 1 else 's'}")
+    found.append(counted(progress.workers, "worker"))
     if progress.peak_memory_bytes:
         found.append(f"{bytes_text(progress.peak_memory_bytes)} peak")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -10,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halotile.cli.bad_blocks import GivenUp, blocks_given_up, rows_of
 from halotile.cli.report import Lines, Report, counts
 from halotile.cli.screen import Row
-from halotile.cli.units import bytes_text, percent, rate_text, seconds_text
+from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
 from halotile.errors import ConfigError
 from halotile.graphs.progress import Progress
 from halotile.storage.rundir import RunDirectory
@@ -50,6 +52,12 @@ class Status:
         names = [field.name for field in dataclasses.fields(Progress) if field.name != "message"]
         return Progress(**_EMPTY | {name: self.recorded[name] for name in names if name in self.recorded})
 
+    @property
+    def bad_blocks(self) -> tuple[GivenUp, ...]:
+        """The blocks that this run has given up, as its events name them."""
+        # The events may be long: without a failure nobody need read them.
+        return blocks_given_up(RunDirectory(self.directory)) if self.progress.failed else ()
+
     def to_json(self) -> dict[str, Any]:
         """All of it, for programs."""
         progress = self.progress
@@ -61,7 +69,8 @@ class Status:
                 "recorded_state": self.recorded.get("state"),
                 "percent": percent(progress.done, progress.total),
                 "age_seconds": self.age_seconds,
-                "run_directory": str(self.directory),
+                "run_directory": os.path.abspath(self.directory),
+                "bad_blocks": [bad.to_json() for bad in self.bad_blocks],
             }
         )
 
@@ -79,13 +88,18 @@ def find_run(path: Path) -> Path:
     ConfigError
         When no run has been there.
     """
-    beside = path.absolute().with_name(path.absolute().name + ".run")
-    for directory in (path, beside):
+    for directory in (path, run_beside(path)):
         if RunDirectory(directory).job_path.is_file() or RunDirectory(directory).status_path.is_file():
             return directory
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
     )
+
+
+def run_beside(output: Path) -> Path:
+    """Where the run directory of an output lies, if it has one."""
+    whole = Path(os.path.abspath(output))
+    return whole.parent / f"{whole.name}.run"
 
 
 def read_status(directory: Path) -> Status:
@@ -127,13 +141,25 @@ def _is_gone(run: RunDirectory, recorded: Mapping[str, Any]) -> bool:
     return recorded.get("host") == socket.gethostname() or _age_seconds(recorded) > SILENCE_SECONDS
 
 
+def is_at_work(directory: Path) -> bool:
+    """Whether a run is writing now: its driver holds the lock, or said so from another host not long ago."""
+    if not directory.is_dir():
+        return False
+    if RunDirectory(directory).is_running() is not None:
+        return True
+    try:
+        return not read_status(directory).over
+    except ConfigError:
+        return False
+
+
 def status_rows(status: Status) -> list[Row]:
     """The status for people."""
     progress, recorded = status.progress, status.recorded
     rows = [("output", str(recorded.get("output", "?")))]
     if progress.total:
         rows.append(("done", f"{counts(progress)}, {percent(progress.done, progress.total):.1f} %"))
-    if progress.done > progress.resumed:
+    if progress.done > progress.resumed and progress.seconds > 0:
         rate = rate_text(progress.megapixels_per_second)
         rows.append(
             (
@@ -149,7 +175,7 @@ def status_rows(status: Status) -> list[Row]:
     rows.append(("last word", f"{seconds_text(status.age_seconds)} ago"))
     if recorded.get("reason"):
         rows.append(("reason", str(recorded["reason"])))
-    return rows
+    return rows + rows_of(status.bad_blocks)
 
 
 def advice(status: Status) -> str:
@@ -160,9 +186,24 @@ def advice(status: Status) -> str:
         return f"interrupted: the driver ({driver}) is gone; {again}"
     if status.state == "stopped":
         return f"stopped: {again} to go on"
-    if status.state == "failed":
+    if status.state == "failed" and not status.progress.failed:
         return f"failed: when the cause is mended, {again}"
-    return ""
+    return _advice_on_blocks(status) if status.over and status.progress.failed else ""
+
+
+def _advice_on_blocks(status: Status) -> str:
+    """What to do about blocks that were given up, by a run that is over."""
+    progress, bad = status.progress, status.bad_blocks
+    count = counted(progress.failed, "bad block")
+    which = f"finished, but for {count}" if status.state == "finished" else f"{status.state} with {count}"
+    if progress.done + progress.failed < progress.total:
+        then = "what is done stays done"
+    else:
+        then = f"only {'this one is' if progress.failed == 1 else 'these are'} redone"
+    of_input = bool(bad) and all(block.is_of_input for block in bad)
+    cause, option = ("picture", " --same-input") if of_input else ("cause", "")
+    again = f"run `recon-cli resume {status.directory}{option}`"
+    return f"{which}: when the {cause} is mended, {again}; {then}"
 
 
 def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time.sleep) -> Status:

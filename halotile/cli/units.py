@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from halotile.graphs.amounts import bytes_text as bytes_text
+from halotile.graphs.amounts import counted as counted
+from halotile.graphs.amounts import first_line as first_line
 from halotile.graphs.amounts import short_number
 
 
@@ -54,6 +56,18 @@ def shape_text(shape: Sequence[int]) -> str:
     '3 × 70,000 × 70,000'
     """
     return " × ".join(f"{n:,}" for n in shape)
+
+
+def size_text(shape: Sequence[int]) -> str:
+    """The size of a picture of so many rows and columns, in the order that pictures are named in.
+
+    Examples
+    --------
+    >>> size_text([600, 1500])
+    '1,500 × 600 pixels (width × height)'
+    """
+    height, width = shape
+    return f"{shape_text([width, height])} pixels (width × height)"
 
 
 def percent(part: int, whole: int) -> float:

@@ -1,4 +1,4 @@
-"""Amounts of memory and disk as people read them."""
+"""Amounts, counts and reasons as they stand in one line of a message."""
 
 from __future__ import annotations
 
@@ -28,3 +28,26 @@ def short_number(number: float) -> str:
     ('0.4', '3', '12,346')
     """
     return f"{number:.1f}".removesuffix(".0") if abs(number) < 99.95 else f"{number:,.0f}"
+
+
+def counted(count: int, word: str) -> str:
+    """So many of a thing.
+
+    Examples
+    --------
+    >>> counted(1, "block"), counted(12345, "block")
+    ('1 block', '12,345 blocks')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def first_line(text: str) -> str:
+    """The first line of an error's text, with the next one where it only announces that.
+
+    Examples
+    --------
+    >>> first_line("ValueError: out of range\\n  row 3\\n  row 7"), first_line("RuntimeError: \\nno weights\\n")
+    ('ValueError: out of range', 'RuntimeError: no weights')
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])

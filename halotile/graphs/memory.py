@@ -70,6 +70,11 @@ class Footprint:
         """The projected peak."""
         return sum(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def fixed_bytes(self) -> int:
+        """What no smaller tile or block saves."""
+        return self.imports_bytes + self.weights_bytes
+
     def in_words(self) -> str:
         """What takes most, largest first."""
         parts = {

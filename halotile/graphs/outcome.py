@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
-from halotile.graphs.amounts import bytes_text
+from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.plan import Plan
 from halotile.tasks.block import BadBlock
 
@@ -31,7 +31,7 @@ def full_disk_in_words(plan: Plan, error: str, done: int) -> str:
     left = plan.output_bytes * (total - done) / total
     free = shutil.disk_usage(plan.output).free
     return (
-        f"the disk ran full: {error}. {done} of {total} blocks are safe; "
+        f"the disk ran full: {error}. {done:,} of {counted(total, 'block')} are safe; "
         f"the others take up to {bytes_text(left)}, and {plan.output} has {bytes_text(free)} free. "
         "Free some space and run again."
     )
@@ -40,7 +40,7 @@ def full_disk_in_words(plan: Plan, error: str, done: int) -> str:
 def bad_blocks_in_words(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
     """The blocks that failed, the first few by name."""
     lines = [
-        f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {b.error}"
+        f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {first_line(b.error)}"
         for b in bad[:5]
     ]
     more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
@@ -48,7 +48,7 @@ def bad_blocks_in_words(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
     why = "for their input" if refused else f"after {plan.job.run.retries} retries"
     return "\n".join(
         [
-            f"{len(bad)} of {len(plan.grid)} blocks failed {why}; the others are done.",
+            f"{len(bad):,} of {counted(len(plan.grid), 'block')} failed {why}; the others are done.",
             *lines,
             *more,
             f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(bad)}",

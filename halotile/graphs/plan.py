@@ -14,7 +14,7 @@ from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.identity import fingerprint
 from halotile.graphs.job import Job, parse_bytes
-from halotile.graphs.memory import Footprint, share_bytes, workers_that_fit
+from halotile.graphs.memory import MIB, Footprint, share_bytes, workers_that_fit
 from halotile.graphs.reach import Reach
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
@@ -78,7 +78,8 @@ class Plan:
             raise MemoryRefused(
                 f"run.memory_per_worker is {self.job.run.memory_per_worker}; one block of {list(self.grid.block)} needs "
                 f"{bytes_text(needed.total_bytes)}, of which {needed.in_words()}.{self._words_of_depth()} "
-                f"Give more memory, or write {smaller}."
+                f"Write run.memory_per_worker: {-(-needed.total_bytes // MIB)}MiB"
+                + (f", or {smaller}." if self.memory_bytes > needed.fixed_bytes else ".")
             )
         workers = self.job.run.workers
         if self.machine_bytes and needed.total_bytes > share_bytes(self.machine_bytes, workers):

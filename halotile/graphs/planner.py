@@ -159,7 +159,11 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
         footprint=needed,
         free_disk_bytes=free,
         machine_bytes=machine,
-        notes=(*_notes(noise_level, reach), *_decoding_note(original, roles, task.grid)),
+        notes=(
+            *_notes(noise_level, reach),
+            *_narrowing_note(source.dtype, np.dtype(layout.dtype)),
+            *_decoding_note(original, roles, task.grid),
+        ),
     )
     if refuse:
         plan.check_fits()
@@ -334,6 +338,18 @@ def _notes(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
         () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole picture",)
     )
     return (*estimated, *reach.notes)
+
+
+def _narrowing_note(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
+    """What to say of an output of whole numbers that cannot hold all that the input can."""
+    if made.kind not in "iu" or np.can_cast(given, made):
+        return ()
+    limits = np.iinfo(made)
+    kept = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
+    if given.kind == "f":
+        return (f"{kept}: others are rounded, so of a picture between 0 and 1 only 0 and 1 are left",)
+    theirs = np.iinfo(given)
+    return (f"{kept}, and the input's {given} goes from {theirs.min} to {theirs.max}: the rest is cut off",)
 
 
 def _decoding_note(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:

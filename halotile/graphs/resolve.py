@@ -20,6 +20,7 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.noise import estimate_noise_level
 from halotile.tasks.options import import_from, job_key, required_keys
 from halotile.tasks.roles import Roles
+from halotile.tasks.sound import mapped_in_words
 from halotile.tasks.usercode import called
 
 
@@ -175,7 +176,23 @@ def settle_noise_level(
     """The denoiser told the noise level, if it wants one: estimated once, for the whole picture.
 
     A resumed run keeps the estimate it began with.
+
+    Raises
+    ------
+    ConfigError
+        When the level that was given counts in other numbers than the picture that is denoised.
     """
+    given = getattr(denoiser, "sigma", None)
+    if (
+        values is not None
+        and isinstance(given, int | float)
+        and given > 1
+        and "sigma" in denoiser.side_inputs
+    ):
+        raise ConfigError(
+            f"denoiser.sigma is {given:g}. {mapped_in_words(values)} "
+            f"Write sigma: {given / (values[1] - values[0]):.3g}, or auto."
+        )
     if not denoiser.wants_noise_level:
         return denoiser, None
     level = previous["identity"].get("noise_level") if previous else None

@@ -6,8 +6,10 @@ import os
 import socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.progress import Observer, Progress
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import Receipt
@@ -42,16 +44,18 @@ class StatusFile:
     def begin(self, progress: Progress) -> None:
         """The run has the output for itself."""
         self.resumed = progress.done
+        # It was summed up before anybody knew what was there already.
+        progress = replace(progress, resumed=self.resumed)
         before = self.directory.read_status() or {}
         self._finished = progress.done == progress.total and before.get("state") == "finished"
         self.event("begin", fingerprint=self.plan.fingerprint, resumed=self.resumed)
         self._write("running", progress)
         if self.resumed == progress.total:
-            self.say(
-                f"nothing left to do: all {progress.total} blocks are done (`recon-cli verify` checks every byte)"
-            )
+            all_done = "the one block is" if progress.total == 1 else f"all {progress.total} blocks are"
+            self.say(f"nothing left to do: {all_done} done (`recon-cli verify` checks every byte)")
         elif self.resumed:
-            self.say(f"{self.resumed} of {progress.total} blocks are done already")
+            are = "is" if self.resumed == 1 else "are"
+            self.say(f"{self.resumed} of {counted(progress.total, 'block')} {are} done already")
 
     def work_begins(self) -> None:
         """The cluster is up: the clock for rates starts, unless it runs already."""
@@ -94,9 +98,13 @@ class StatusFile:
             self._write("draining" if progress.phase == "drain" else "running", progress)
 
     def say(self, message: str) -> None:
-        """Pass a line on to whoever watches, and keep it."""
+        """Pass a line on to whoever watches, and keep it.
+
+        An error of somebody's own code may bring more lines: they are kept, not shown.
+        """
         self.event("message", text=message)
-        self._message = f"{self._message}\n{message}" if self._message else message
+        line = first_line(message)
+        self._message = f"{self._message}\n{line}" if self._message else line
         self._told = 0.0
 
     def event(self, kind: str, **details: Any) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from distributed import KilledWorker
 
 from halotile.errors import Stopped
+from halotile.graphs.amounts import counted
 from halotile.graphs.bars import show_blocks
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Run
@@ -107,7 +108,7 @@ class Sweep:
         """Raise :class:`Stopped` when a signal came and blocks are left."""
         if self.signals.asked and self.left():
             raise Stopped(
-                f"stopped on {self.signals.name} with {len(self.journal.done)} of {len(self.task.grid)} blocks done. "
+                f"stopped on {self.signals.name} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
                 "Run again to go on."
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stalled, Stopped
+from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_blocks, output_grid
@@ -86,10 +87,8 @@ class _Driver:
         struck = self._strike_damaged()
         self.status.begin(self.sweep.progress("start"))
         if struck:
-            blocks = (
-                "1 block of the earlier run is" if struck == 1 else f"{struck} blocks of the earlier run are"
-            )
-            self.status.say(f"{blocks} damaged and done again")
+            are = "is" if struck == 1 else "are"
+            self.status.say(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
         if self.journal.warning:
             self.status.say(self.journal.warning)
         try:
@@ -153,7 +152,7 @@ class _Driver:
         progress = self.sweep.progress("stop")
         bad = tuple(self.sweep.bad[number] for number in sorted(self.sweep.bad))
         if bad and self.plan.job.run.on_bad_block == "fail":
-            self.status.end("failed", progress, f"{len(bad)} blocks failed")
+            self.status.end("failed", progress, f"{counted(len(bad), 'block')} failed")
             kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
             raise kind(bad_blocks_in_words(self.plan, bad))
         self.status.end("finished", progress, "")

@@ -59,16 +59,18 @@ def verify(
     Raises
     ------
     OutputRefused
-        When there is no Zarr, a repair is asked for and the output has no run directory, or a run is writing it.
+        When nothing or a file is there, a repair is asked for and the output has no run directory, or a run is writing it.
     ResumeRefused
         When a repair is asked for and the job is no longer the one that wrote the output.
     """
     path = Path(os.path.abspath(output))
-    if path.exists() and not path.is_dir():
-        raise OutputRefused(f"{path} is a file, not a Zarr that a run wrote. Give the output.path of a job.")
+    if not path.name or (path.exists() and not path.is_dir()):
+        raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
     directory = RunDirectory(run_directory_of(path))
     stored = directory.read_plan()
     if stored is None:
+        if not path.exists():
+            raise OutputRefused(f"{path}: nothing is there. Give the output.path of a job.")
         if repair:
             raise OutputRefused(
                 f"{path} has no run directory {directory.path}: there is no job to repair it with. "

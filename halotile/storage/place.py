@@ -57,7 +57,9 @@ def check_parents(path: str | Path) -> None:
     """
     root = Path(path)
     if not root.name:
-        raise OutputRefused(f"output.path is {root}: that is no name for an output. Write one in that folder.")
+        raise OutputRefused(
+            f"output.path is {root}: that is no name for an output. Write one in that folder."
+        )
     for parent in root.parents:
         if not os.path.lexists(parent) or parent.is_dir():
             continue

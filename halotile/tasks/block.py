@@ -139,7 +139,7 @@ class BlockRunner:
             rim = Rim(tuple(rim.rules[i] for i in spatial))
             axes = tuple(axes[i] for i in spatial)
         pixels = read_window(side, window, rim)
-        check_side(name, pixels, side, window, rim, axes)
+        check_side(name, pixels, side, window, rim, axes, self.task.tiling.range)
         return pixels
 
     def _denoise(

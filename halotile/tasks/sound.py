@@ -32,22 +32,41 @@ def check_picture(pixels: Pixels, source: Readable, window: Region, rim: Rim, ax
 
 
 def check_side(
-    name: str, pixels: NDArray[Any], source: Readable, window: Region, rim: Rim, axes: Sequence[str]
+    name: str,
+    pixels: NDArray[Any],
+    source: Readable,
+    window: Region,
+    rim: Rim,
+    axes: Sequence[str],
+    values: tuple[float, float] | None = None,
 ) -> None:
     """Refuse NaN and infinity in what was read of a side input, and noise that is negative.
+
+    Where the picture is mapped from ``values`` to 0..1, noise above 1 is refused as well: it counts as the
+    stored numbers do.
 
     Raises
     ------
     InputError
         Saying where.
     """
+    if name == "sigma" and values is not None and pixels.size and pixels.max() > 1:
+        raise InputError(
+            f"the side input sigma holds {float(pixels.max()):g}. {mapped_in_words(values)} "
+            f"Divide the map by {values[1] - values[0]:g}."
+        )
     noise = name == "sigma" and pixels.dtype.kind in "if"
     if all_finite(pixels) and not (noise and pixels.min() < 0):
         return
     bad = ~np.isfinite(pixels) | (pixels < 0 if noise else False)
-    values = "NaN, infinity or negative values" if noise else "NaN or infinity"
+    what = "NaN, infinity or negative values" if noise else "NaN or infinity"
     where = in_words(bad, source, window, rim, axes)
-    raise InputError(f"the side input {name} holds {values} in {where}. Mend input.sides.{name}.")
+    raise InputError(f"the side input {name} holds {what} in {where}. Mend input.sides.{name}.")
+
+
+def mapped_in_words(values: tuple[float, float]) -> str:
+    """What a noise level counts in where the picture is mapped from a range of values."""
+    return f"The picture's {values[0]:g} to {values[1]:g} are denoised as 0 to 1, and noise counts in that."
 
 
 def in_words(bad: NDArray[Any], source: Readable, window: Region, rim: Rim, axes: Sequence[str]) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +24,7 @@ from halotile.graphs.job import Job
 from halotile.graphs.progress import Progress
 from halotile.graphs.verify import Verdict
 from halotile.storage.grid import Region
+from halotile.storage.rundir import RunDirectory
 from halotile.storage.runs import Runs
 
 RUNNER = CliRunner()
@@ -156,6 +160,21 @@ def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -
     assert json.loads(result.stdout)["quarantined"][0]["region"] == [[0, 512], [512, 1024]]
 
 
+def test_of_a_long_error_the_first_line_is_shown_and_programs_have_all(config: Path, engine: Engine) -> None:
+    bad = replace(Bad(), error="ValueError: poisoned\nby hand")
+    engine.ends = replace(Ending(), quarantined=(bad,))
+    result = RUNNER.invoke(app, ["run", str(config), "--json"])
+    assert result.stderr.endswith("region (0, 512)–(512, 1024)): ValueError: poisoned\n")
+    assert json.loads(result.stdout)["quarantined"][0]["error"] == bad.error
+
+
+def test_one_block_is_a_block(config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FIGURES, "blocks", 1)
+    monkeypatch.setitem(FIGURES, "workers", 1)
+    result = RUNNER.invoke(app, ["run", str(config)])
+    assert "uint16 in 1 block, depth 8 (declared by tv), 1 worker\n" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -188,6 +207,15 @@ def test_plan_prints_its_figures(config: Path, engine: Engine) -> None:
     assert "memory 768 MiB at the peak in each worker, of 4 GiB allowed" in shown
     assert "disk up to 9.1 GiB of output, no scratch; 93.1 GiB free" in shown
     assert "note a note" in shown
+
+
+def test_the_words_of_a_run_do_for_its_plan(config: Path, engine: Engine) -> None:
+    words = [str(config), "--workers", "3", "--set", "tile.size=128", "--allow-import", "--no-dashboard"]
+    for command in ("plan", "run"):
+        assert RUNNER.invoke(app, [command, *words]).exit_code == 0
+    planned, run = engine.plans
+    assert planned.job == run.job
+    assert not planned.job.cluster.dashboard
 
 
 def test_plan_gives_its_figures_to_programs(config: Path, engine: Engine) -> None:
@@ -232,18 +260,66 @@ def test_resume_goes_on_from_the_run_directory(config: Path, engine: Engine, nam
     assert (plan.fresh, plan.job.run.workers, plan.job.denoiser.options) == (False, 3, {"strength": 0.2})
 
 
-def test_a_run_directory_that_was_moved_is_not_resumed(config: Path, engine: Engine) -> None:
+def test_a_run_directory_that_was_moved_alone_is_not_resumed(config: Path, engine: Engine) -> None:
     directory = save_job(config, config.with_name("clean.zarr"))
-    result = RUNNER.invoke(app, ["resume", str(directory.rename(directory.with_name("copy.run")))])
-    assert result.exit_code == 2
-    assert "it was moved or copied" in result.stderr
+    for name in ("copy.run", "copy"):
+        directory = directory.rename(directory.with_name(name))
+        result = RUNNER.invoke(app, ["resume", str(directory)])
+        assert result.exit_code == 2
+        assert "it was moved or copied. Move both back" in result.stderr
     assert not engine.plans
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_run_that_was_moved_with_its_output_goes_on_there(
+    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, relative: bool
+) -> None:
+    directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
+    moved = config.with_name("moved.zarr")
+    moved.mkdir()
+    monkeypatch.chdir(config.parent)
+    for _ in range(2):
+        assert RUNNER.invoke(app, ["resume", directory.name if relative else str(directory)]).exit_code == 0
+    assert [plan.job.output.path for plan in engine.plans] == [str(moved)] * 2
+    saved = json.loads((directory / "job.json").read_text())
+    assert (saved["output"]["path"], saved["denoiser"]["strength"]) == (str(moved), 0.2)
+
+
+@pytest.mark.parametrize("left", ["clean.zarr", "clean.zarr.run"])
+def test_a_run_that_may_be_a_copy_is_not_resumed(config: Path, engine: Engine, left: str) -> None:
+    directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
+    before = (directory / "job.json").read_text()
+    for name in ("moved.zarr", left):
+        config.with_name(name).mkdir()
+    result = RUNNER.invoke(app, ["resume", str(directory)])
+    assert result.exit_code == 2
+    assert "it was moved or copied, and something still stands at the old place" in result.stderr
+    assert (directory / "job.json").read_text() == before
+    assert not engine.plans
+
+
+def test_a_run_that_was_moved_while_it_works_is_left_alone(config: Path, engine: Engine) -> None:
+    directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
+    config.with_name("moved.zarr").mkdir()
+    before = (directory / "job.json").read_text()
+    with RunDirectory(directory).lock():
+        result = RUNNER.invoke(app, ["resume", str(directory)])
+    assert (result.exit_code, "in use" in result.stderr) == (2, True)
+    assert (directory / "job.json").read_text() == before
+
+
+def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+    """Have every check find this."""
+    module = ModuleType("verify")
+    module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "halotile.graphs.verify", module)
 
 
 @pytest.mark.parametrize(
     ("verdict", "code", "words"),
     [
         (Verdict(4, 4, (), 0), 0, "sound, 4 of 4 blocks checked"),
+        (Verdict(1, 1, (), 0), 0, "sound, 1 of 1 block checked"),
         (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
         (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
         (Verdict(4, 3, (), 0, Runs([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
@@ -254,15 +330,63 @@ def test_a_run_directory_that_was_moved_is_not_resumed(config: Path, engine: Eng
 def test_verify_tells_what_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int, words: str
 ) -> None:
-    module = ModuleType("verify")
-    module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "halotile.graphs.verify", module)
+    find(monkeypatch, verdict)
     result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
     assert result.exit_code == code
     assert words in result.stdout
     assert ("recon-cli resume" in result.stderr) == (code == 3)
     as_json = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr"), "--json"])
     assert json.loads(as_json.stdout)["ok"] == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("problems", "words"),
+    [
+        (("block 2: cut",), "--repair` does the damaged blocks again."),
+        (("metadata: zarr.json is missing",), "--repair` restores the metadata."),
+        (
+            ("metadata: zarr.json is missing", "block 2: cut"),
+            "--repair` restores the metadata and does the damaged blocks again.",
+        ),
+    ],
+)
+def test_verify_says_what_a_repair_would_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    problems: tuple[str, ...],
+    words: str,
+) -> None:
+    find(monkeypatch, Verdict(4, 4, problems, 0))
+    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
+    assert result.exit_code == 4
+    assert result.stderr.endswith(
+        f"clean.zarr is damaged. `recon-cli verify {tmp_path / 'clean.zarr'} {words}\n"
+    )
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
+def test_verify_of_a_run_at_work_says_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    output = tmp_path / "clean.zarr"
+    directory = RunDirectory(tmp_path / "clean.zarr.run")
+    directory.create()
+    directory.write_job({})
+    directory.write_status({"state": "running", "host": host, "updated": time.time()})
+    with directory.lock() if host != "elsewhere" else nullcontext():
+        find(monkeypatch, Verdict(4, 3, (), 0, Runs([2])))
+        result = RUNNER.invoke(app, ["verify", str(output)])
+        assert result.exit_code == 3
+        assert "is not complete: a run is still writing it. Wait until that is over" in result.stderr
+        assert "resume" not in result.stderr
+        find(monkeypatch, Verdict(4, 3, ("block 0: cut",), 0, Runs([2])))
+        result = RUNNER.invoke(app, ["verify", str(output)])
+        assert result.exit_code == 4
+        assert "is damaged. A run is still writing it: when that is over, `recon-cli verify" in result.stderr
+    directory.write_status({"state": "stopped"})
+    find(monkeypatch, Verdict(4, 3, (), 0, Runs([2])))
+    result = RUNNER.invoke(app, ["verify", str(output)])
+    assert (result.exit_code, "recon-cli resume" in result.stderr) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -279,11 +403,22 @@ def test_a_number_that_is_none_is_refused_in_plain_words() -> None:
     assert "'two' is not a whole number; write one such as 4." in result.stderr
 
 
+@pytest.mark.parametrize("path", ["nothing.zarr", "no/where.zarr", "noisy.npy/nothing.zarr", "dangling.zarr"])
+@pytest.mark.parametrize(
+    "command", [["verify"], ["verify", "--repair"], ["status"], ["resume"]], ids=" ".join
+)
+def test_a_path_where_nothing_stands_is_wrong_usage(config: Path, command: list[str], path: str) -> None:
+    config.with_name("dangling.zarr").symlink_to("gone.zarr")
+    result = RUNNER.invoke(app, [*command, str(config.parent / path)])
+    assert result.exit_code == 2
+    assert ("nothing is there" if "verify" in command else "no run here") in result.stderr
+
+
 @pytest.mark.parametrize("name", ["noisy.npy", "config.yaml"])
 def test_a_file_that_is_no_output_is_not_verified(config: Path, name: str) -> None:
     result = RUNNER.invoke(app, ["verify", str(config.with_name(name))])
     assert result.exit_code == 2
-    assert f"{name} is a file, not a Zarr that a run wrote" in result.stderr
+    assert f"{name} is no Zarr that a run wrote" in result.stderr
 
 
 @pytest.mark.parametrize(

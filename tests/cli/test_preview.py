@@ -39,7 +39,9 @@ def image(path: Path) -> Any:
 def test_the_whole_is_drawn_small(folder: Path) -> None:
     result = invoke("a.npy", "a.png", "--size", "30")
     assert (result.exit_code, image(folder / "a.png").shape) == (0, (24, 30))
-    assert result.stdout.startswith("a.png: 24 × 30 pixels, each the mean of 3 × 3; black is ")
+    assert result.stdout.startswith(
+        "a.png: 30 × 24 pixels (width × height), each the mean of 3 × 3; black is "
+    )
     assert result.stderr == ""
 
 
@@ -70,8 +72,10 @@ def test_a_plane_is_chosen_by_its_axis(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["a.tif", "a.TIFF"])
 def test_a_tiff_has_every_pixel(folder: Path, name: str) -> None:
     result = invoke("stack.npy", name)
-    assert result.stdout.startswith(f"{name}: 2 × 70 × 90 pixels, ")
+    assert result.stdout.startswith(f"{name}: 2 planes of 90 × 70 pixels (width × height), ")
     assert np.array_equal(tifffile.imread(folder / name), np.load(folder / "stack.npy"))
+    one = invoke("a.npy", name, "--overwrite")
+    assert one.stdout.startswith(f"{name}: 90 × 70 pixels (width × height), "), "one plane is no stack"
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.zarr", "a.png"])
@@ -105,7 +109,11 @@ def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) 
         (["stack.npy", "a.png", "--plane", "z=0,z=1"], 2, "each axis once"),
         (["stack.npy", "a.png", "--plane", "z=2"], 2, "Write 0 to 1"),
         (["a.npy", "a.png", "--range", "5", "5"], 2, "--range 5 5: what is black must be less"),
-        (["a.npy", "a.png", "--against", "small.npy"], 2, "8 × 9 pixels cannot be laid beside 70 × 90"),
+        (
+            ["a.npy", "a.png", "--against", "small.npy"],
+            2,
+            "9 × 8 pixels (width × height) cannot be laid beside 90 × 70",
+        ),
         (["a.npy", "a.tif", "--size", "5"], 2, "--size with a.tif: a TIFF keeps every pixel"),
         (["a.npy", "a.tif", "--against", "a.npy"], 2, "--against with a.tif"),
         (["a.npy", "a.tif", "--range", "0", "1"], 2, "--range with a.tif"),

@@ -35,6 +35,16 @@ def test_retried_and_failed_blocks_are_set_apart() -> None:
     assert "(100 resumed, 2 retried, 1 failed)" in line(moment(retried=2, failed=1))
 
 
+def test_nothing_is_said_of_a_rate_before_time_has_passed() -> None:
+    assert figures(moment(resumed=0, seconds=0.0, peak_memory_bytes=0)) == ["38 %", "4 workers"]
+
+
+def test_one_block_is_a_block() -> None:
+    assert line(moment(done=0, resumed=0, total=1, workers=1, peak_memory_bytes=0)) == (
+        "denoise  0 of 1 block  0 %  1 worker"
+    )
+
+
 @pytest.mark.parametrize(("done", "word"), [(400, "done"), (399, "stop")])
 def test_the_last_phase_is_called_done_only_when_all_is_done(done: int, word: str) -> None:
     assert line(moment(phase="stop", done=done)).startswith(f"{word}  ")

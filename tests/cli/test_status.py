@@ -111,6 +111,111 @@ def test_a_path_without_a_run_is_refused(tmp_path: Path) -> None:
     assert "no run here" in result.stderr
 
 
+def test_a_run_killed_before_its_first_block_tells_what_was_there_and_no_rate(
+    directory: RunDirectory,
+) -> None:
+    record(directory, done=100, seconds=0.0, pixels_done=0, pid=123)
+    text = shown_by_status(directory)
+    assert "100 of 400 blocks (100 resumed), 25.0 %" in text
+    assert "rate" not in text
+    record(directory, done=100, resumed=0, seconds=0.0, pixels_done=0, pid=123)
+    assert "rate" not in shown_by_status(directory), "no time has passed"
+
+
+def test_programs_are_given_whole_paths(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(directory, state="finished")
+    monkeypatch.chdir(directory.path.parent)
+    found = json.loads(RUNNER.invoke(app, ["status", directory.path.name, "--json"]).stdout)
+    assert found["run_directory"] == str(directory.path)
+
+
+def give_up(directory: RunDirectory, *numbers: int, error: str = "ValueError: poisoned\n  by hand") -> None:
+    for number in numbers:
+        event = {
+            "event": "bad block",
+            "block": number,
+            "index": [0, number],
+            "error": error,
+            "traceback": "x",
+        }
+        directory.append_event(event)
+
+
+def shown_by_status(directory: RunDirectory, *words: str) -> str:
+    result = RUNNER.invoke(app, ["status", str(directory.path), *words])
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "failed", "done", "words"),
+    [
+        (
+            "finished",
+            1,
+            399,
+            "finished, but for 1 bad block: when the cause is mended, run `{}`; only this one is",
+        ),
+        (
+            "finished",
+            2,
+            398,
+            "finished, but for 2 bad blocks: when the cause is mended, run `{}`; only these are",
+        ),
+        (
+            "failed",
+            2,
+            398,
+            "failed with 2 bad blocks: when the cause is mended, run `{}`; only these are redone",
+        ),
+        (
+            "failed",
+            2,
+            100,
+            "failed with 2 bad blocks: when the cause is mended, run `{}`; what is done stays done",
+        ),
+        ("failed", 0, 100, "failed: when the cause is mended, run `{}`"),
+    ],
+)
+def test_a_run_with_bad_blocks_names_them_and_what_to_do(
+    directory: RunDirectory, state: str, failed: int, done: int, words: str
+) -> None:
+    give_up(directory, 300)
+    directory.append_event({"event": "begin"})
+    give_up(directory, *range(7, 7 + failed)[::-1])
+    record(directory, state=state, failed=failed, done=done, resumed=0)
+    text = shown_by_status(directory)
+    last = text.splitlines()[-1]
+    assert last.startswith(words.format(f"recon-cli resume {directory.path}"))
+    assert ("block 7 (index (0, 7)): ValueError: poisoned\n" in text) == bool(failed)
+    assert "block 300" not in text, "an earlier run gave it up, and it was tried again since"
+    bad = json.loads(shown_by_status(directory, "--json"))["bad_blocks"]
+    assert [block["number"] for block in bad] == list(range(7, 7 + failed))
+    assert all(block["error"] == "ValueError: poisoned\n  by hand" for block in bad)
+
+
+def test_of_many_bad_blocks_the_first_five_are_named(directory: RunDirectory) -> None:
+    give_up(directory, *range(9))
+    record(directory, state="finished", failed=9, done=391)
+    text = shown_by_status(directory)
+    assert text.count("ValueError: poisoned") == 5
+    assert "and 4 more, in events.jsonl" in text
+
+
+def test_bad_blocks_of_a_damaged_picture_are_redone_as_the_same_input(directory: RunDirectory) -> None:
+    give_up(directory, 7, error="DamagedData: noisy.zarr/c/0/0 is cut short")
+    record(directory, state="finished", failed=1, done=399)
+    words = f"when the picture is mended, run `recon-cli resume {directory.path} --same-input`"
+    assert words in shown_by_status(directory)
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[1]\n", b"7\n", b'{"event": "bad block"}\n'])
+def test_bad_blocks_whose_events_are_lost_are_counted(directory: RunDirectory, line: bytes) -> None:
+    directory.events_path.write_bytes(line)
+    record(directory, state="finished", failed=2, done=398)
+    assert "finished, but for 2 bad blocks: " in shown_by_status(directory)
+
+
 def test_watching_ends_with_the_run(directory: RunDirectory) -> None:
     written: list[str] = []
     with directory.lock():

@@ -253,12 +253,15 @@ def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(
     assert scene.seen() == []
 
 
+@pytest.mark.parametrize("presses", [1, 3])
 def test_ctrl_c_ends_every_process_and_keeps_the_journal(
-    scene: Scene, check_resumes: Callable[[], None]
+    scene: Scene, check_resumes: Callable[[], None], presses: int
 ) -> None:
     with running(scene) as driver:
         workers = scene.workers()
-        os.killpg(driver.pid, signal.SIGINT)
+        for _ in range(presses):
+            os.killpg(driver.pid, signal.SIGINT)
+            time.sleep(0.05)
         said, _ = driver.communicate(timeout=30)
         until(lambda: not members(driver.pid) and not any(map(is_alive, workers)), seconds=5)
     assert driver.returncode == 130, said

@@ -354,3 +354,38 @@ def test_an_output_under_what_is_no_folder_is_refused(source: Path, tmp_path: Pa
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OutputRefused, match="so nothing can be made in it"):
         make_plan(job_of(source, tmp_path / folder / "o.zarr", "gaussian", {"sigma": 1}))
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "words"),
+    [
+        ("uint16", "uint8", "whole numbers from 0 to 255, and the input's uint16 goes from 0 to 65535"),
+        ("float32", "uint16", "only 0 and 1 are left"),
+        ("uint8", "uint16", None),
+        ("uint16", "float32", None),
+    ],
+)
+def test_an_output_that_cannot_hold_the_picture_is_noted(
+    tmp_path: Path, given: str, made: str, words: str | None
+) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), given))
+    job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1})
+    plan = make_plan(replace(job, output=replace(job.output, dtype=made)))
+    found = [note for note in plan.notes if note.startswith("output.dtype")]
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
+
+
+def test_a_noise_level_in_counts_is_refused_for_a_picture_that_is_mapped(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), "uint16"))
+    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 150.0})
+    with pytest.raises(
+        ConfigError, match=r"sigma is 150. The picture's 0 to 65535 .* as 0 to 1.*Write sigma: 0.00229"
+    ):
+        make_plan(job)
+
+
+def test_memory_that_no_smaller_tile_would_save_is_asked_for(source: Path, tmp_path: Path) -> None:
+    job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1}, run={"memory_per_worker": "65MiB"})
+    with pytest.raises(MemoryRefused, match=r"Write run.memory_per_worker: 70\dMiB\.$"):
+        make_plan(job)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from halotile.graphs.outcome import bad_blocks_in_words
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Progress
 from halotile.graphs.status import StatusFile
 from halotile.storage.rundir import RunDirectory
+from halotile.tasks.block import BadBlock
 from tests.support import job_of, noisy_picture, write_zarr
 
 
@@ -52,3 +54,46 @@ def test_a_run_that_does_blocks_again_speaks_for_itself(status: StatusFile) -> N
 def test_a_run_cut_off_after_its_last_block_is_called_finished_by_the_next(status: StatusFile) -> None:
     status.begin(moment(status, 0))
     assert go_through(status, begin=1, end=1)["state"] == "finished"
+
+
+def test_what_was_done_already_is_known_from_the_first_word(status: StatusFile) -> None:
+    status.begin(status.progress("start", done=1, failed=0))
+    recorded = status.directory.read_status() or {}
+    assert (recorded["done"], recorded["resumed"], recorded["seconds"]) == (1, 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("total", "done", "said"),
+    [
+        (1, 1, "nothing left to do: the one block is done ("),
+        (2, 1, "1 of 2 blocks is done already"),
+        (3, 2, "2 of 3 blocks are done already"),
+        (3, 3, "nothing left to do: all 3 blocks are done ("),
+    ],
+)
+def test_blocks_that_are_there_are_told_in_good_english(
+    status: StatusFile, total: int, done: int, said: str
+) -> None:
+    status.begin(replace(status.progress("start", done=done, failed=0), total=total))
+    (text,) = [event["text"] for event in status.directory.read_events() if event["event"] == "message"]
+    assert text.startswith(said)
+
+
+def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: StatusFile) -> None:
+    shown: list[str] = []
+    status = StatusFile(status.directory, status.plan, lambda progress: shown.append(progress.message))
+    message = "block 7 failed: ValueError: poisoned\nby hand"
+    status.say(message)
+    status.tell(status.progress("denoise", done=0, failed=0))
+    assert shown == ["block 7 failed: ValueError: poisoned"]
+    assert [event["text"] for event in status.directory.read_events()] == [message]
+
+
+def test_a_bad_block_takes_one_line_of_the_message(status: StatusFile) -> None:
+    block = status.plan.grid.block_at(0)
+    bad = BadBlock(0, block.index, block.core, "ValueError: poisoned\nby hand", "", "task")
+    first, line, last = bad_blocks_in_words(status.plan, (bad,)).splitlines()
+    assert len(status.plan.grid) == 1
+    assert first.startswith("1 of 1 block failed after 3 retries")
+    assert line.endswith("): ValueError: poisoned")
+    assert last.startswith("Tracebacks are in ")

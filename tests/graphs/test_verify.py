@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,17 @@ def test_a_repair_for_another_job_strikes_nothing(finished: Scene) -> None:
     with pytest.raises(OutputRefused, match="without its job"):
         verify(finished.output, repair=True)
     assert finished.journalled() == set(range(BLOCKS))
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_path_where_nothing_stands_is_refused(scene: Scene, repair: bool) -> None:
+    with pytest.raises(OutputRefused, match=r"clean\.zarr: nothing is there\. Give the output\.path"):
+        verify(scene.output, repair=repair)
+
+
+def test_an_output_that_was_deleted_beside_its_run_directory_is_damaged(finished: Scene) -> None:
+    shutil.rmtree(finished.output)
+    assert len(verify(finished.output).problems) > BLOCKS
 
 
 def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: Scene) -> None:

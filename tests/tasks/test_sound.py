@@ -93,3 +93,14 @@ def test_a_block_with_a_bad_noise_map_is_refused_and_not_tried_again(tmp_path: P
     assert {bad.kind for bad in receipt.bad} == {"input"}
     assert "the first is at row 200, column 30" in receipt.bad[0].error
     assert receipt.done
+
+
+def test_a_noise_map_in_counts_is_refused_for_a_picture_that_is_mapped() -> None:
+    counts = np.full((8, 8), 150, np.uint16)
+    place = InMemory(counts), Region.whole((8, 8)), Rim.everywhere("cut", 2), ("y", "x")
+    check_side("sigma", counts, *place)
+    check_side("mask", counts, *place, (0.0, 4095.0))
+    with pytest.raises(
+        InputError, match=r"holds 150. The picture's 0 to 4095 .* as 0 to 1.*Divide the map by 4095"
+    ):
+        check_side("sigma", counts, *place, (0.0, 4095.0))
