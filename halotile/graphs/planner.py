@@ -16,6 +16,7 @@ from halotile.graphs.checks import check_job
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size, parse_bytes
 from halotile.graphs.memory import Footprint, footprint, machine_bytes, share_bytes
+from halotile.graphs.notes import notes_of
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.reach import Reach, resolve_reach
 from halotile.graphs.resolve import (
@@ -40,7 +41,7 @@ from halotile.graphs.sizes import (
     least_window,
 )
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.grid import Grid, Region
+from halotile.storage.grid import Grid
 from halotile.storage.ome_metadata import carried
 from halotile.storage.output import Layout, ShardWriter
 from halotile.storage.place import check_parents
@@ -52,9 +53,6 @@ from halotile.tasks.probe import check_own_code, check_ragged
 from halotile.tasks.roles import Roles
 from halotile.tasks.weights import file_sha256
 from halotile.tasks.window import Tiling
-
-DECODED_AT_MOST = 4
-"""Times the pixels needed; beyond this a plan says so."""
 
 
 def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False) -> Plan:
@@ -159,10 +157,14 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
         footprint=needed,
         free_disk_bytes=free,
         machine_bytes=machine,
-        notes=(
-            *_notes(noise_level, reach),
-            *_narrowing_note(source.dtype, np.dtype(layout.dtype)),
-            *_decoding_note(original, roles, task.grid),
+        notes=notes_of(
+            original,
+            source.dtype,
+            layout=layout,
+            roles=roles,
+            grid=task.grid,
+            reach=reach,
+            noise_level=noise_level,
         ),
     )
     if refuse:
@@ -331,38 +333,3 @@ def _identity(
         "layout": layout.to_json(),
         "block": list(task.grid.block),
     }
-
-
-def _notes(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
-    estimated = (
-        () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole picture",)
-    )
-    return (*estimated, *reach.notes)
-
-
-def _narrowing_note(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
-    """What to say of an output of whole numbers that cannot hold all that the input can."""
-    if made.kind not in "iu" or np.can_cast(given, made):
-        return ()
-    limits = np.iinfo(made)
-    kept = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
-    if given.kind == "f":
-        return (f"{kept}: others are rounded, so of a picture between 0 and 1 only 0 and 1 are left",)
-    theirs = np.iinfo(given)
-    return (f"{kept}, and the input's {given} goes from {theirs.min} to {theirs.max}: the rest is cut off",)
-
-
-def _decoding_note(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
-    """What to say of an input stored in pieces much larger than the blocks that are read from it."""
-    window = grid.block_at(len(grid) // 2).window.clip(Region.whole(grid.shape))
-    piece = (1,) * (len(roles.axes) - len(source.axes)) + tuple(source.chunks)
-    decoded = math.prod(
-        min(-(-b // p) * p, n) - a // p * p
-        for a, b, n, p in zip(window.start, window.stop, grid.shape, piece, strict=True)
-    )
-    if source.mapped or decoded <= DECODED_AT_MOST * window.size:
-        return ()
-    return (
-        f"the input is stored in pieces of {' x '.join(map(str, source.chunks))} pixels, so each block decodes "
-        f"{decoded / window.size:.0f} times the pixels it needs; from a copy in smaller pieces it would read faster",
-    )

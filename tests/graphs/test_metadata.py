@@ -13,6 +13,7 @@ from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
 from halotile.graphs.planner import make_plan
+from halotile.storage.arrays import open_source
 from halotile.storage.output import create_output
 from tests.support import job_of, noisy_picture, read_zarr, run_inline, write_zarr
 
@@ -74,6 +75,26 @@ def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(
     plan = make_plan(gaussian(source, tmp_path / "o.zarr"))
     assert not plan.layout.ome
     assert plan.layout.scale[plan.layout.axes.index("x")] == 0.5
+    assert any(note.startswith("OME-Zarr has no room for the axes") for note in plan.notes)
+    create_output(plan.output, plan.layout)
+    again = open_source(plan.output)
+    assert (again.axes, again.scale, again.units) == (plan.layout.axes, plan.layout.scale, plan.layout.units)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        None,
+        3,
+        {"scale": [1, 2]},
+        {"scale": [1, "a"], "units": [None] * 2},
+        {"scale": [0, 1], "units": [None] * 2},
+    ],
+)
+def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path, kept: Any) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(4, 6), dtype="uint8")
+    array.attrs["halotile"] = kept
+    assert open_source(tmp_path / "a.zarr").scale == (1.0, 1.0)
 
 
 def test_name_place_and_channels_of_an_ome_zarr_are_kept(tmp_path: Path) -> None:

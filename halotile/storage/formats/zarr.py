@@ -67,6 +67,7 @@ class ZarrReader:
             asked=axes,
             named=_dimension_names(array),
             chunks=array.chunks,
+            **_pixel_sizes(array),
             identity=self.pixels.identity(),
             mapped=self.pixels.mapped,
             picture=picture,
@@ -75,6 +76,17 @@ class ZarrReader:
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         return self.pixels.read(region)
+
+
+def _pixel_sizes(array: Any) -> dict[str, Any]:
+    """Scale and units, where an output of ours keeps them because OME-Zarr has no room for its axes."""
+    kept = array.attrs.get("halotile")
+    try:
+        scale, units = [float(size) for size in kept["scale"]], list(kept["units"])
+    except (TypeError, KeyError, ValueError):
+        return {}
+    whole = len(scale) == len(units) == array.ndim and all(0 < size < math.inf for size in scale)
+    return {"scale": scale, "units": units} if whole else {}
 
 
 class ArrayPixels:

@@ -1,0 +1,82 @@
+"""What a plan has to say besides its figures: what it found out, and what the result will lack or cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from halotile.graphs.reach import Reach
+from halotile.storage.arrays import Source
+from halotile.storage.grid import Grid, Region
+from halotile.storage.output import Layout
+from halotile.tasks.roles import Roles
+
+DECODED_AT_MOST = 4
+"""Times the pixels needed; beyond this a plan says so."""
+
+
+def notes_of(
+    original: Source,
+    dtype: np.dtype[Any],
+    *,
+    layout: Layout,
+    roles: Roles,
+    grid: Grid,
+    reach: Reach,
+    noise_level: float | None,
+) -> tuple[str, ...]:
+    """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
+    return (
+        *_found(noise_level, reach),
+        *_metadata(original, layout),
+        *_narrowing(dtype, np.dtype(layout.dtype)),
+        *_decoding(original, roles, grid),
+    )
+
+
+def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
+    """What was found out."""
+    estimated = (
+        () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole picture",)
+    )
+    return (*estimated, *reach.notes)
+
+
+def _metadata(source: Source, layout: Layout) -> tuple[str, ...]:
+    """What to say of OME metadata that the output cannot carry on."""
+    if source.ome is None or layout.ome:
+        return ()
+    return (
+        f"OME-Zarr has no room for the axes {''.join(layout.axes)}, which it wants as t, c, z, y, x: the output is a plain "
+        "Zarr, with scale and units in attributes of its own",
+    )
+
+
+def _narrowing(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
+    """What to say of an output of whole numbers that cannot hold all that the input can."""
+    if made.kind not in "iu" or np.can_cast(given, made):
+        return ()
+    limits = np.iinfo(made)
+    kept = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
+    if given.kind == "f":
+        return (f"{kept}: others are rounded, so of a picture between 0 and 1 only 0 and 1 are left",)
+    theirs = np.iinfo(given)
+    return (f"{kept}, and the input's {given} goes from {theirs.min} to {theirs.max}: the rest is cut off",)
+
+
+def _decoding(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
+    """What to say of an input stored in pieces much larger than the blocks that are read from it."""
+    window = grid.block_at(len(grid) // 2).window.clip(Region.whole(grid.shape))
+    piece = (1,) * (len(roles.axes) - len(source.axes)) + tuple(source.chunks)
+    decoded = math.prod(
+        min(-(-b // p) * p, n) - a // p * p
+        for a, b, n, p in zip(window.start, window.stop, grid.shape, piece, strict=True)
+    )
+    if source.mapped or decoded <= DECODED_AT_MOST * window.size:
+        return ()
+    return (
+        f"the input is stored in pieces of {' x '.join(map(str, source.chunks))} pixels, so each block decodes "
+        f"{decoded / window.size:.0f} times the pixels it needs; from a copy in smaller pieces it would read faster",
+    )
