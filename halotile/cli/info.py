@@ -90,13 +90,16 @@ def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = 
         "job: denoise\n"
         f"input: {{{inside}}}\n"
         f"output: {{path: {_yaml_text(output)}}}\n"
-        f"denoiser: {{name: tv, strength: {_strength(source)}}}\n"
+        f"denoiser: {{name: tv, {_strength(source)}}}\n"
     )
 
 
 def _strength(source: Source) -> str:
-    # Integers are mapped to 0..1 by the range of their type, of which noise fills a small part.
-    return "0.05" if source.dtype.kind in "iu" else "0.1"
+    # In units of the noise it suits pixels of any unit, but there has to be some to measure.
+    sides = [length for axis, length in zip(source.axes, source.shape, strict=True) if axis in "yx"]
+    if source.dtype.kind == "b" or min(sides) < 2:
+        return "strength: 0.1"
+    return "strength: 1.0, sigma: auto"
 
 
 def _yaml_text(text: str) -> str:

@@ -50,6 +50,19 @@ def fits(axes: Sequence[str]) -> bool:
     )
 
 
+def order(axes: Sequence[str]) -> tuple[int, ...]:
+    """The order in which OME-Zarr can hold these axes; as they are, where it can hold them in none.
+
+    Examples
+    --------
+    >>> order("zcyx"), order("yxc"), order("tzcyx"), order("qcyx")
+    ((1, 0, 2, 3), (2, 0, 1), (0, 2, 1, 3, 4), (0, 1, 2, 3))
+    """
+    ranks = {"t": 0, "z": 2, "y": 3, "x": 4}
+    wanted = tuple(sorted(range(len(axes)), key=lambda place: ranks.get(axes[place], 1)))
+    return wanted if fits([axes[place] for place in wanted]) else tuple(range(len(axes)))
+
+
 def check_axes(axes: tuple[str, ...]) -> None:
     """Refuse axes that OME-Zarr cannot hold.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from halotile.cli.config import load_job
 from halotile.cli.info import describe
 from halotile.cli.main import app
+from halotile.graphs.planner import make_plan
 
 RUNNER = CliRunner()
 
@@ -57,6 +59,19 @@ def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path) -> None:
     config.write_text(describe(str(tmp_path / "mask.npy"))["config"])
     result = RUNNER.invoke(app, ["plan", str(config), "--json"])
     assert (result.exit_code, json.loads(result.stdout)["output_dtype"]) == (0, "float32")
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("float32", 1.0), ("float32", 60_000.0), ("uint16", 4095.0)])
+def test_the_suggested_strength_suits_any_unit(tmp_path: Path, dtype: str, largest: float) -> None:
+    rng = np.random.default_rng(0)
+    pixels = largest * np.clip(0.5 + 0.1 * rng.standard_normal((200, 180)), 0, 1)
+    np.save(tmp_path / "a.npy", pixels.astype(dtype))
+    config = tmp_path / "config.yaml"
+    config.write_text(describe(str(tmp_path / "a.npy"))["config"])
+    plan = make_plan(load_job(config))
+    scale = 65535 if dtype == "uint16" else 1
+    noise: Any = plan.identity["noise_level"]
+    assert np.isclose(noise * scale, 0.1 * largest, rtol=0.1)
 
 
 def test_a_picture_that_is_not_there_is_bad_data(tmp_path: Path) -> None:

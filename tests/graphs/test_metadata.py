@@ -64,15 +64,45 @@ def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
     assert [list(step.scale) for step in steps] == [[3.0, 1.0, 1.0, 0.1]]
 
 
-@pytest.mark.parametrize(("axes", "shape"), [("YXS", (64, 48, 3)), ("ZCYX", (2, 3, 64, 48))])
-def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(
-    tmp_path: Path, axes: str, shape: tuple[int, ...]
-) -> None:
-    source = tmp_path / "in.ome.tif"
+def microscope_tiff(folder: Path, axes: str, shape: tuple[int, ...], **options: Any) -> tuple[Path, Any]:
+    """An OME-TIFF with its axes in some order, and its pixels as they were written."""
+    pixels = noisy_picture(shape, "uint8")
+    words: Any = {"axes": axes, "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
     kind = "rgb" if "S" in axes else "minisblack"
-    words: Any = {"axes": axes, "PhysicalSizeX": 0.5}
-    tifffile.imwrite(source, noisy_picture(shape, "uint8"), ome=True, photometric=kind, metadata=words)
-    plan = make_plan(gaussian(source, tmp_path / "o.zarr"))
+    path = folder / "in.ome.tif"
+    tifffile.imwrite(path, pixels, ome=True, photometric=kind, metadata=words, **options)
+    return path, pixels
+
+
+@pytest.mark.parametrize("options", [{}, {"tile": (32, 32), "compression": "zlib"}], ids=["mapped", "packed"])
+@pytest.mark.parametrize(
+    ("axes", "shape", "order"),
+    [
+        ("YXS", (64, 48, 3), (2, 0, 1)),
+        ("ZCYX", (4, 2, 64, 48), (1, 0, 2, 3)),
+        ("TZCYX", (2, 3, 2, 40, 48), (0, 2, 1, 3, 4)),
+    ],
+)
+def test_the_axes_of_an_ome_tiff_are_put_in_the_order_of_ome_zarr(
+    tmp_path: Path, axes: str, shape: tuple[int, ...], order: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    path, pixels = microscope_tiff(tmp_path, axes, shape, **options)
+    wanted, letters = pixels.transpose(order), axes.lower().replace("s", "c")
+    source = open_source(path)
+    assert "".join(source.axes) == "".join(letters[i] for i in order)
+    assert np.array_equal(source[...], wanted)
+    part = (slice(1, 2), *[slice(None)] * (wanted.ndim - 3), slice(5, 40), slice(7, 33))
+    assert np.array_equal(source[part], wanted[part])
+    assert open_source(path, axes=letters).shape == shape, "as they lie, where they are named"
+    job = gaussian(path, tmp_path / "o.zarr")
+    multiscale = Image.from_zarr(output_of(job)).ome_attributes.multiscales[0]
+    assert [axis.name for axis in multiscale.axes] == list(source.axes)
+    assert list(multiscale.datasets[0].coordinateTransformations[0].scale)[-1] == 0.5
+
+
+def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(tmp_path: Path) -> None:
+    path, _ = microscope_tiff(tmp_path, "CYXS", (2, 64, 48, 3))
+    plan = make_plan(gaussian(path, tmp_path / "o.zarr"))
     assert not plan.layout.ome
     assert plan.layout.scale[plan.layout.axes.index("x")] == 0.5
     assert any(note.startswith("OME-Zarr has no room for the axes") for note in plan.notes)

@@ -15,6 +15,7 @@ from halotile.errors import DamagedData
 from halotile.storage import tiff_export
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
+from halotile.storage.ome_metadata import order
 from halotile.storage.planes import choose_planes
 from halotile.storage.tiff_export import write_tiff
 
@@ -49,10 +50,15 @@ def exported(folder: Path, pixels: Pixels, axes: str, **options: Any) -> Path:
 def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, ...], dtype: str) -> None:
     pixels = picture(shape, dtype)
     path = exported(tmp_path, pixels, axes)
-    back = open_source(path)
+    assert np.array_equal(tifffile.imread(path), pixels)
+    back = open_source(path, axes=axes)
     assert (back.shape, "".join(back.axes), back.dtype.name) == (shape, axes, dtype)
     assert np.array_equal(back.read(Region.whole(shape)), pixels)
-    assert np.array_equal(tifffile.imread(path), pixels)
+    # Without a word about its axes, an OME-TIFF is read in the order of OME-Zarr.
+    ordered = open_source(path)
+    places = order(tuple(axes))
+    assert "".join(ordered.axes) == "".join(axes[place] for place in places)
+    assert np.array_equal(ordered[...], pixels.transpose(places))
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("float16", "float32"), ("bool", "uint8")])

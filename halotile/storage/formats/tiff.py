@@ -16,7 +16,7 @@ from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats._tiff_scale import pixel_sizes
 from halotile.storage.formats.base import Header, Source, file_identity, make_header
 from halotile.storage.grid import Region
-from halotile.storage.ome_metadata import OmePicture
+from halotile.storage.ome_metadata import OmePicture, order
 from halotile.storage.rim import Pixels
 from halotile.storage.stored import StoredArray
 from halotile.storage.tiffcheck import check_tiff
@@ -74,11 +74,17 @@ class TiffReader:
             _refuse_missing_codec(tifffile, chosen.keyframe)
             self.pixels = _zarr_view(chosen)
             self.header = _with_chunks(self.header, self.pixels.chunks)
+        # Files of microscopes often hold their axes in an order that OME-Zarr, where they go to, does not know.
+        self.order = tuple(range(len(self.header.axes)))
+        if self.header.ome is not None and axes is None:
+            self.order = order(self.header.axes)
+            self.header = _reordered(self.header, self.order)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        pixels: Pixels = self.pixels[region.slices]
-        return pixels
+        stored = np.argsort(self.order)
+        pixels: Pixels = self.pixels[tuple(region.slices[axis] for axis in stored)]
+        return pixels.transpose(self.order)
 
 
 def _opened(tifffile: Any, path: str) -> Any:
@@ -162,6 +168,18 @@ def _ratio(full: int, now: int) -> float:
 
 def _with_chunks(header: Header, chunks: Sequence[int]) -> Header:
     return replace(header, chunks=tuple(chunks), mapped=False)
+
+
+def _reordered(header: Header, order: tuple[int, ...]) -> Header:
+    """The header of the same pixels with their axes in another order."""
+    return replace(
+        header,
+        shape=tuple(header.shape[axis] for axis in order),
+        axes=tuple(header.axes[axis] for axis in order),
+        chunks=tuple(header.chunks[axis] for axis in order),
+        scale=tuple(header.scale[axis] for axis in order),
+        units=tuple(header.units[axis] for axis in order),
+    )
 
 
 def _refuse_missing_codec(tifffile: Any, page: Any) -> None:
