@@ -167,6 +167,11 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool) -> str:
     at_work : bool
         Whether a run was writing the output at the time: nobody else may, then.
     """
+    if not verdict.sound and not verdict.repairable:
+        return (
+            f"damaged, and has no run directory {output}.run beside it to repair it from. Copy that here, or run "
+            "its configuration again with output.overwrite: true."
+        )
     if not verdict.sound:
         wait = "A run is still writing it: when that is over, " if at_work else ""
         return f"damaged. {wait}`recon-cli verify {output} --repair` {_repairs(verdict.problems)}."

@@ -45,7 +45,8 @@ def bad_blocks_in_words(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
     ]
     more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
     refused = all(b.kind == "input" for b in bad)
-    why = "for their input" if refused else f"after {plan.job.run.retries} retries"
+    retries = plan.job.run.retries
+    why = "for their input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
     return "\n".join(
         [
             f"{len(bad):,} of {counted(len(plan.grid), 'block')} failed {why}; the others are done.",

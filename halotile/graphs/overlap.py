@@ -79,6 +79,7 @@ def map_overlap(
         Block size of stores (anything ``dask.array`` takes as chunks); by default their own chunks.
     name, token, dtype, meta, chunks, drop_axis, new_axis, enforce_ndim
         As in ``dask.array.map_blocks``. ``chunks`` tells the sizes that ``func`` returns, before the trim.
+        Along an axis that is dropped, stores need depth 0 or a single block: pixels would count twice.
     **kwargs
         Passed on to ``func``. One that is named like a parameter above goes in by ``functools.partial``.
 

@@ -32,6 +32,8 @@ class Verdict:
     repaired: int
     undone: Runs = field(default_factory=Runs)
     """Blocks that the run has not done, or has given up: there is nothing to check."""
+    repairable: bool = True
+    """Whether there is a run directory, which says by what job it was written."""
 
     @property
     def sound(self) -> bool:
@@ -78,7 +80,7 @@ def verify(
             )
         layout = open_output(path)
         damaged = dict(damaged_blocks(path, layout, layout.grid))
-        return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0)
+        return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0, repairable=False)
     layout = Layout.from_json(stored["layout"])
     grid = output_grid(layout, tuple(stored["summary"]["shape"]), tuple(stored["block"]))
     total = len(grid)

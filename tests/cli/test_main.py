@@ -364,6 +364,16 @@ def test_verify_says_what_a_repair_would_do(
     )
 
 
+def test_verify_promises_no_repair_where_nothing_says_what_wrote_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(monkeypatch, Verdict(4, 4, ("shard 2: cut",), 0, repairable=False))
+    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
+    assert result.exit_code == 4
+    assert "no run directory" in result.stderr
+    assert "--repair" not in result.stderr
+
+
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_verify_of_a_run_at_work_says_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str

@@ -42,7 +42,7 @@ def test_a_bad_block_is_named_and_the_others_are_done(
     scene: Scene, cluster: Cluster, check_resumes: Callable[[], None], kind: str, words: str
 ) -> None:
     cause = scene.make_trouble(kind, 19)
-    with pytest.raises(BlockFailed, match="1 of 64 blocks failed after 1 retries") as failed:
+    with pytest.raises(BlockFailed, match="1 of 64 blocks failed after 1 retry;") as failed:
         scene.run(cluster, retries=1)
     assert r"block 19 (index (2, 3), region (64, 96)–(96, 128))" in str(failed.value)
     assert "distributed" not in str(failed.value)

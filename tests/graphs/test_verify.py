@@ -139,8 +139,10 @@ def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: 
     finished.source.rename(finished.folder / "gone.zarr")
     assert verify(finished.output).problems == ()
     flip_bit(finished.output / "c" / "0" / "1")
-    (problem,) = verify(finished.output).problems
+    verdict = verify(finished.output)
+    (problem,) = verdict.problems
     assert problem.startswith(f"shard 1: {finished.output}/c/0/1: ")
+    assert not verdict.repairable
     with pytest.raises(OutputRefused, match="no run directory"):
         verify(finished.output, job=finished.job(), repair=True)
 
