@@ -18,7 +18,7 @@ from halotile.graphs.memory import MIB, Footprint, share_bytes, workers_that_fit
 from halotile.graphs.reach import Reach
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
-from halotile.tasks.block import BlockTask
+from halotile.tasks.denoise import DenoiseTask
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Plan:
     """A job that can start: what a worker does with a block, where it goes, and what it will cost."""
 
     job: Job
-    task: BlockTask
+    task: DenoiseTask
     layout: Layout
     reach: Reach
     output: Path
@@ -158,7 +158,7 @@ class Plan:
         }
 
 
-def tile_window(task: BlockTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape of the largest tile, and of what is computed for it: no more than the picture where it is cut there."""
     tiling = task.tiling
     tile = tuple(min(t, n) for t, n in zip(tiling.tile, tiling.picture, strict=True))

@@ -47,7 +47,7 @@ from halotile.storage.output import Layout, ShardWriter
 from halotile.storage.place import check_parents
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.rundir import RunDirectory
-from halotile.tasks.block import BlockTask
+from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.probe import check_own_code, check_ragged
 from halotile.tasks.roles import Roles
@@ -106,11 +106,11 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
     rim = _rim(job, denoiser, roles)
     unit = block_unit(geometry, layout.shard)
 
-    def with_sizes(block: tuple[int, ...], size: Size) -> tuple[BlockTask, Footprint]:
+    def with_sizes(block: tuple[int, ...], size: Size) -> tuple[DenoiseTask, Footprint]:
         tile = fit_tile(geometry, size, block)
         tiling = _tiling(job, denoiser, roles, reach, geometry, size, tile, values, source.dtype)
         grid = _grid(geometry, roles, reach, block, tiling)
-        task = BlockTask(
+        task = DenoiseTask(
             source=source,
             sides=sides,
             writer=ShardWriter(output, layout),
@@ -256,7 +256,7 @@ def _overlap_pays(job: Job) -> bool:
     return (os.cpu_count() or 1) > job.run.workers
 
 
-def _footprint(task: BlockTask, layout: Layout, denoiser: Denoiser, piece: tuple[int, ...]) -> Footprint:
+def _footprint(task: DenoiseTask, layout: Layout, denoiser: Denoiser, piece: tuple[int, ...]) -> Footprint:
     tiling = task.tiling
     middle = task.grid.block_at(len(task.grid) // 2)
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
@@ -288,8 +288,8 @@ def _choose_block(
     unit: tuple[int, ...],
     previous: dict[str, Any] | None,
     machine: int | None,
-    with_sizes: Callable[[tuple[int, ...], Size], tuple[BlockTask, Footprint]],
-) -> tuple[BlockTask, Footprint]:
+    with_sizes: Callable[[tuple[int, ...], Size], tuple[DenoiseTask, Footprint]],
+) -> tuple[DenoiseTask, Footprint]:
     """The largest tile and super-block that fit the memory of a worker, or else the smallest.
 
     A resumed run keeps its super-block.
@@ -317,7 +317,7 @@ def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, 
 
 
 def _identity(
-    job: Job, source: Source, denoiser: Denoiser, task: BlockTask, layout: Layout
+    job: Job, source: Source, denoiser: Denoiser, task: DenoiseTask, layout: Layout
 ) -> dict[str, Any]:
     return {
         "input": source.fingerprint(),

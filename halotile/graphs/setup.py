@@ -18,7 +18,6 @@ from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import BlockRunner, BlockTask, Receipt
 from halotile.tasks.device import prepare_process
 from halotile.tasks.options import import_from
-from halotile.tasks.probe import check_purity
 
 SETUP_SECONDS = 300.0
 TEARDOWN_SECONDS = 5.0
@@ -80,7 +79,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         import_from(self.import_folder)
         prepare_process(threads=1)
         runner = BlockRunner(self.task)
-        check_purity(self.task.denoiser, len(self.task.roles.spatial), runner.tiles.model)
+        runner.stages.check()
         return runner
 
     def _publish(self, where: dict[str, Any], what: Any) -> None:
