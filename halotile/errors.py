@@ -16,6 +16,7 @@
     │   └── DiskRefused (OSError)
     ├── BlockFailed (RuntimeError)    blocks failed after their retries
     │   └── BlockInputFailed          all of them for their input (an InputError as well)
+    ├── Diverged (ArithmeticError)    a solver's numbers grow without bound; its last good state is kept
     ├── Stalled (TimeoutError)        the cluster stopped making progress
     └── Stopped (RuntimeError)        drained on request; the run can be resumed
 
@@ -80,6 +81,10 @@ class BlockFailed(HalotileError, RuntimeError):
 
 class BlockInputFailed(BlockFailed, InputError):
     """Blocks failed after their retries, all of them because their input cannot be used."""
+
+
+class Diverged(HalotileError, ArithmeticError):
+    """A solver's numbers grow without bound; its last good state is kept."""
 
 
 class Stalled(HalotileError, TimeoutError):

@@ -256,6 +256,13 @@ def _as_config(job: Job) -> dict[str, Any]:
     return {"version": 1, "job": "denoise", **parts, "denoiser": denoiser, "run": running}
 
 
+def flip_bit(file: Path, place: int = -100) -> None:
+    """One bit of a file is not as it was written."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 4
+    file.write_bytes(content)
+
+
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait for something to become true."""
     deadline = time.monotonic() + seconds

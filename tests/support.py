@@ -75,7 +75,7 @@ def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Pi
 
     ``pixels`` has the tiled axes last; all others are looped over.
     """
-    denoiser = make_denoiser(job)
+    denoiser = make_denoiser(job.denoiser, job)
     model: Any = denoiser.build()
     if denoiser.convolutional:
         model = model.to(memory_format=torch.channels_last)

@@ -35,9 +35,14 @@ def read_config(path: Path, overrides: Iterable[str] = (), *, workers: int | Non
     ConfigError
         When the file or an override cannot be read.
     """
-    document = _with_top(read_file(path))
+    document, mistakes = _with_top(read_file(path)), []
     for override in overrides:
-        document = _override(document, override)
+        try:
+            document = _override(document, override)
+        except ConfigError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
     if workers is not None:
         document = document.put(("run", "workers"), workers, "--workers")
     return document

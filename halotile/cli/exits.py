@@ -22,6 +22,11 @@ STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: batch systems take it as "submit again"."""
 INTERRUPTED = 130
 
+
+class StoppedEarly(BaseException):
+    """A signal asked the command to stop before a run had begun, or after it was over."""
+
+
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConfigError, USAGE),
     (MissingPackage, USAGE),
@@ -29,6 +34,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (InputError, BAD_DATA),
     (Refused, REFUSED),
     (Stopped, STOPPED),
+    (StoppedEarly, STOPPED),
     (KeyboardInterrupt, INTERRUPTED),
 )
 
@@ -49,7 +55,7 @@ def message_of(error: BaseException) -> str:
     """What to say about an error, in words for the person who typed the command."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; run again to resume"
-    if isinstance(error, Stopped):
+    if isinstance(error, Stopped | StoppedEarly):
         return str(error)
     if isinstance(error, HalotileError):
         return f"error: {error}"

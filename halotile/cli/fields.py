@@ -174,6 +174,8 @@ def _advice(value: Any, annotation: Any) -> str:
     if isinstance(value, str):
         if bool in allowed and value.lower() in _OLD_BOOLEANS:
             return f"; in YAML 1.2 that is text: write {json.dumps(_OLD_BOOLEANS[value.lower()])}"
+        if {int, float} & set(allowed) and value.lower().strip("+-.") in ("nan", "inf", "infinity"):
+            return ""
         if {int, float} & set(allowed) and _is_number(value):
             return "; write it without quotes"
         # Words of a fixed list are short: the bar for a likeness is lower than for keys.

@@ -155,7 +155,7 @@ def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
     return lines
 
 
-def remedy(output: PurePath, verdict: Verdict, *, at_work: bool) -> str:
+def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = "") -> str:
     """What is wrong with an output and what to do, as the end of a sentence; nothing where all is well.
 
     Parameters
@@ -166,6 +166,8 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool) -> str:
         What the check found.
     at_work : bool
         Whether a run was writing the output at the time: nobody else may, then.
+    imports : str
+        What ends a command for a job that imports code.
     """
     if not verdict.sound and not verdict.repairable:
         return (
@@ -174,7 +176,7 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool) -> str:
         )
     if not verdict.sound:
         wait = "A run is still writing it: when that is over, " if at_work else ""
-        return f"damaged. {wait}`recon-cli verify {output} --repair` {_repairs(verdict.problems)}."
+        return f"damaged. {wait}`recon-cli verify {output} --repair{imports}` {_repairs(verdict.problems)}."
     if not verdict.undone:
         return ""
     if at_work:
@@ -182,7 +184,7 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool) -> str:
             f"not complete: a run is still writing it. Wait until that is over; `recon-cli status {output} --watch` "
             "shows how far it is."
         )
-    return f"not complete. `recon-cli resume {output}` does the blocks that are left."
+    return f"not complete. `recon-cli resume {output}{imports}` does the blocks that are left."
 
 
 def _repairs(problems: Iterable[str]) -> str:

@@ -85,12 +85,13 @@ def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = 
     if dataset is not None:
         chosen["dataset"] = _yaml_text(dataset)
     inside = ", ".join(f"{key}: {value}" for key, value in chosen.items())
+    strength = _strength(source)
     return (
         "version: 1\n"
         "job: denoise\n"
         f"input: {{{inside}}}\n"
         f"output: {{path: {_yaml_text(output)}}}\n"
-        f"denoiser: {{name: tv, {_strength(source)}}}\n"
+        f"denoiser: {{name: tv, {strength}}}{_units(strength)}\n"
     )
 
 
@@ -100,6 +101,11 @@ def _strength(source: Source) -> str:
     if source.dtype.kind == "b" or min(sides) < 2:
         return "strength: 0.1"
     return "strength: 1.0, sigma: auto"
+
+
+def _units(strength: str) -> str:
+    """A remark on the units of a strength, where they need one."""
+    return "  # in noise levels: 0.5 is gentle, 2 is strong" if "sigma" in strength else ""
 
 
 def _yaml_text(text: str) -> str:

@@ -21,6 +21,7 @@ import typer
 
 from halotile.cli import exits
 from halotile.cli.screen import complain, print_json, print_rows, say
+from halotile.errors import HalotileError
 
 if TYPE_CHECKING:
     from halotile.graphs.job import Job
@@ -71,6 +72,7 @@ AllowImport = Annotated[
     bool, typer.Option("--allow-import", help="Allow the job to run code of your own. Trust its file first.")
 ]
 
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
 SameInput = Annotated[
     bool,
     typer.Option(
@@ -88,7 +90,7 @@ def _told(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except typer.Exit:
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
             _give_up(error, debug=bool(kwargs.get("debug")))
 
     return wrapped
@@ -126,7 +128,7 @@ def run(
     config: Config,
     workers: Workers = None,
     overrides: Overrides = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")] = False,
+    fresh: Fresh = False,
     same_input: SameInput = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
@@ -177,6 +179,8 @@ def plan(
     config: Config,
     workers: Workers = None,
     overrides: Overrides = None,
+    fresh: Fresh = False,
+    same_input: SameInput = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
     no_dashboard: NoDashboard = False,
@@ -185,17 +189,25 @@ def plan(
     """Show what a run would do and cost, or why it is refused."""
     from halotile.cli.config import load_job
     from halotile.cli.figures import plan_rows
+    from halotile.graphs.claim import look
     from halotile.graphs.planner import make_plan
 
     job = load_job(
         config, overrides or (), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
     )
-    made = make_plan(job, refuse=False)
+    made = make_plan(job, fresh=fresh, same_input=same_input, refuse=False)
+    figures, refusal = made.summary() | {"resumed_blocks": 0}, None
+    try:
+        figures["resumed_blocks"] = look(made)
+    except HalotileError as error:
+        refusal = error
     if as_json:
-        print_json(made.summary())
+        print_json(figures)
     else:
-        print_rows("plan", plan_rows(made.summary()))
+        print_rows("plan", plan_rows(figures))
     made.check_fits()
+    if refusal is not None:
+        raise refusal
 
 
 @app.command()
@@ -276,9 +288,10 @@ def verify(
     from halotile.cli.figures import remedy, verdict_json, verdict_lines
     from halotile.cli.report import make_report
     from halotile.cli.resume import saved_job_of
-    from halotile.cli.status import is_at_work, run_beside
+    from halotile.cli.status import imports_flag, is_at_work, output_of, run_beside
     from halotile.graphs.verify import verify as verify_output
 
+    output = output_of(output)
     job = saved_job_of(output, allow_import=allow_import) if repair else None
     at_work = is_at_work(run_beside(output))
     with make_report(quiet=quiet) as report:
@@ -288,7 +301,7 @@ def verify(
     elif not quiet:
         for line in verdict_lines(output, verdict):
             say(line)
-    if said := remedy(output, verdict, at_work=at_work):
+    if said := remedy(output, verdict, at_work=at_work, imports=imports_flag(run_beside(output))):
         complain(f"error: {output} is {said}")
         raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
 
@@ -369,8 +382,14 @@ def schema(debug: Debug = False) -> None:
     print_json(config_schema())
 
 
+def _stop_early(number: int, _: object) -> NoReturn:
+    raise exits.StoppedEarly(f"stopped on {signal.Signals(number).name}; run again to go on")
+
+
 def main() -> None:
     """Entry point of ``recon-cli``."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # a run drains on them instead
+        signal.signal(number, _stop_early)
     try:
         app(prog_name="recon-cli")
     except SystemExit as end:

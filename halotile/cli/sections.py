@@ -19,7 +19,7 @@ from halotile.cli.fields import check_fields, field_types
 from halotile.cli.problems import KeyPath, Problem
 from halotile.cli.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
-from halotile.graphs.checks import CHECKS
+from halotile.graphs.checks import CHECKS, check_depth, check_sizes
 from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run, Tile
 from halotile.graphs.words import expected, nearest, shown
 from halotile.tasks.options import required_keys
@@ -92,6 +92,8 @@ class _Check:
         self.problems = list(document.problems)
         self.written: dict[str, str] = {}
         """The section that is meant, and the key it is written under."""
+        self._declared: dict[str, Any] = {}
+        """What a name with its options stands for."""
 
     def fault(self, path: KeyPath, message: str, error: type[HalotileError] = ConfigError) -> None:
         """Enter a problem, once for each key."""
@@ -107,6 +109,7 @@ class _Check:
         self.written = {section: self._key_of(section, kind) for section in kind.sections}
         built = {section: self._section(section, schema, kind) for section, schema in kind.sections.items()}
         self._values()
+        self._together(built)
         self._on_disk(built)
         if self.problems:
             return None
@@ -205,6 +208,7 @@ class _Check:
             if not os.path.exists(file):
                 option = next((name for name in options if str(options[name]) == str(file)), "")
                 self.fault((key, option) if option else (key,), f"{file} does not exist")
+        self._declared[name] = built
         return kind(name=name, options=options)
 
     def _values(self) -> None:
@@ -216,6 +220,21 @@ class _Check:
             if not isinstance(values, dict) or values.get(key) is None or path in wrong:
                 continue
             if message := check(values[key]):
+                self.fault(path, message)
+
+    def _together(self, built: dict[str, Any]) -> None:
+        """What each value alone allows, and the others do not."""
+        wrong = {problem.path[:2] for problem in self.problems}
+        tile, output, choice = (built[section] for section in ("tile", "output", "denoiser"))
+        denoiser = self._declared.get(choice.name) if choice is not None else None
+        if denoiser is None:
+            return
+        tile = tile or Tile()
+        found = dict(check_sizes(output, tile, denoiser)) if output is not None else {}
+        if message := check_depth(tile, denoiser):
+            found["tile", "depth"] = message
+        for (section, key), message in found.items():
+            if (path := (self.written[section], key)) not in wrong:
                 self.fault(path, message)
 
     def _on_disk(self, built: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from halotile.cli.bad_blocks import GivenUp, blocks_given_up, rows_of
 from halotile.cli.report import Lines, Report, counts
 from halotile.cli.screen import Row
 from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.progress import Progress
 from halotile.storage.rundir import RunDirectory
 
@@ -102,6 +103,26 @@ def run_beside(output: Path) -> Path:
     return whole.parent / f"{whole.name}.run"
 
 
+def output_of(path: Path) -> Path:
+    """The output that a path means: itself, or the one that the run directory lies beside.
+
+    Examples
+    --------
+    >>> str(output_of(Path("here/clean.zarr.run")))
+    'here/clean.zarr.run'
+    """
+    beside = path.with_name(path.name.removesuffix(".run"))
+    return beside if RunDirectory(path).job_path.is_file() and beside != path else path
+
+
+def imports_flag(directory: Path) -> str:
+    """`` --allow-import`` where the job of a run directory needs it, to end a command with."""
+    with suppress(DamagedData):
+        if (RunDirectory(directory).read_job() or {}).get("allow_import"):
+            return " --allow-import"
+    return ""
+
+
 def read_status(directory: Path) -> Status:
     """How the run in a directory stands now.
 
@@ -157,6 +178,8 @@ def status_rows(status: Status) -> list[Row]:
     """The status for people."""
     progress, recorded = status.progress, status.recorded
     rows = [("output", str(recorded.get("output", "?")))]
+    if not status.over and progress.phase == "start":
+        rows.append(("phase", "start: the workers are not ready yet"))
     if progress.total:
         rows.append(("done", f"{counts(progress)}, {percent(progress.done, progress.total):.1f} %"))
     if progress.done > progress.resumed and progress.seconds > 0:
@@ -180,7 +203,7 @@ def status_rows(status: Status) -> list[Row]:
 
 def advice(status: Status) -> str:
     """What to do about a run that is over and not complete; nothing where all is well."""
-    again = f"run `recon-cli resume {status.directory}`"
+    again = f"run `recon-cli resume {status.directory}{imports_flag(status.directory)}`"
     if status.driver_gone:
         driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
         return f"interrupted: the driver ({driver}) is gone; {again}"
@@ -202,7 +225,7 @@ def _advice_on_blocks(status: Status) -> str:
         then = f"only {'this one is' if progress.failed == 1 else 'these are'} redone"
     of_input = bool(bad) and all(block.is_of_input for block in bad)
     cause, option = ("picture", " --same-input") if of_input else ("cause", "")
-    again = f"run `recon-cli resume {status.directory}{option}`"
+    again = f"run `recon-cli resume {status.directory}{option}{imports_flag(status.directory)}`"
     return f"{which}: when the {cause} is mended, {again}; {then}"
 
 

@@ -13,8 +13,9 @@ from typing import Any, get_type_hints
 
 from halotile import registry
 from halotile.errors import ConfigError
-from halotile.graphs.job import Job, parse_bytes
+from halotile.graphs.job import Auto, Job, Output, Size, Tile, parse_bytes
 from halotile.graphs.words import expected, fits, nearest, shown
+from halotile.tasks.denoisers.base import Denoiser
 
 Check = Callable[[Any], str | None]
 """What is wrong with a value, or None. It sees only values of the right type."""
@@ -133,6 +134,61 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("cluster", "kind"): _cluster,
 }
 """By section and key."""
+
+
+def check_sizes(output: Output, tile: Tile, denoiser: Denoiser) -> Mapping[tuple[str, str], str]:
+    """What is wrong with sizes that have to fit one another, by section and key; a picture may add to it.
+
+    Examples
+    --------
+    >>> from halotile.graphs.job import Output, Tile
+    >>> from halotile.tasks.denoisers.median import Median
+    >>> check_sizes(Output(path="a", shard=1000, chunk=256), Tile(block=1000), Median(size=3))
+    {('output', 'shard'): '1000 is no multiple of output.chunk 256; a shard holds whole chunks: write 1024'}
+    """
+    shard, chunk, block = output.shard, output.chunk, tile.block
+    if message := _multiple(shard, chunk, "output.chunk", "a shard holds whole chunks"):
+        return {("output", "shard"): message}
+    if denoiser.scale == 1 and (
+        message := _multiple(block, shard, "output.shard", "a block writes whole shards")
+    ):
+        return {("tile", "block"): message}
+    return {}
+
+
+def check_depth(tile: Tile, denoiser: Denoiser) -> str | None:
+    """What is wrong with the depth for a denoiser that declares how far it looks."""
+    needed = denoiser.receptive_field()
+    if tile.depth == "auto" or tile.seams == "allow" or needed is None:
+        return None
+    least = min(_numbers(tile.depth))
+    return (
+        f"{shown(tile.depth)} is less than {denoiser.title}'s receptive field {needed}: seams would show; "
+        f"write {needed}, auto, or seams: allow"
+        if least < needed
+        else None
+    )
+
+
+def _numbers(size: Size) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else tuple(size)
+
+
+def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | None:
+    """What is wrong with a size that has to be a multiple of another, where both are told on the same axes."""
+    if isinstance(size, str) or isinstance(unit, str):
+        return None
+    sizes, units = _numbers(size), _numbers(unit)
+    axes = max(len(sizes), len(units))
+    if not {len(sizes), len(units)} <= {1, axes}:
+        return None
+    pairs = list(zip(sizes * (axes // len(sizes)), units * (axes // len(units)), strict=True))
+    if all(s % u == 0 for s, u in pairs):
+        return None
+    instead = [-(-s // u) * u for s, u in pairs]
+    better = shown(instead[0] if len(sizes) == 1 and len(set(instead)) == 1 else instead)
+    return f"{shown(size)} is no multiple of {of} {shown(unit)}; {why}: write {better}"
+
 
 _SECTIONS = ("input", "output", "tile", "run", "cluster")
 

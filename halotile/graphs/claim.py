@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, DiskRefused, OutputRefused, ResumeRefused
 from halotile.graphs.identity import KEYS, PICTURES, differences, may_be_same
-from halotile.graphs.job import DenoiserChoice
-from halotile.graphs.plan import Plan
-from halotile.graphs.resolve import describe_denoiser
+from halotile.graphs.plan import RunPlan
 from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.output import create_output, documents_digest, metadata_digest
@@ -24,7 +20,7 @@ ORPHAN_SECONDS = 60.0
 
 
 @contextmanager
-def claim(plan: Plan, directory: RunDirectory) -> Iterator[Journal]:
+def claim(plan: RunPlan, directory: RunDirectory) -> Iterator[Journal]:
     """Hold the output of a plan, with the journal of what is done, for the length of the context.
 
     Raises
@@ -51,7 +47,22 @@ def claim(plan: Plan, directory: RunDirectory) -> Iterator[Journal]:
         yield journal
 
 
-def _open(plan: Plan, directory: RunDirectory) -> Journal:
+def look(plan: RunPlan) -> int:
+    """How many blocks an earlier run of this plan has done, where a run would go on; nothing is touched.
+
+    Raises
+    ------
+    OutputRefused, ResumeRefused
+        When a run would be refused.
+    """
+    directory = RunDirectory(plan.run_directory)
+    _check_output(plan, directory)
+    directory.check_place()
+    directory.check_free()
+    return len(Journal.look(directory.journal_path).done) if _resumable(plan, directory) else 0
+
+
+def _open(plan: RunPlan, directory: RunDirectory) -> Journal:
     directory.wait_for_workers(ORPHAN_SECONDS)
     directory.clear_stop()
     if _resumable(plan, directory):
@@ -62,27 +73,20 @@ def _open(plan: Plan, directory: RunDirectory) -> Journal:
     return Journal.open(directory.journal_path, plan.fingerprint, len(plan.grid))
 
 
-def _check_output(plan: Plan, directory: RunDirectory) -> None:
+def _check_output(plan: RunPlan, directory: RunDirectory) -> None:
     """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
     if directory.claims_output():
-        check_path(plan.job.output.path)
+        check_path(plan.wanted.path)
     else:
-        check_place(plan.job.output.path, overwrite=plan.job.output.overwrite)
-    for file in _read_by(plan):
+        check_place(plan.wanted.path, overwrite=plan.wanted.overwrite)
+    for file in plan.reads():
         if file.resolve().is_relative_to(plan.output.resolve()):
             raise OutputRefused(
                 f"output.path is {plan.output}: the job reads {file} there. Write another path."
             )
 
 
-def _read_by(plan: Plan) -> Iterator[Path]:
-    """The files a job reads besides its input, which the planner looks after."""
-    yield from plan.task.denoiser.files()
-    for name in plan.task.sides:
-        yield Path(plan.job.input.sides[name])
-
-
-def _resumable(plan: Plan, directory: RunDirectory) -> bool:
+def _resumable(plan: RunPlan, directory: RunDirectory) -> bool:
     """Whether the directory holds this very job, with its output as it was left."""
     if plan.fresh:
         return False
@@ -102,7 +106,7 @@ def _resumable(plan: Plan, directory: RunDirectory) -> bool:
     return True
 
 
-def _is_journal_of(plan: Plan, directory: RunDirectory) -> bool:
+def _is_journal_of(plan: RunPlan, directory: RunDirectory) -> bool:
     """Whether a journal that has lost its plan is this job's; one without a block is nobody's.
 
     Raises
@@ -122,7 +126,7 @@ def _is_journal_of(plan: Plan, directory: RunDirectory) -> bool:
     return True
 
 
-def _restore(plan: Plan, directory: RunDirectory) -> None:
+def _restore(plan: RunPlan, directory: RunDirectory) -> None:
     """Write down again what the directory has lost, or what may change from one run to the next."""
     kept = directory.whole_plan() or {}
     now = plan.to_json()
@@ -134,10 +138,10 @@ def _restore(plan: Plan, directory: RunDirectory) -> None:
     except DamagedData:
         known = False
     if not known:
-        directory.write_job(job_to_json(plan))
+        directory.write_job(plan.job_json())
 
 
-def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
+def check_same_job(plan: RunPlan, previous: Mapping[str, Any]) -> None:
     """Refuse to go on with a run of another job.
 
     Not by ``plan.differs``: another run may have begun there since the plan was made.
@@ -162,35 +166,17 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
         )
 
 
-def _start_over(plan: Plan, directory: RunDirectory) -> None:
+def _start_over(plan: RunPlan, directory: RunDirectory) -> None:
     """An empty output and an empty journal.
 
     The job comes first: it claims the output, so that a run cut off in here may begin again. The plan
     comes last: without one, nothing is resumed.
     """
-    overwrite = directory.claims_output() or plan.job.output.overwrite
-    check_place(plan.job.output.path, overwrite=overwrite)
+    overwrite = directory.claims_output() or plan.wanted.overwrite
+    check_place(plan.wanted.path, overwrite=overwrite)
     directory.forget()
-    directory.write_job(job_to_json(plan))
+    directory.write_job(plan.job_json())
+    directory.write_config(plan.resolved_json())
     create_output(plan.output, plan.layout, overwrite=overwrite)
     Journal.create(directory.journal_path, plan.fingerprint, len(plan.grid)).close()
     directory.write_plan(plan.to_json() | {"metadata": metadata_digest(plan.output, plan.layout)})
-
-
-def job_to_json(plan: Plan) -> dict[str, object]:
-    """The job as a configuration: the same shape as the YAML, with an absolute output."""
-    parts = {name: asdict(getattr(plan.job, name)) for name in ("input", "output", "tile", "run", "cluster")}
-    parts["output"]["path"] = str(plan.output)
-    choice = plan.job.denoiser
-    if isinstance(choice, DenoiserChoice):
-        denoiser = {"name": choice.name, **choice.options}
-    else:
-        denoiser = describe_denoiser(choice)
-    return {
-        "version": 1,
-        "job": "denoise",
-        **parts,
-        "denoiser": denoiser,
-        "allow_import": plan.job.allow_import,
-        "import_folder": plan.job.import_folder,
-    }

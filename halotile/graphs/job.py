@@ -165,3 +165,91 @@ class Job:
     """Whether the job may import code of the user's own."""
     import_folder: str | None = None
     """The folder that such imports start from, before all others: that of the job file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorChoice:
+    """An operator by name, with its options, and what it measured."""
+
+    name: str
+    """Name of a file in halotile.tasks.operators or of a plug-in."""
+    data: str
+    """The measurement: anything that can be the input of a denoising job."""
+    noise_sigma: float = 1.0
+    """Standard deviation of the noise of the measurement: it counts by 1 / noise_sigma²."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that operator; an operator itself, from Python, stands under ``operator``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FidelityChoice:
+    """How the misfit to a measurement counts."""
+
+    __pydantic_config__ = STRICT
+
+    name: Literal["l2", "poisson"] = "l2"
+    """l2: squares, for Gaussian noise; poisson: counts."""
+    background: float = 0.0
+    """poisson: counts that are there without the image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorChoice:
+    """What is known of the image."""
+
+    __pydantic_config__ = STRICT
+
+    name: Literal["none", "pnp", "tv", "l1"] = "none"
+    """pnp: a denoiser (with solver gd: RED); tv: total variation; l1: sparse."""
+    denoiser: Any = None
+    """pnp: a denoiser as a denoising job has it."""
+    sigma: float | None = None
+    """pnp: the noise level that the denoiser is told."""
+    weight: float = 1.0
+    """How much the prior counts, against 1 / noise_sigma² for a measurement; not for pnp with a prox."""
+    iterations: int = 20
+    """tv: dual steps of one prox."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverChoice:
+    """How the image is found."""
+
+    __pydantic_config__ = STRICT
+
+    name: str = "pgd"
+    """Name of a file in halotile.graphs.solvers."""
+    iterations: int = 20
+    """Iterations at most."""
+    step: float | Auto = "auto"
+    """Step size; auto: 1 / |A|²."""
+    tol: float = 0.0
+    """Stop when the image changes by less than this, relative to its length."""
+    checkpoint_every: int = 1
+    """Iterations between two checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """A whole reconstruction job."""
+
+    output: Output
+    operators: tuple[OperatorChoice, ...]
+    fidelity: FidelityChoice = field(default_factory=FidelityChoice)
+    prior: PriorChoice = field(default_factory=PriorChoice)
+    solver: SolverChoice = field(default_factory=SolverChoice)
+    shape: tuple[int, ...] | Auto = "auto"
+    """Shape of the image in pixels; auto: that of the measurements."""
+    start: str | None = None
+    """An image to begin with; left out: zeros."""
+    reference: str | None = None
+    """The true image, to tell the PSNR of every iteration."""
+    exact: bool = False
+    """Keep to the plain form and to direct convolutions."""
+    tile: Tile = field(default_factory=Tile)
+    run: Run = field(default_factory=Run)
+    cluster: Cluster = field(default_factory=Cluster)
+    allow_import: bool = False
+    """Whether the job may import code of the user's own."""
+    import_folder: str | None = None
+    """The folder that such imports start from, before all others: that of the job file."""

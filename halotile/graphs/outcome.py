@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 
 from halotile.graphs.amounts import bytes_text, counted, first_line
-from halotile.graphs.plan import Plan
+from halotile.graphs.plan import RunPlan
 from halotile.tasks.block import BadBlock
 
 
@@ -25,7 +25,7 @@ class Outcome:
     run_directory: str
 
 
-def full_disk_in_words(plan: Plan, error: str, done: int) -> str:
+def full_disk_in_words(plan: RunPlan, error: str, done: int) -> str:
     """What a full disk stopped, and how much room the rest takes."""
     total = len(plan.grid)
     left = plan.output_bytes * (total - done) / total
@@ -37,7 +37,7 @@ def full_disk_in_words(plan: Plan, error: str, done: int) -> str:
     )
 
 
-def bad_blocks_in_words(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
+def bad_blocks_in_words(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
     """The blocks that failed, the first few by name."""
     lines = [
         f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {first_line(b.error)}"
@@ -45,11 +45,13 @@ def bad_blocks_in_words(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
     ]
     more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
     refused = all(b.kind == "input" for b in bad)
-    retries = plan.job.run.retries
-    why = "for their input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
+    retries = plan.run.retries
+    its = "its" if len(bad) == 1 else "their"
+    why = f"for {its} input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
+    others = "; the others are done" if len(bad) < len(plan.grid) else ""
     return "\n".join(
         [
-            f"{len(bad):,} of {counted(len(plan.grid), 'block')} failed {why}; the others are done.",
+            f"{len(bad):,} of {counted(len(plan.grid), 'block')} failed {why}{others}.",
             *lines,
             *more,
             f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(bad)}",

@@ -4,21 +4,101 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.identity import fingerprint
-from halotile.graphs.job import Job, parse_bytes
-from halotile.graphs.memory import MIB, Footprint, share_bytes, workers_that_fit
+from halotile.graphs.job import DenoiserChoice, Job, Output, Run, parse_bytes
+from halotile.graphs.memory import MIB, SHARED_BYTES, Footprint, share_bytes, workers_that_fit
 from halotile.graphs.reach import Reach
+from halotile.graphs.resolve import describe_denoiser
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.tasks.denoise import DenoiseTask
+
+
+class RunPlan(Protocol):
+    """What every run needs to know of its plan: what it is, where it writes, what it reads."""
+
+    @property
+    def wanted(self) -> Output:
+        """The output as it was asked for."""
+        ...
+
+    @property
+    def output(self) -> Path:
+        """Where it is."""
+        ...
+
+    @property
+    def run_directory(self) -> Path:
+        """The directory beside it."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """Everything about the output but its pixels."""
+        ...
+
+    @property
+    def grid(self) -> Grid:
+        """The blocks of a sweep."""
+        ...
+
+    @property
+    def sweeps(self) -> int:
+        """Times that all blocks are gone through, at most."""
+        ...
+
+    @property
+    def run(self) -> Run:
+        """How it is run."""
+        ...
+
+    @property
+    def output_bytes(self) -> int:
+        """The most that the output can take."""
+        ...
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that can change a bit of the output."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the identity: a journal belongs to one."""
+        ...
+
+    @property
+    def same_inputs(self) -> tuple[dict[str, Any], ...]:
+        """What else has been called the pictures that the job reads."""
+        ...
+
+    @property
+    def fresh(self) -> bool:
+        """Whether what an earlier run left is thrown away."""
+        ...
+
+    def reads(self) -> Iterator[Path]:
+        """Files that the job reads besides pictures that the planner has looked after."""
+        ...
+
+    def job_json(self) -> dict[str, Any]:
+        """The job as a configuration: the same shape as the YAML, with an absolute output."""
+        ...
+
+    def resolved_json(self) -> dict[str, Any]:
+        """The job as a configuration in which every size is decided."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """What the run directory keeps of the plan."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,6 +129,21 @@ class Plan:
         return self.task.grid
 
     @property
+    def wanted(self) -> Output:
+        """The output as it was asked for."""
+        return self.job.output
+
+    @property
+    def run(self) -> Run:
+        """How it is run."""
+        return self.job.run
+
+    @property
+    def sweeps(self) -> int:
+        """Every block is denoised once."""
+        return 1
+
+    @property
     def fingerprint(self) -> str:
         """Digest of the identity: a journal belongs to one."""
         return fingerprint(self.identity)
@@ -61,8 +156,7 @@ class Plan:
     @property
     def output_bytes(self) -> int:
         """Size of the output without compression: the most it can take, but for a few checksums."""
-        shards = math.prod(-(-n // s) for n, s in zip(self.layout.shape, self.layout.shard, strict=True))
-        return shards * math.prod(self.layout.shard) * np.dtype(self.layout.dtype).itemsize
+        return self.layout.size_bytes
 
     def check_fits(self) -> None:
         """Refuse a plan that needs more memory or disk than there is.
@@ -85,8 +179,9 @@ class Plan:
         if self.machine_bytes and needed.total_bytes > share_bytes(self.machine_bytes, workers):
             fit = workers_that_fit(self.machine_bytes, needed.total_bytes)
             raise MemoryRefused(
-                f"run.workers is {workers}; each needs {bytes_text(needed.total_bytes)}, of which {needed.in_words()}, "
-                f"and this machine has {bytes_text(self.machine_bytes)} for all.{self._words_of_depth()} "
+                f"run.workers is {workers}; each needs {bytes_text(needed.total_bytes)}, of which {needed.in_words()}. "
+                f"{bytes_text(SHARED_BYTES)} of that are one copy for all; this machine has {bytes_text(self.machine_bytes)}."
+                f"{self._words_of_depth()} "
                 + (f"Write run.workers: {fit}, or {smaller}." if fit else f"Write {smaller}.")
             )
         # What a resumed run has written is not counted twice.
@@ -104,6 +199,60 @@ class Plan:
         edges, reached = (" x ".join(map(str, shape)) for shape in (tile, window))
         deepest = max(itertools.chain.from_iterable(self.task.tiling.depth))
         return f" With depth {deepest}, a tile of {edges} pixels computes {reached}."
+
+    def reads(self) -> Iterator[Path]:
+        """The files of the denoiser, and the side inputs."""
+        yield from self.task.denoiser.files()
+        for name in self.task.sides:
+            yield Path(self.job.input.sides[name])
+
+    def job_json(self) -> dict[str, Any]:
+        """The job as a configuration: the same shape as the YAML, with an absolute output."""
+        parts = {
+            name: asdict(getattr(self.job, name)) for name in ("input", "output", "tile", "run", "cluster")
+        }
+        parts["output"]["path"] = str(self.output)
+        choice = self.job.denoiser
+        chosen = isinstance(choice, DenoiserChoice)
+        return {
+            "version": 1,
+            "job": "denoise",
+            **parts,
+            "denoiser": {"name": choice.name, **choice.options} if chosen else describe_denoiser(choice),
+            "allow_import": self.job.allow_import,
+            "import_folder": self.job.import_folder,
+        }
+
+    def resolved_json(self) -> dict[str, Any]:
+        """The job as a configuration in which every size is decided; it makes the same output."""
+        job, task = self.job_json(), self.task
+        spatial = task.roles.spatial
+
+        def edges(sizes: tuple[int, ...]) -> list[int]:
+            return [sizes[i] for i in spatial]
+
+        # A file cannot allow itself to run code.
+        del job["allow_import"], job["import_folder"]
+        block = edges(task.grid.block)
+        if (
+            task.tiling.scale == 1
+        ):  # a block that ends with the picture is as good as one that ends with its shard
+            block = [-(-b // s) * s for b, s in zip(block, edges(self.layout.shard), strict=True)]
+        job["denoiser"] = describe_denoiser(task.denoiser)
+        job["output"] |= {
+            "shard": edges(self.layout.shard),
+            "chunk": edges(self.layout.chunk),
+            "dtype": self.layout.dtype,
+        }
+        job["tile"] |= {
+            "size": list(task.tiling.tile),
+            "depth": [max(pair) for pair in task.tiling.depth],
+            "boundary": task.rim.rules[spatial[0]],
+            "batch": task.tiling.batch,
+            "block": block,
+            "axes": "".join(task.roles.axes[i] for i in spatial),
+        }
+        return job
 
     def to_json(self) -> dict[str, Any]:
         """What the run directory keeps of a plan."""

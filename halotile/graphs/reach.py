@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.job import Job
+from halotile.graphs.job import Tile
 from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.probe import probe
+from halotile.tasks.denoisers.function import PictureDenoiser
+from halotile.tasks.probe import check_ragged, probe
+from halotile.tasks.rehearsal import refusal, rehearse
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,9 @@ class Reach:
 
 
 def resolve_reach(
-    job: Job, denoiser: Denoiser, dims: int, previous: Mapping[str, Any] | None = None
+    tile: Tile, denoiser: Denoiser, dims: int, previous: Mapping[str, Any] | None = None
 ) -> Reach:
-    """The depth of a job. A resumed run keeps what its first run probed.
+    """The depth of a job's tiles. A resumed run keeps what its first run probed.
 
     Raises
     ------
@@ -42,17 +44,17 @@ def resolve_reach(
         known = previous["identity"].get("probed") if previous else None
         needed, align = probed = tuple(known) if known else probe(denoiser, dims)
         origin = "probed"
-    if job.tile.depth == "auto":
+    if tile.depth == "auto":
         return Reach(((needed, needed),) * dims, align, origin, probed)
-    given = (job.tile.depth,) * dims if isinstance(job.tile.depth, int) else tuple(job.tile.depth)
+    given = (tile.depth,) * dims if isinstance(tile.depth, int) else tuple(tile.depth)
     if len(given) != dims:
         raise ConfigError(
-            f"tile.depth is {job.tile.depth}: write one number, or one for each of the {dims} tiled axes."
+            f"tile.depth is {tile.depth}: write one number, or one for each of the {dims} tiled axes."
         )
     depth = tuple((d, d) for d in given)
     if min(given) >= needed:
         return Reach(depth, align, "given", probed)
-    if job.tile.seams == "allow":
+    if tile.seams == "allow":
         return Reach(
             depth,
             align,
@@ -64,3 +66,40 @@ def resolve_reach(
         f"tile.depth is {min(given)} but {denoiser.title}'s receptive field is {needed}: seams would show. "
         f"Write depth: {needed}, or depth: auto, or seams: allow."
     )
+
+
+def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, picture: tuple[int, ...]) -> Reach:
+    """The reach of a user's network after its tiles were compared with a whole picture.
+
+    Parameters
+    ----------
+    picture : tuple of int
+        Lengths of the tiled axes.
+
+    Returns
+    -------
+    Reach
+        With a larger alignment, where tiles agree with the whole only then; with a note, where they do not quite.
+
+    Raises
+    ------
+    ConfigError
+        When the tiles show, and nobody said by hand how far it looks, or that seams are allowed; or when the
+        network cannot take the picture's far edge.
+    """
+    if isinstance(denoiser, PictureDenoiser):
+        return reach
+    known = denoiser.probed(*reach.probed) if reach.probed else denoiser
+    if known.alignment > 1:
+        check_ragged(known, picture)
+    if tile.seams == "allow":
+        return reach
+    found = rehearse(known, reach.depth, picture, search=reach.probed is not None)
+    if reach.probed is not None:
+        if not found.agrees:
+            raise refusal(denoiser, found, picture)
+        reach = replace(reach, align=found.alignment, probed=(reach.probed[0], found.alignment))
+    if not found.difference:
+        return reach
+    note = f"tiles of {denoiser.title} differ from a whole picture by {found.difference:.1g} of its largest pixel, on a trial"
+    return replace(reach, notes=(*reach.notes, note))

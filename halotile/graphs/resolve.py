@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,8 +24,22 @@ from halotile.tasks.sound import mapped_in_words
 from halotile.tasks.usercode import called
 
 
-def make_denoiser(job: Job) -> Denoiser:
-    """The denoiser a job names, with its options checked.
+class Imports(Protocol):
+    """Whether a job may import code of the user's own, and from where."""
+
+    @property
+    def allow_import(self) -> bool:
+        """Whether it may."""
+        ...
+
+    @property
+    def import_folder(self) -> str | None:
+        """The folder that imports start from, before all others."""
+        ...
+
+
+def make_denoiser(choice: Any, job: Imports) -> Denoiser:
+    """The denoiser that a job names, with its options checked; one that was given from Python, as it is.
 
     Raises
     ------
@@ -34,7 +48,6 @@ def make_denoiser(job: Job) -> Denoiser:
     ConfigError
         When its options are wrong, or it would run the user's code without being allowed to.
     """
-    choice = job.denoiser
     if not isinstance(choice, DenoiserChoice):
         given: Denoiser = choice
         return given
@@ -55,7 +68,9 @@ def make_denoiser(job: Job) -> Denoiser:
         raise ConfigError(f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.")
     import_from(job.import_folder if job.allow_import else None)
     try:
-        denoiser: Denoiser = kind(**{fields[key]: value for key, value in choice.options.items()})
+        # A file has lists where the options are tuples.
+        options = {key: tuple(v) if isinstance(v, list) else v for key, v in choice.options.items()}
+        denoiser: Denoiser = kind(**{fields[key]: value for key, value in options.items()})
     except TypeError as error:
         raise ConfigError(f"denoiser {choice.name}: {error}. `recon-cli schema` lists its options.") from None
     return denoiser

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import Receipt
 
 if TYPE_CHECKING:
-    from halotile.graphs.plan import Plan
+    from halotile.graphs.plan import RunPlan
 
 STATUS_SECONDS = 1.0
 TELL_SECONDS = 0.4
@@ -24,10 +27,12 @@ TELL_SECONDS = 0.4
 class StatusFile:
     """Sums up receipts and tells the observer and the run directory about it."""
 
-    def __init__(self, directory: RunDirectory, plan: Plan, observer: Observer | None) -> None:
+    def __init__(self, directory: RunDirectory, plan: RunPlan, observer: Observer | None) -> None:
         self.directory = directory
         self.plan = plan
         self.observer = observer
+        self.earlier = 0
+        """Blocks of the sweeps before the one at hand."""
         self.resumed = 0
         self.retried = 0
         self.pixels = 0
@@ -52,7 +57,7 @@ class StatusFile:
         self._write("running", progress)
         if self.resumed == progress.total:
             all_done = "the one block is" if progress.total == 1 else f"all {progress.total} blocks are"
-            self.say(f"nothing left to do: {all_done} done (`recon-cli verify` checks every byte)")
+            self.say(f"nothing left to do: {all_done} done; checking every byte")
         elif self.resumed:
             are = "is" if self.resumed == 1 else "are"
             self.say(f"{self.resumed} of {counted(progress.total, 'block')} {are} done already")
@@ -73,15 +78,15 @@ class StatusFile:
         """The sums as a value."""
         return Progress(
             phase=phase,
-            done=done,
+            done=self.earlier + done,
             resumed=self.resumed,
-            total=len(self.plan.grid),
+            total=len(self.plan.grid) * self.plan.sweeps,
             pixels_done=self.pixels,
-            pixels_total=_pixels(self.plan),
+            pixels_total=math.prod(self.plan.grid.shape) * self.plan.sweeps,
             seconds=time.perf_counter() - self._began if self._began is not None else 0.0,
             read_bytes=self.read_bytes,
             written_bytes=self.written_bytes,
-            workers=self.plan.job.run.workers,
+            workers=self.plan.run.workers,
             peak_memory_bytes=self.peak_memory_bytes,
             retried=self.retried,
             failed=failed,
@@ -96,6 +101,24 @@ class StatusFile:
             self._notify(progress)
         if now - self._written >= STATUS_SECONDS:
             self._write("draining" if progress.phase == "drain" else "running", progress)
+
+    @contextmanager
+    def ticking(self, progress: Callable[[], Progress]) -> Iterator[None]:
+        """Tell the progress again and again while the driver waits for something in this context."""
+        over = threading.Event()
+
+        def tick() -> None:
+            while not over.wait(TELL_SECONDS):
+                self.tell(progress())
+
+        self.tell(progress())
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def say(self, message: str) -> None:
         """Pass a line on to whoever watches, and keep it.
@@ -137,10 +160,3 @@ class StatusFile:
         }
         with suppress(OSError):  # as with events
             self.directory.write_status(status)
-
-
-def _pixels(plan: Plan) -> int:
-    total = 1
-    for n in plan.grid.shape:
-        total *= n
-    return total

@@ -6,6 +6,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 
 from distributed import KilledWorker
@@ -20,6 +21,7 @@ from halotile.graphs.setup import BlockPlugin, prepared, run_blocks
 from halotile.graphs.signals import Signals
 from halotile.graphs.status import StatusFile
 from halotile.graphs.stream import Answer, Grouping, Stream
+from halotile.storage.checkpoints import Ledger
 from halotile.storage.disk import is_full
 from halotile.storage.journal import Journal
 from halotile.storage.rundir import RunDirectory
@@ -49,6 +51,8 @@ class Sweep:
         Whom to tell.
     import_folder : str, optional
         Where imports of the user's own code start from.
+    ledger : Ledger, optional
+        Where the sums of the blocks go.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Sweep:
         signals: Signals,
         status: StatusFile,
         import_folder: str | None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.task = task
         self.phase = phase
@@ -71,6 +76,7 @@ class Sweep:
         self.signals = signals
         self.status = status
         self.import_folder = import_folder
+        self.ledger = ledger
         self.attempts: dict[int, int] = {}
         self.bad: dict[int, BadBlock] = {}
         self.disk_error: str | None = None
@@ -95,7 +101,9 @@ class Sweep:
         """
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.import_folder)
-        with prepared(cluster.client, plugin):
+        with ExitStack() as held:
+            with self.status.ticking(partial(self.progress, "start")):
+                held.enter_context(prepared(cluster.client, plugin))
             self.stop_if_asked()
             if cluster.dashboard:
                 done, total = len(self.journal.done), len(self.task.grid)
@@ -145,14 +153,16 @@ class Sweep:
             self._lost(answer, stream)
             return
         receipt: Receipt = answer.result
-        self._mark(receipt.done, stream)
+        self._mark(receipt, stream)
         self.status.count(receipt)
         for bad in receipt.bad:
             self._retry(bad, stream)
 
-    def _mark(self, numbers: list[int], stream: Stream) -> None:
+    def _mark(self, receipt: Receipt, stream: Stream) -> None:
         try:
-            self.journal.mark(numbers)
+            if self.ledger is not None:
+                self.ledger.enter({number: receipt.sums[number] for number in receipt.done})
+            self.journal.mark(receipt.done)
         except OSError as error:
             if not is_full(error):
                 raise

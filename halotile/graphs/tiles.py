@@ -1,10 +1,12 @@
-"""The run of a plan: its output claimed, a cluster started (and anew when it is lost), its blocks swept, the end in words."""
+"""The run of a denoising plan: its output claimed, its blocks swept, the end in words."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+import itertools
+from collections.abc import Iterable
+from contextlib import suppress
 
-from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stalled, Stopped
+from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
@@ -12,19 +14,18 @@ from halotile.graphs.damage import damaged_blocks, output_grid
 from halotile.graphs.outcome import Outcome, bad_blocks_in_words, full_disk_in_words
 from halotile.graphs.plan import Plan
 from halotile.graphs.progress import Observer
+from halotile.graphs.session import Session
 from halotile.graphs.signals import Signals
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
-from halotile.registry import find
 from halotile.storage.disk import sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.rundir import RunDirectory
+from halotile.storage.runs import Runs
 
 __all__ = ["Outcome", "run"]
 
 PHASE = "denoise"
-RESTARTS = 3
-"""Times that a cluster is started anew without a block done in between before a run gives up."""
 
 
 def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None = None) -> Outcome:
@@ -84,69 +85,58 @@ class _Driver:
 
     def run(self) -> Outcome:
         """Until nothing is left to do; a cluster that stops answering is started anew."""
-        struck = self._strike_damaged()
+        struck = self._strike_damaged(self.journal.done, thorough=False)
+        self.earlier = Runs(self.journal.done)
         self.status.begin(self.sweep.progress("start"))
-        if struck:
-            are = "is" if struck == 1 else "are"
-            self.status.say(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
+        self._say_struck(struck)
         if self.journal.warning:
             self.status.say(self.journal.warning)
         try:
             self._until_done()
+            self._until_sound()
         except BaseException as error:
             with suppress(OSError):  # a mark that is lost with the disk repeats a block
                 self.journal.sync()
             stopped = isinstance(error, Stopped | KeyboardInterrupt)
-            self.status.end("stopped" if stopped else "failed", self.sweep.progress("stop"), str(error))
+            self.status.end(
+                "stopped" if stopped else "failed", self.sweep.progress("stop"), str(error) or _named(error)
+            )
             raise
         self.journal.sync()
         if self.sweep.untidy:
             sweep_partials(self.plan.output)
         return self._conclude()
 
-    def _strike_damaged(self) -> int:
-        """Take the blocks out of the journal whose files are gone or cut short; returns how many there were."""
+    def _strike_damaged(self, numbers: Iterable[int], *, thorough: bool) -> int:
+        """Take the blocks out of the journal whose files are damaged; returns how many there were."""
         grid = output_grid(self.plan.layout, self.plan.grid.shape, self.plan.grid.block)
-        done = map(grid.block_at, self.journal.done)
-        damaged = [n for n, _ in damaged_blocks(self.plan.output, self.plan.layout, done, thorough=False)]
+        wanted = itertools.takewhile(lambda _: not self.sweep.signals.asked, numbers)
+        blocks = map(grid.block_at, wanted)
+        damaged = [
+            n for n, _ in damaged_blocks(self.plan.output, self.plan.layout, blocks, thorough=thorough)
+        ]
         self.journal.strike(damaged)
         return len(damaged)
 
-    def _until_done(self) -> None:
-        restarts = 0
-        while self.sweep.left():
-            self.sweep.stop_if_asked()
-            before = len(self.journal.done)
-            try:
-                with self._cluster() as cluster:
-                    self._through(cluster)
-            except (Stalled, ConnectionError, TimeoutError) as error:
-                self.sweep.untidy = True
-                restarts = 0 if len(self.journal.done) > before else restarts + 1
-                if restarts >= RESTARTS:
-                    raise
-                self.status.say(f"no progress: {error} Starting the cluster anew, going on from the journal.")
-                self.status.tell(self.sweep.progress("start"))
+    def _say_struck(self, struck: int) -> None:
+        if struck:
+            are = "is" if struck == 1 else "are"
+            self.status.say(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
 
-    def _through(self, cluster: Cluster) -> None:
-        if cluster.dashboard:
-            self.status.say(f"dashboard: {cluster.dashboard}")
-        self.sweep.through(cluster)
+    def _until_sound(self) -> None:
+        """Look at every byte that earlier runs wrote, and do again what is damaged: a run that ends well made a whole output."""
+        if self.earlier and not self.sweep.disk_error:
+            with self.status.ticking(lambda: self.sweep.progress("check")):
+                damaged = self._strike_damaged(self.earlier, thorough=True)
+            self._say_struck(damaged)
+            self._until_done()
+
+    def _until_done(self) -> None:
+        job = self.plan.job
+        with Session(job.run, job.cluster, self.status, self.cluster) as session:
+            session.through(self.sweep)
         if self.sweep.disk_error:
             raise DiskRefused(full_disk_in_words(self.plan, self.sweep.disk_error, len(self.journal.done)))
-
-    def _cluster(self) -> AbstractContextManager[Cluster]:
-        if self.cluster is not None:
-            return nullcontext(self.cluster)
-        run = self.plan.job.run
-        kind = find("clusters", self.plan.job.cluster.kind)
-        started: AbstractContextManager[Cluster] = kind.start(
-            workers=run.workers,
-            memory_bytes=self.plan.memory_bytes,
-            dashboard=self.plan.job.cluster.dashboard,
-            **self.plan.job.cluster.options,
-        )
-        return started
 
     def _conclude(self) -> Outcome:
         progress = self.sweep.progress("stop")
@@ -167,3 +157,8 @@ class _Driver:
             output=str(self.plan.output),
             run_directory=str(self.plan.run_directory),
         )
+
+
+def _named(error: BaseException) -> str:
+    """What ended a run without a word of its own."""
+    return "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__

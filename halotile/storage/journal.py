@@ -17,10 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import google_crc32c
-
 from halotile.errors import DamagedData, ResumeRefused
 from halotile.storage.disk import DISK, Disk
+from halotile.storage.lines import opened, sealed
 from halotile.storage.runs import Runs
 
 VERSION = 1
@@ -161,7 +160,7 @@ class Journal:
         beyond = [run for run in changed.ranges() if run.stop > self._total]
         if beyond:
             raise IndexError(f"block {beyond[0].stop - 1} of a journal of {self._total} blocks")
-        self._append(_line(sign + changed.to_text().encode()))
+        self._append(sealed(sign + changed.to_text().encode()))
         self._apply(sign, changed)
 
     def _append(self, line: bytes) -> None:
@@ -204,14 +203,14 @@ class Journal:
     def _mend(self, size: int) -> None:
         """Bring the file into a state that can be added to."""
         if self.warning:
-            lines = [self._header, _line(b"+" + self.done.to_text().encode())]
+            lines = [self._header, sealed(b"+" + self.done.to_text().encode())]
             self._size = self._disk.write_file(self.path, lines if self.done else lines[:1], mode=_MODE)
         elif size > self._size:
             self._disk.truncate(self.path, self._size)
 
 
 def _header(fingerprint: str, total: int) -> bytes:
-    return _line(json.dumps({"journal": VERSION, "fingerprint": fingerprint, "total": total}).encode())
+    return sealed(json.dumps({"journal": VERSION, "fingerprint": fingerprint, "total": total}).encode())
 
 
 def _check_owner(path: Path, header: bytes, fingerprint: str, total: int) -> None:
@@ -226,26 +225,16 @@ def _check_owner(path: Path, header: bytes, fingerprint: str, total: int) -> Non
 
 
 def _owner(path: Path, header: bytes) -> dict[str, Any]:
-    content = _checked(header)
+    content = opened(header)
     if content is None:
         raise DamagedData(f"{path}: its first line is damaged. Run with --fresh to start over.")
     owner: dict[str, Any] = json.loads(content)
     return owner
 
 
-def _line(content: bytes) -> bytes:
-    return b"%08x %s\n" % (google_crc32c.value(content), content)
-
-
-def _checked(line: bytes) -> bytes | None:
-    """The content of a line that is whole."""
-    content = line[9:-1]
-    return content if line == _line(content) else None
-
-
 def _parse(line: bytes) -> tuple[bytes, Runs] | None:
     """Sign and numbers of a line; None when it is damaged."""
-    content = _checked(line)
+    content = opened(line)
     if content is None or content[:1] not in (b"+", b"-"):
         return None
     return content[:1], Runs.from_text(content[1:].decode("ascii"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -102,6 +103,12 @@ class Layout:
     def shard_path(self, root: str | Path, index: tuple[int, ...]) -> Path:
         """File of the shard at a position of the grid."""
         return self.array_path(root).joinpath("c", *map(str, index))
+
+    @property
+    def size_bytes(self) -> int:
+        """Size without compression: the most it can take, but for a few checksums."""
+        shards = math.prod(-(-n // s) for n, s in zip(self.shape, self.shard, strict=True))
+        return shards * math.prod(self.shard) * np.dtype(self.dtype).itemsize
 
     def check_whole_shards(self, region: Region) -> None:
         """Refuse a region that does not start and stop on shard borders, or the array's end.

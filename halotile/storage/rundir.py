@@ -2,10 +2,12 @@
 
 ==============  ======================================================================
 ``job.json``    the job as it was asked for; the first file, it claims the output
+``config.json``  the same job as a configuration with every size decided
 ``plan.json``   the plan and its fingerprint; the last file, without it nothing resumes
 ``journal``     which blocks are done
 ``status.json`` how far the run is, replaced about once a second
 ``events.jsonl``  what happened, one JSON object a line
+``state``       a solver's images and numbers between two iterations
 ``lock``        held by the driver while it runs
 ``workers.lock``  held by every worker while it lives
 ``stop``        there while a run ends early: workers begin no further block
@@ -34,6 +36,7 @@ from halotile.storage.disk import DISK, PARTIAL, Disk, sweep_partials
 from halotile.storage.locks import acquire, in_words, read_holder, write_holder
 
 JOB = "job.json"
+CONFIG = "config.json"
 PLAN = "plan.json"
 JOURNAL = "journal"
 STATUS = "status.json"
@@ -41,7 +44,8 @@ EVENTS = "events.jsonl"
 LOCK = "lock"
 WORKERS_LOCK = "workers.lock"
 STOP = "stop"
-_NAMES = {JOB, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP}
+STATE = "state"
+_NAMES = {JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE}
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -92,6 +96,11 @@ class RunDirectory:
         """What happened."""
         return self.path / EVENTS
 
+    @property
+    def state_path(self) -> Path:
+        """A folder for what a solver keeps between two iterations."""
+        return self.path / STATE
+
     def exists(self) -> bool:
         """Whether a run was begun here."""
         return (self.path / LOCK).is_file()
@@ -108,22 +117,42 @@ class RunDirectory:
         OutputRefused
             When something else stands there.
         """
+        self.check_place()
+        self.disk.make_directory(self.path, _DIRECTORY_MODE)
+        self.path.chmod(_DIRECTORY_MODE)
+
+    def check_place(self) -> None:
+        """Refuse a path where something stands that no run made.
+
+        Raises
+        ------
+        OutputRefused
+            When that is so.
+        """
         if self.path.is_symlink() or (self.path.exists() and not self._is_ours()):
             raise OutputRefused(
                 f"{self.path} is where this run would keep its journal, and something that no run made stands there. "
                 "Move it away, or write another output.path."
             )
-        self.disk.make_directory(self.path, _DIRECTORY_MODE)
-        self.path.chmod(_DIRECTORY_MODE)
 
     def forget(self) -> None:
         """Remove what is known of the run, the plan first; the job stays, it claims the output."""
         for path in (self.plan_path, self.journal_path, self.status_path, self.events_path):
             self.disk.remove(path)
+        self.forget_state()
+
+    def forget_state(self) -> None:
+        """Remove a solver's state."""
+        if self.state_path.is_dir():
+            self.disk.remove_tree(self.state_path)
 
     def write_job(self, job: dict[str, Any]) -> None:
         """Keep the job; durable on return."""
         self._write(self.job_path, job)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Keep the configuration with every size decided; durable on return."""
+        self._write(self.path / CONFIG, config)
 
     def read_job(self) -> dict[str, Any] | None:
         """The job, or None when there is none. Raises DamagedData when it cannot be read."""
@@ -182,15 +211,29 @@ class RunDirectory:
         fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _FILE_MODE)
         try:
             if not acquire(fd, _LOCK_PATIENCE_SECONDS):
-                raise OutputRefused(
-                    f"{self.path} is in use: {in_words(read_holder(fd))} is writing this output. "
-                    "Wait until it ends, or write another output.path."
-                )
+                raise self._in_use(read_holder(fd))
             write_holder(fd)
             sweep_partials(self.path, self.disk)
             yield
         finally:
             os.close(fd)
+
+    def check_free(self) -> None:
+        """Refuse a directory that another driver holds.
+
+        Raises
+        ------
+        OutputRefused
+            When one does: the message says which.
+        """
+        if (holder := self.is_running()) is not None:
+            raise self._in_use(holder)
+
+    def _in_use(self, holder: dict[str, Any]) -> OutputRefused:
+        return OutputRefused(
+            f"{self.path} is in use: {in_words(holder)} is writing this output. "
+            "Wait until it ends, or write another output.path."
+        )
 
     def is_running(self) -> dict[str, Any] | None:
         """The driver that runs here now, as ``pid``, ``host`` and ``started`` (Unix time); None if none does."""

@@ -31,6 +31,19 @@ class ChannelAxis:
         return self.source.read(Region(region.start[1:], region.stop[1:]))[None]
 
 
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An array of one value, which takes no room."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    value: float = 0.0
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        return np.full(region.shape, self.value, self.dtype)
+
+
 def with_channel_axis(source: Readable) -> ChannelAxis:
     """The same array with a channel axis of length 1 in front."""
     return ChannelAxis(source)

@@ -15,6 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 VECTORS = 64
 """A multiple of the numbers that torch takes at once on any processor."""
 
+_PLACED = ("out", "memory_format")
+"""Arguments that say how the result lies in memory: copies, which need no care."""
+
 
 class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
     """While this is on, elementwise functions on the CPU compute the end of a tensor as its rest.
@@ -30,14 +33,16 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation of torch."""
         kwargs = kwargs or {}
-        if torch.Tag.pointwise not in func.tags or "out" in kwargs:
+        if torch.Tag.pointwise not in func.tags or not kwargs.keys().isdisjoint(_PLACED):
             return func(*args, **kwargs)
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        layouts = {(tensor.shape, tensor.stride()) for tensor in tensors}
+        if len(tensors) == 1 and _has_gaps(tensors[0]):
+            return self._without_gaps(func, args, kwargs, tensors[0])
+        layouts = {_layout(tensor) for tensor in tensors}
         ends = [_end(tensor) for tensor in tensors]  # before one of them may be written over
         result = func(*args, **kwargs)
         into = _flat(result) if isinstance(result, torch.Tensor) else None
-        if into is None or layouts != {(result.shape, result.stride())}:
+        if into is None or layouts != {_layout(result)}:
             return result
         if all(end is not None for end in ends):
             queue = iter(ends)
@@ -45,6 +50,34 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
             left = len(into) % VECTORS
             into[len(into) - left :] = func(*again, **kwargs)[:left]
         return result
+
+    def _without_gaps(self, func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Any:
+        """The same on a copy: torch computes a tensor with gaps row by row, each with an end of its own."""
+        dense = tensor.contiguous(memory_format=_format_of(tensor))
+        again = [dense if arg is tensor else arg for arg in args]
+        with self:
+            result = func(*again, **kwargs)
+        return tensor.copy_(result) if func._schema.is_mutable else result
+
+
+def _has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether floats of the CPU lie in memory with others between them: a part of an image, say."""
+    if tensor.device.type != "cpu" or not tensor.is_floating_point() or not tensor.numel():
+        return False
+    return not torch.ops.aten.is_non_overlapping_and_dense(tensor)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Shape and steps in memory; along an axis of one number there is no step."""
+    steps = (step if n > 1 else 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.shape, *steps)
+
+
+def _format_of(tensor: torch.Tensor) -> torch.memory_format:
+    """Channels last where the channels of a pixel lie together, as in the image that it is a part of."""
+    if tensor.dim() == 4 and tensor.stride(1) == 1 and tensor.shape[1] > 1:
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:

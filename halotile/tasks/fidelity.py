@@ -2,15 +2,85 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.held import Held
 from halotile.tasks.operators.base import Operator, Shape, working_dtype
+from halotile.tasks.shared import Scope
+
+MISFIT = "misfit"
+"""The sum under which a gradient notes how badly its image explains the measurements."""
+
+
+class Fidelity(Protocol):
+    """How far a measurement may be from what an image would give, pixel by pixel."""
+
+    name: ClassVar[str]
+
+    def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """What each pixel adds to the misfit, in double precision."""
+        ...
+
+    def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """The derivative of that by ``seen``, in the type of ``seen``."""
+        ...
+
+
+@dataclass(frozen=True)
+class L2:
+    """``(A x - y)² / 2``: Gaussian noise."""
+
+    name: ClassVar[str] = "l2"
+
+    def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """``(A x - y)² / 2``."""
+        difference = self.slope(seen, measured).astype(np.float64)
+        return np.square(difference, out=difference) / 2
+
+    def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """``A x - y``."""
+        difference: NDArray[Any] = seen - measured.astype(seen.dtype, copy=False)
+        return difference
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """``A x + background - y log(A x + background)``: counts, less the constant that makes 0 of a perfect fit.
+
+    Where ``A x + background`` is less than ``floor``, it counts as ``floor``.
+    """
+
+    name: ClassVar[str] = "poisson"
+
+    background: float = 0.0
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.floor <= 0:
+            raise ConfigError(
+                f"floor is {self.floor}: the logarithm needs a positive one. Write floor: 1e-6."
+            )
+
+    def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """The divergence of Kullback and Leibler."""
+        rate = np.maximum(seen.astype(np.float64) + self.background, self.floor)
+        counts = measured.astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.where(counts > 0, counts * np.log(counts / rate), 0.0)
+        return logs - counts + rate
+
+    def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """``1 - y / (A x + background)``."""
+        kind = seen.dtype.type
+        rate = np.maximum(seen + kind(self.background), kind(self.floor))
+        slope: NDArray[Any] = kind(1) - measured.astype(seen.dtype, copy=False) / rate
+        return slope
 
 
 @dataclass(frozen=True)
@@ -20,14 +90,17 @@ class Term:
     operator: Operator
     measurement: Readable
     weight: float = 1.0
+    fidelity: Fidelity = field(default_factory=L2)
 
 
-@dataclass(frozen=True)
-class Residual:
-    """``A x - y``."""
+@dataclass
+class Slope:
+    """The slope of a term at ``A x``, keeping what it read: the misfit is wanted of the same pixels."""
 
     seen: Readable
     measurement: Readable
+    fidelity: Fidelity
+    _parts: list[tuple[Region, NDArray[Any], NDArray[Any]]] = field(default_factory=list)
 
     @property
     def shape(self) -> Shape:
@@ -41,17 +114,29 @@ class Residual:
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        difference: Pixels = self.seen.read(region) - self.measurement.read(region).astype(
-            self.dtype, copy=False
-        )
-        return difference
+        seen, measured = self._read(region)
+        return self.fidelity.slope(seen, measured)
+
+    def misfit(self, region: Region) -> float:
+        """The misfit summed over ``region``."""
+        for there, seen, measured in self._parts:
+            if region.inside(there):
+                inner = region.relative_to(there).slices
+                return float(np.sum(self.fidelity.value(seen[inner], measured[inner])))
+        return float(np.sum(self.fidelity.value(*self._read(region))))
+
+    def _read(self, region: Region) -> tuple[NDArray[Any], NDArray[Any]]:
+        part = self.seen.read(region), self.measurement.read(region)
+        self._parts.append((region, *part))
+        return part
 
 
 @dataclass(frozen=True)
-class GradientStep:
-    """``x - step sum_i weight_i A_i^T (A_i x - y_i)``: a step down the gradient of ``sum_i weight_i |A_i x - y_i|² / 2``.
+class Gradient:
+    """``sum_i weight_i A_i^T slope_i(A_i x)``; of squares, ``sum_i weight_i A_i^T (A_i x - y_i)``.
 
-    The terms are added in their order, so any region has the bits of the whole.
+    The terms are added in their order, so any region has the bits of the whole. Inside a
+    :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well.
 
     Parameters
     ----------
@@ -59,8 +144,6 @@ class GradientStep:
         ``x``.
     terms : tuple of Term
         The stack.
-    step : float
-        The step size.
 
     Examples
     --------
@@ -68,13 +151,12 @@ class GradientStep:
     >>> from halotile.tasks.operators.blur import Blur
     >>> halve = Blur(kernel=np.full((1, 1), 0.5))
     >>> x, y = InMemory(np.full((1, 2), 4.0)), InMemory(np.ones((1, 2)))
-    >>> read_all(GradientStep(x, (Term(halve, y, weight=2.0),), step=1.0)).tolist()
-    [[3.0, 3.0]]
+    >>> read_all(Gradient(x, (Term(halve, y, weight=2.0),))).tolist()
+    [[1.0, 1.0]]
     """
 
     image: Readable
     terms: tuple[Term, ...]
-    step: float
 
     @property
     def shape(self) -> Shape:
@@ -88,12 +170,73 @@ class GradientStep:
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        held = Held(self.image, 2 * max(term.operator.reach for term in self.terms))
         gradient = np.zeros(region.shape, self.dtype)
+        for number, term in enumerate(self.terms):
+            slope = Slope(term.operator.forward(self.image), term.measurement, term.fidelity)
+            pixels = term.operator.adjoint(slope, self.shape).read(region)
+            gradient += pixels if term.weight == 1 else pixels * self.dtype.type(term.weight)
+            self._note_misfit(number, term, slope)
+        return gradient
+
+    def _note_misfit(self, number: int, term: Term, slope: Slope) -> None:
+        scope = Scope.current()
+        for cell, core in enumerate(scope.cells if scope else ()):
+            value = term.weight * slope.misfit(share_of(core, self.shape, slope.shape))
+            assert scope is not None
+            scope.note(MISFIT, cell, number, value)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """``sum_i weight_i A_i^T A_i x``.
+
+    Parameters
+    ----------
+    image : Readable
+        ``x``.
+    terms : tuple of Term
+        The stack.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.base import InMemory, read_all
+    >>> from halotile.tasks.operators.blur import Blur
+    >>> halve, y = Blur(kernel=np.full((1, 1), 0.5)), InMemory(np.zeros((1, 2)))
+    >>> read_all(Normal(InMemory(np.full((1, 2), 4.0)), (Term(halve, y, weight=2.0),))).tolist()
+    [[2.0, 2.0]]
+    """
+
+    image: Readable
+    terms: tuple[Term, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.image.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.image.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        total = np.zeros(region.shape, self.dtype)
         for term in self.terms:
-            residual = Residual(term.operator.forward(held), term.measurement)
-            pixels = term.operator.adjoint(residual, self.shape).read(region)
-            gradient += pixels * self.dtype.type(term.weight)
-        gradient *= self.dtype.type(self.step)
-        stepped: Pixels = held.read(region).astype(self.dtype, copy=False) - gradient
-        return stepped
+            pixels = term.operator.adjoint(term.operator.forward(self.image), self.shape).read(region)
+            total += pixels if term.weight == 1 else pixels * self.dtype.type(term.weight)
+        return total
+
+
+def share_of(core: Region, image: Shape, measurement: Shape) -> Region:
+    """The part of a measurement that a part of the image answers for: parts that fill the image fill the measurement.
+
+    Examples
+    --------
+    >>> share_of(Region((0, 2), (4, 7)), (4, 7), (2, 3))
+    Region(start=(0, 0), stop=(2, 3))
+    """
+    return Region(
+        tuple(a * m // n for a, n, m in zip(core.start, image, measurement, strict=True)),
+        tuple(b * m // n for b, n, m in zip(core.stop, image, measurement, strict=True)),
+    )

@@ -47,7 +47,7 @@ def check_above_zero(key: str, value: object) -> None:
     """Refuse anything but a finite number greater than zero."""
     if not _is_number(value) or not value > 0:  # type: ignore[operator]
         raise ConfigError(
-            f"{key} is {value!r}: it has to be a number above 0. Write something like {key}: 1.5"
+            f"{key} is {value!r}: it has to be a number above 0. Write something like {key}: 0.1"
         )
 
 

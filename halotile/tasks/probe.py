@@ -27,6 +27,8 @@ ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56
 """Total strides that are tried."""
 COMPARED = 48
 """Pixels compared between a picture and its shifted copy, at least."""
+RAGGED = 64
+"""Length, at least, of a window whose ragged end is tried: a network may pad by reflection, up to its own length."""
 BATCH = 8
 """Windows computed at once."""
 
@@ -159,7 +161,7 @@ def check_ragged(denoiser: Denoiser, picture: tuple[int, ...]) -> None:
         return
     trial = Trial.of(denoiser, len(picture))
     try:
-        trial.run(trial.noise(tuple(4 * stride + r for r in rest)))
+        trial.run(trial.noise(tuple(max(4, -(-RAGGED // stride)) * stride + r for r in rest)))
     except ConfigError as error:
         raise ConfigError(
             f"{denoiser.title} has a total stride of {stride}, and the picture's sides {list(picture)} are no multiples of "

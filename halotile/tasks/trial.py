@@ -72,12 +72,25 @@ class Trial:
         """What to write about a model that fails: other channels, if it takes those."""
         import torch
 
+        if self.dims < 3 and self._takes(windows[:1, :, None].repeat(1, 1, NARROW[3], *[1] * self.dims)):
+            return f"It takes {self.dims + 1} axes: write tile: {{axes: {'zyx'[-self.dims - 1 :]}}}, if the picture has them."
         for count in CHANNELS:
             window = windows[:1, :1].repeat(1, count, *[1] * self.dims)
             with suppress(Exception, SystemExit), torch.inference_mode():
                 made: Any = self.model(window)
+                if made.dim() != window.dim() or len(made) != 1:
+                    continue
                 return f"It takes {count} channel{'s' if count > 1 else ''}: write channels: [{count}, {made.shape[1]}]."
         return "Check it; or, if it cannot do with such a window, write receptive_field and alignment."
+
+    def _takes(self, window: torch.Tensor) -> bool:
+        """Whether the model makes something of the same axes of a window."""
+        import torch
+
+        with suppress(Exception, SystemExit), torch.inference_mode():
+            made: Any = self.model(window)
+            return bool(made.dim() == window.dim() and len(made) == 1)
+        return False
 
     def _declaration(self, given: tuple[int, ...], made: tuple[int, ...]) -> str:
         """What to declare of a model that makes this shape of that one."""

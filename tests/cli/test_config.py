@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halotile.cli.config import load_job, load_saved_job
+from halotile.cli.config import load_job, load_saved_job, read_config
 from halotile.cli.main import app
-from halotile.cli.sections import JOBS
+from halotile.cli.sections import JOBS, check_config
 from halotile.errors import ConfigError, InputError
 
 RUNNER = CliRunner()
@@ -276,6 +276,44 @@ def test_a_wrong_override_is_named_as_it_was_typed(config: Path, override: str, 
     with pytest.raises((ConfigError, InputError)) as caught:
         load_job(config, [override])
     assert message in str(caught.value)
+
+
+def test_every_wrong_override_is_told(config: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_job(config, ["foo", "tile.size=128", "=3"])
+    assert [line.split(": not")[0] for line in str(caught.value).splitlines()] == ["--set foo", "--set =3"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "messages"),
+    [
+        (
+            ["output.shard=1000"],
+            ["--set output.shard: 1000 is no multiple of output.chunk 256; a shard holds whole"],
+        ),
+        (["output.shard=[512, 300]"], ["write [512, 512]"]),
+        (
+            ["output.shard=512", "tile.block=700"],
+            ["--set tile.block: 700 is no multiple of output.shard 512"],
+        ),
+        (
+            ["tile.depth=5"],
+            ["--set tile.depth: 5 is less than tv's receptive field 20: seams would show; write 20"],
+        ),
+        (["tile.depth=5", "output.shard=1000"], ["--set tile.depth", "--set output.shard"]),
+        (["tile.depth=5", "tile.seams=allow"], []),
+        (["tile.depth=5", "denoiser.strength=-1"], ["--set denoiser.strength"]),
+        (["output.shard=512", "tile.block=[1024, 512]"], []),
+    ],
+)
+def test_sizes_that_do_not_fit_one_another_are_told_with_the_rest(
+    config: Path, overrides: list[str], messages: list[str]
+) -> None:
+    document = read_config(config, overrides)
+    _, problems = check_config(document, config.parent)
+    assert len(problems) == len(messages)
+    for message in messages:
+        assert any(message in str(problem) for problem in problems), message
 
 
 def test_workers_are_checked_like_the_key_they_replace(config: Path) -> None:

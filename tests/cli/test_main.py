@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -82,6 +83,8 @@ class Engine:
     ends: Ending | BaseException = field(default_factory=Ending)
     refuses: BaseException | None = None
     plans: list[FakePlan] = field(default_factory=list)
+    stands: int | BaseException = 0
+    """Blocks that an earlier run has done, or why a run would be refused."""
 
     def make_plan(
         self, job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False
@@ -90,6 +93,11 @@ class Engine:
         if refuse:
             self.plans[-1].check_fits()
         return self.plans[-1]
+
+    def look(self, plan: FakePlan) -> int:
+        if isinstance(self.stands, BaseException):
+            raise self.stands
+        return self.stands
 
     def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Ending:
         observer(
@@ -105,7 +113,7 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
-    for name, function in {"planner": "make_plan", "tiles": "run"}.items():
+    for name, function in {"planner": "make_plan", "tiles": "run", "claim": "look"}.items():
         module = ModuleType(name)
         setattr(module, function, getattr(made, function))
         monkeypatch.setitem(sys.modules, f"halotile.graphs.{name}", module)
@@ -219,7 +227,9 @@ def test_the_words_of_a_run_do_for_its_plan(config: Path, engine: Engine) -> Non
 
 
 def test_plan_gives_its_figures_to_programs(config: Path, engine: Engine) -> None:
-    assert json.loads(RUNNER.invoke(app, ["plan", str(config), "--json"]).stdout) == FIGURES
+    assert json.loads(RUNNER.invoke(app, ["plan", str(config), "--json"]).stdout) == FIGURES | {
+        "resumed_blocks": 0
+    }
 
 
 def test_a_plan_that_does_not_fit_exits_5(config: Path, engine: Engine) -> None:
@@ -229,8 +239,27 @@ def test_a_plan_that_does_not_fit_exits_5(config: Path, engine: Engine) -> None:
     assert "4,096 × 4,096" in result.stdout, "what was refused is shown"
     assert result.stderr == "error: 10 GiB needed, 1 GiB free\n"
     as_json = RUNNER.invoke(app, ["plan", str(config), "--json"])
-    assert (as_json.exit_code, json.loads(as_json.stdout)) == (5, FIGURES)
+    assert (as_json.exit_code, json.loads(as_json.stdout)) == (5, FIGURES | {"resumed_blocks": 0})
     assert as_json.stderr == result.stderr
+
+
+def test_plan_says_what_an_earlier_run_has_done(config: Path, engine: Engine) -> None:
+    engine.stands = 120
+    text = RUNNER.invoke(app, ["plan", str(config)]).stdout
+    assert "400 of 4,096 × 4,096; 120 are done already" in text
+
+
+def test_a_plan_whose_run_would_be_refused_is_shown_and_refused(config: Path, engine: Engine) -> None:
+    engine.stands = errors.ResumeRefused("clean.zarr.run belongs to a different job")
+    result = RUNNER.invoke(app, ["plan", str(config)])
+    assert result.exit_code == 2
+    assert "4,096 × 4,096" in result.stdout
+    assert result.stderr == "error: clean.zarr.run belongs to a different job\n"
+
+
+def test_plan_begins_anew_where_run_does(config: Path, engine: Engine) -> None:
+    assert RUNNER.invoke(app, ["plan", str(config), "--fresh", "--same-input"]).exit_code == 0
+    assert (engine.plans[0].fresh, engine.plans[0].same_input) == (True, True)
 
 
 def test_scratch_is_told_where_there_is_some(
@@ -362,6 +391,36 @@ def test_verify_says_what_a_repair_would_do(
     assert result.stderr.endswith(
         f"clean.zarr is damaged. `recon-cli verify {tmp_path / 'clean.zarr'} {words}\n"
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: signal.Signals) -> None:
+    """While the plan is made, say."""
+    script = (
+        "import os, sys, types\n"
+        "from halotile.cli.main import main\n"
+        "planner = types.ModuleType('planner')\n"
+        f"planner.make_plan = lambda job, **_: os.kill(os.getpid(), {int(number)})\n"
+        "sys.modules['halotile.graphs.planner'] = planner\n"
+        f"sys.argv = ['recon-cli', 'run', {str(config)!r}]\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (75, f"stopped on {number.name}; run again to go on\n")
+    assert not config.with_name("clean.zarr.run").exists()
+
+
+def test_advice_allows_imports_where_the_job_needs_them(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = config.with_name("clean.zarr")
+    directory = save_job(config, output)
+    for allowed in (False, True):
+        job = json.loads((directory / "job.json").read_text())
+        (directory / "job.json").write_text(json.dumps(job | {"allow_import": allowed}))
+        find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0))
+        said = RUNNER.invoke(app, ["verify", str(directory)]).stderr
+        assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
 
 
 def test_verify_promises_no_repair_where_nothing_says_what_wrote_the_output(

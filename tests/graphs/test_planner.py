@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from halotile.cli.config import load_job
 from halotile.errors import (
     ConfigError,
     DiskRefused,
@@ -51,6 +53,35 @@ def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
     assert plan.task.tiling.tile == (512, 512)
     assert plan.task.tiling.depth == ((8, 8), (8, 8))
     assert len(plan.grid) == 20
+
+
+@pytest.mark.parametrize(("size", "batch"), [("auto", 1), (4096, 1), (10**8, 1), (64, 1)])
+def test_no_more_tiles_are_computed_at_once_than_a_block_has(
+    source: Path, tmp_path: Path, size: Any, batch: int
+) -> None:
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 2}, tile={"size": size}))
+    assert plan.task.tiling.batch == batch
+    assert plan.footprint.total_bytes < 2**30
+
+
+def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((2, 300, 260), "uint16"), axes="zyx")
+    denoisers: dict[str, dict[str, Any]] = {
+        "gaussian": {"sigma": 1.5},
+        "dncnn": {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8},
+        "tv": {"strength": 1.0, "sigma": "auto", "iterations": 7},
+    }
+    for number, (name, options) in enumerate(denoisers.items()):
+        job = job_of(source, tmp_path / f"{number}.zarr", name, options, tile={"axes": "yx"})
+        plan = make_plan(job)
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(json.dumps(plan.resolved_json()))
+        again = make_plan(load_job(file))
+        assert "auto" not in again.job.tile.__dict__.values()
+        ours, theirs = plan.identity, again.identity
+        told = {"denoiser", "noise_level"}  # as a number, where it was estimated
+        assert {key for key in ours if ours[key] != theirs[key]} <= told
+        assert again.task.denoiser == plan.task.denoiser
 
 
 def test_super_blocks_grow_until_workers_would_idle(tmp_path: Path) -> None:

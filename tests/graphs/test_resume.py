@@ -18,7 +18,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Progress
 from halotile.graphs.tiles import run
-from tests.faults import BLOCKS, Scene
+from tests.faults import BLOCKS, Scene, flip_bit
 
 pytestmark = pytest.mark.cluster
 
@@ -82,9 +82,8 @@ def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
     assert half_done.seen() == []
     assert {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")} == before
     assert seen[-1].done == BLOCKS
-    assert (
-        "nothing left to do: all 64 blocks are done (`recon-cli verify` checks every byte)"
-        in seen[-1].message
+    assert "nothing left to do: all 64 blocks are done; checking every byte" in "".join(
+        moment.message for moment in seen
     )
     assert half_done.status() == before_status
     check_whole()
@@ -187,6 +186,22 @@ def test_blocks_whose_files_are_gone_or_cut_short_are_done_again(
     assert set(half_done.seen()) == {1, 3, 4, 6} | (set() if finished else set(range(20, 40)))
     (told,) = [e["text"] for e in half_done.events("message") if "damaged" in e["text"]]
     assert told == "4 blocks of the earlier run are damaged and done again"
+    check_whole()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_bit_that_flipped_in_what_an_earlier_run_wrote_is_mended(
+    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], finished: bool
+) -> None:
+    if finished:
+        half_done.run(cluster)
+        half_done.forget()
+    flip_bit(half_done.output / "c" / "0" / "3", 100)
+    outcome = half_done.run(cluster)
+    assert outcome.resumed == (BLOCKS if finished else 44)
+    assert set(half_done.seen()) == {3} | (set() if finished else set(range(20, 40)))
+    (told,) = [e["text"] for e in half_done.events("message") if "damaged" in e["text"]]
+    assert told == "1 block of the earlier run is damaged and done again"
     check_whole()
 
 

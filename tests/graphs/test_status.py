@@ -65,10 +65,10 @@ def test_what_was_done_already_is_known_from_the_first_word(status: StatusFile) 
 @pytest.mark.parametrize(
     ("total", "done", "said"),
     [
-        (1, 1, "nothing left to do: the one block is done ("),
+        (1, 1, "nothing left to do: the one block is done; "),
         (2, 1, "1 of 2 blocks is done already"),
         (3, 2, "2 of 3 blocks are done already"),
-        (3, 3, "nothing left to do: all 3 blocks are done ("),
+        (3, 3, "nothing left to do: all 3 blocks are done; "),
     ],
 )
 def test_blocks_that_are_there_are_told_in_good_english(

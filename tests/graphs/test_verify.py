@@ -13,7 +13,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.planner import make_plan
 from halotile.graphs.tiles import run
 from halotile.graphs.verify import verify
-from tests.faults import BLOCKS, Scene, until
+from tests.faults import BLOCKS, Scene, flip_bit, until
 from tests.support import job_of, noisy_picture, write_zarr
 
 pytestmark = pytest.mark.cluster
@@ -25,12 +25,6 @@ def finished(scene: Scene, cluster: Cluster) -> Scene:
     scene.run(cluster)
     scene.forget()
     return scene
-
-
-def flip_bit(file: Path, place: int = -100) -> None:
-    content = bytearray(file.read_bytes())
-    content[place] ^= 4
-    file.write_bytes(content)
 
 
 def cut_short(file: Path) -> None:

@@ -66,6 +66,36 @@ def test_all_but_the_end_has_the_bits_of_torch(name: str) -> None:
     assert torch.allclose(plain, steady, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "exp", "silu", "gelu"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_part_of_an_image_has_the_bits_of_the_image(name: str, layout: torch.memory_format) -> None:
+    """torch ends every row of a tensor with gaps by itself."""
+    function = getattr(torch, name, None) or getattr(torch.nn.functional, name)
+    whole = numbers(2 * 3 * 50 * 77).reshape(2, 3, 50, 77).contiguous(memory_format=layout)
+    with SteadyElementwise():
+        part = function(whole[..., :41, 3:60])
+        assert torch.equal(part, function(whole)[..., :41, 3:60])
+
+
+def test_rows_of_an_image_have_the_bits_of_the_image() -> None:
+    """They have no gaps, but other strides along the axes of one."""
+    whole = numbers(384 * 144).reshape(1, 1, 384, 144)
+    with SteadyElementwise():
+        expected = torch.sigmoid(whole)
+        for rows in range(300, 384):
+            assert torch.equal(torch.sigmoid(whole[:, :, :rows]), expected[:, :, :rows])
+
+
+def test_a_part_of_an_image_is_changed_in_place() -> None:
+    whole = numbers(50 * 77).reshape(1, 1, 50, 77)
+    expected, given = torch.sigmoid(whole), whole.clone()
+    with SteadyElementwise():
+        part = whole[..., :41, 3:60]
+        assert part.sigmoid_() is part
+    assert torch.equal(part, expected[..., :41, 3:60])
+    assert torch.equal(whole[..., 41:, :], given[..., 41:, :])
+
+
 def test_layouts_and_types_stay() -> None:
     last = numbers(2 * 3 * 11 * 13).reshape(2, 3, 11, 13).contiguous(memory_format=torch.channels_last)
     with SteadyElementwise():

@@ -1,4 +1,4 @@
-"""The step down the gradient of a stack: any region as the whole, the gradient that it says, the image read once."""
+"""The gradient of a stack: any region as the whole, the slope of the misfit that it notes, the image read once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.tasks.fidelity import GradientStep, Term
-from halotile.tasks.held import Held
+from halotile.tasks.fidelity import L2, MISFIT, Fidelity, Gradient, Poisson, Term, share_of
 from halotile.tasks.operators.base import InMemory, Operator, read_all
+from halotile.tasks.shared import Scope, Shared
+from halotile.tasks.step import cells_of
 from tests.tasks.operators.test_operators import IMAGE, OPERATORS, numbers
 
 STACKS = {
@@ -23,10 +24,13 @@ STACKS = {
 }
 
 
-def terms_of(names: list[str], dtype: str) -> tuple[Term, ...]:
+FIDELITIES: dict[str, Fidelity] = {"l2": L2(), "poisson": Poisson(background=4.0)}
+
+
+def terms_of(names: list[str], dtype: str, fidelity: Fidelity | None = None) -> tuple[Term, ...]:
     def term(operator: Operator, seed: int) -> Term:
         measured = numbers(*operator.measured(IMAGE), seed=seed).astype(dtype)
-        return Term(operator, InMemory(measured), weight=1 / (seed + 1))
+        return Term(operator, InMemory(measured), 1 / (seed + 1), fidelity or L2())
 
     return tuple(term(OPERATORS[name], seed) for seed, name in enumerate(names))
 
@@ -53,55 +57,86 @@ class Counted:
         return pixels
 
 
+def misfit_of(image: Any, terms: tuple[Term, ...]) -> float:
+    """The misfit, on the whole."""
+    total = 0.0
+    for term in terms:
+        seen = read_all(term.operator.forward(InMemory(image)))
+        total += term.weight * float(np.sum(term.fidelity.value(seen, read_all(term.measurement))))
+    return total
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize("stack", STACKS)
-def test_any_region_has_the_bits_of_the_whole(stack: str, dtype: str) -> None:
+def test_any_region_has_the_bits_of_the_whole(stack: str, fidelity: str, dtype: str) -> None:
     x = InMemory(numbers(*IMAGE, seed=9).astype(dtype))
-    step = GradientStep(x, terms_of(STACKS[stack], dtype), step=0.3)
-    whole, rng = read_all(step), np.random.default_rng(4)
+    gradient = Gradient(x, terms_of(STACKS[stack], dtype, FIDELITIES[fidelity]))
+    whole, rng = read_all(gradient), np.random.default_rng(4)
     assert whole.dtype == np.dtype(dtype)
-    for _ in range(12):
+    for _ in range(8):
         start = [int(rng.integers(0, n)) for n in whole.shape]
         stop = [int(rng.integers(a + 1, n + 1)) for a, n in zip(start, whole.shape, strict=True)]
         region = Region(tuple(start), tuple(stop))
-        assert np.array_equal(step.read(region), whole[region.slices]), region
+        assert np.array_equal(gradient.read(region), whole[region.slices]), region
 
 
+@pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize("stack", STACKS)
-def test_it_steps_down_the_gradient(stack: str) -> None:
-    """Against differences of the sum of squares along random directions."""
-    terms = terms_of(STACKS[stack], "float64")
+def test_it_is_the_slope_of_the_misfit(stack: str, fidelity: str) -> None:
+    """Against differences along random directions."""
+    terms = terms_of(STACKS[stack], "float64", FIDELITIES[fidelity])
     x, direction = numbers(*IMAGE, seed=9), numbers(*IMAGE, seed=10) - 0.5
+    slope = (misfit_of(x + 1e-4 * direction, terms) - misfit_of(x - 1e-4 * direction, terms)) / 2e-4
+    assert np.isclose(np.sum(read_all(Gradient(InMemory(x), terms)) * direction), slope, rtol=1e-6)
 
-    def value(image: Any) -> float:
-        residuals = (
-            np.subtract(read_all(t.operator.forward(InMemory(image))), read_all(t.measurement)) for t in terms
-        )
-        return sum(t.weight * float(np.sum(r**2)) / 2 for t, r in zip(terms, residuals, strict=True))
 
-    gradient = (x - read_all(GradientStep(InMemory(x), terms, step=0.5))) / 0.5
-    slope = (value(x + 1e-4 * direction) - value(x - 1e-4 * direction)) / 2e-4
-    assert np.isclose(np.sum(gradient * direction), slope, rtol=1e-7)
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+@pytest.mark.parametrize("stack", STACKS)
+def test_blocks_note_the_misfit_of_the_whole(stack: str, fidelity: str) -> None:
+    """Each cell answers for a share of every measurement, whatever its shape."""
+    terms = terms_of(STACKS[stack], "float64", FIDELITIES[fidelity])
+    x = numbers(*IMAGE, seed=9)
+    gradient, noted = Gradient(InMemory(x), terms), []
+    for block in cells_of(Region.whole(IMAGE), (2, 16, 24)):
+        with Scope(list(cells_of(block, (2, 8, 12)))) as scope:
+            gradient.read(block)
+        noted += scope.sums()[MISFIT]
+    assert np.isclose(sum(noted), misfit_of(x, terms), rtol=1e-12)
+
+
+def test_a_misfit_does_not_depend_on_what_else_was_read() -> None:
+    x, terms = numbers(*IMAGE, seed=9), terms_of(STACKS["blurs"], "float32")
+    cell = Region((0, 8, 12), (2, 16, 24))
+    sums = []
+    for region in (cell, Region.whole(IMAGE)):
+        with Scope([cell]) as scope:
+            Gradient(InMemory(x.astype("float32")), terms).read(region)
+        sums.append(scope.sums())
+    assert sums[0] == sums[1]
+
+
+def test_a_perfect_fit_has_no_misfit() -> None:
+    counts = np.array([[0.0, 1.0, 7.0]])
+    assert float(np.sum(Poisson().value(counts, counts))) == pytest.approx(1e-6, rel=1e-3)
+    assert not L2().value(counts, counts).any()
+
+
+def test_shares_fill_the_measurement() -> None:
+    seen = np.zeros((5, 3), int)
+    for cell in cells_of(Region.whole((11, 9)), (4, 2)):
+        seen[share_of(cell, (11, 9), (5, 3)).slices] += 1
+    assert (seen == 1).all()
 
 
 def test_a_stack_reads_the_image_once() -> None:
     image = Counted(numbers(*IMAGE).astype("float32"))
-    step = GradientStep(
-        image, terms_of(["blur reflect (3, 3)", "blur zero (5, 5)", "mask"], "float32"), step=1.0
-    )
-    step.read(Region((0, 15, 12), (2, 20, 20)))
+    terms = terms_of(["blur reflect (3, 3)", "blur zero (5, 5)", "mask"], "float32")
+    with Scope():
+        Gradient(Shared(image, slack=10), terms).read(Region((0, 15, 12), (2, 20, 20)))
     assert len(image.regions) == 1
 
 
-def test_a_step_travels() -> None:
-    step = GradientStep(InMemory(numbers(*IMAGE)), terms_of(STACKS["blurs"], "float64"), step=0.3)
-    assert np.array_equal(read_all(pickle.loads(pickle.dumps(step))), read_all(step))
-
-
-def test_what_is_held_is_read_again_only_where_it_does_not_reach() -> None:
-    image = Counted(numbers(30, 40))
-    held = Held(image, slack=3)
-    for region in (Region((10, 10), (20, 20)), Region((8, 7), (23, 22)), Region((0, 38), (9, 40))):
-        assert np.array_equal(held.read(region), image.pixels[region.slices])
-    assert image.regions == [Region((7, 7), (23, 23)), Region((0, 35), (12, 40))]
-    assert (held.shape, held.dtype) == ((30, 40), np.dtype("float64"))
+def test_a_gradient_travels() -> None:
+    gradient = Gradient(InMemory(numbers(*IMAGE)), terms_of(STACKS["blurs"], "float64"))
+    assert np.array_equal(read_all(pickle.loads(pickle.dumps(gradient))), read_all(gradient))

@@ -99,7 +99,9 @@ def _pick(entries: Sequence[Any], number: int, word: str) -> Any:
     if number < len(entries):
         return entries[number]
     shown = "; ".join(f"{n} {entry.shape}" for n, entry in enumerate(entries))
-    raise InputError(f"{word} is {number}, but the TIFF has {len(entries)}. Write one of: {shown or 'none'}.")
+    raise InputError(
+        f"{word} is {number}, but the TIFF has {len(entries)} of them, counted from 0. Write one of: {shown or 'none'}."
+    )
 
 
 def _refuse_missing_pages(file: Any, series: Any) -> None:

@@ -1,0 +1,273 @@
+"""A solver run to its end: sweep after sweep, each from the images of one state to those of the next."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from halotile.errors import DamagedData, Diverged, ResumeRefused
+from halotile.graphs.damage import damaged_blocks, output_grid
+from halotile.graphs.solvers.base import (
+    CHANGE,
+    ERROR,
+    LENGTH,
+    Problem,
+    Solver,
+    State,
+    Step,
+    relative_change,
+)
+from halotile.storage.checkpoints import Checkpoint, Ledger
+from halotile.storage.grid import Grid
+from halotile.storage.journal import Journal
+from halotile.storage.rim import Readable
+from halotile.storage.vectors import Vectors
+from halotile.tasks.fidelity import MISFIT
+from halotile.tasks.priors import denoised_in
+from halotile.tasks.shared import Shared
+from halotile.tasks.step import StepTask, Sum, Written
+
+TINY = 1e-30
+"""A mean square that counts as this at least: nobody tells 300 dB from more."""
+GROWTH = 10.0
+"""How many times the least misfit so far is divergence."""
+
+Row = dict[str, float]
+"""What is told of an iteration."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What iterates are compared with."""
+
+    reference: Readable | None = None
+    peak: float = 1.0
+
+
+@dataclass
+class Iterations:
+    """The iterations of one solver in one folder; they go on where they were left.
+
+    Parameters
+    ----------
+    solver : Solver
+        What is iterated.
+    problem : Problem
+        What it works on.
+    vectors : Vectors
+        Where its images lie.
+    grid : Grid
+        The blocks of a sweep.
+    fingerprint : str
+        Of the job: state and journals belong to it.
+    halo : int
+        How far, in pixels, a step looks: what is read ahead.
+    slack : int
+        How far apart the windows of the operators may end.
+    overlap : bool
+        Whether reading and writing go on beside the computation.
+    sweep : callable
+        ``sweep(task, iteration, journal, ledger)`` does what is left of a sweep.
+    target : Target
+        What iterates are compared with.
+    """
+
+    solver: Solver
+    problem: Problem
+    vectors: Vectors
+    grid: Grid
+    fingerprint: str
+    halo: int
+    slack: int
+    overlap: bool
+    sweep: Callable[[StepTask, int, Journal, Ledger], None]
+    target: Target = field(default_factory=Target)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.checkpoint = Checkpoint(self.folder / "checkpoint")
+        self.state, self.rows = self._resumed()
+        if not self.rows:
+            self.vectors.create()
+        elif self.state.iteration:
+            self._check_vectors()
+
+    @property
+    def folder(self) -> Path:
+        """Where all of it lies."""
+        return self.vectors.folder
+
+    def run(self, iterations: int, is_done: Callable[[State, Row], bool]) -> Iterator[Row]:
+        """Iterate until ``is_done``, at most so many times; what each iteration came to.
+
+        Raises
+        ------
+        Diverged
+            When numbers grow without bound. The state stays that of the iteration before.
+        """
+        while self.state.iteration < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
+            began = time.perf_counter()
+            sums = self._swept()
+            row = self._row(sums) | {"seconds": time.perf_counter() - began}
+            self._check(row)
+            self.state = self.solver.next(self.problem, self.state, sums)
+            self.rows.append(row)
+            self.checkpoint.write(
+                {
+                    "fingerprint": self.fingerprint,
+                    "iteration": self.state.iteration,
+                    "numbers": dict(self.state.numbers),
+                    "rows": self.rows,
+                }
+            )
+            self._clear(self.state.iteration - 1)
+            yield row
+
+    def image(self, name: str = "x") -> Shared:
+        """An image of the state as it is now."""
+        return Shared(self.vectors.open(name, self.state.iteration), self.slack)
+
+    def _resumed(self) -> tuple[State, list[Row]]:
+        kept = self.checkpoint.read()
+        if kept is None:
+            return State(), []
+        if kept["fingerprint"] != self.fingerprint:
+            raise ResumeRefused(
+                f"{self.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
+            )
+        return State(kept["iteration"], kept["numbers"]), kept["rows"]
+
+    def _check_vectors(self) -> None:
+        """Refuse to go on from images that are not whole: they cannot be made again."""
+        blocks = output_grid(self.vectors.layout, self.grid.shape, self.grid.block)
+        for name, copies in self.vectors.copies.items():
+            for age in range(min(copies - 1, self.state.iteration)):
+                path = self.vectors.path(name, self.state.iteration - age)
+                damaged = damaged_blocks(path, self.vectors.layout, blocks, thorough=False)
+                if found := next(damaged, None):
+                    raise DamagedData(
+                        f"{found[1][0]}: without it there is no going on. Run with --fresh to start over."
+                    )
+
+    def _read(self) -> Callable[[str, int], Readable]:
+        """The vectors of the state, each read once a block, and of those before it."""
+        opened: dict[tuple[str, int], Readable] = {}
+
+        def read(name: str, age: int) -> Readable:
+            iteration = self.state.iteration - age
+            if iteration <= 0:
+                return self.problem.start
+            if (name, age) not in opened:
+                opened[name, age] = Shared(self.vectors.open(name, iteration), self.slack)
+            return opened[name, age]
+
+        return read
+
+    def _swept(self) -> dict[str, float]:
+        """One sweep, from the state to the next; its sums."""
+        read = self._read()
+        iteration = self.state.iteration
+        task = self._task(self.solver.step(self.problem, self.state, read), read)
+        journal, ledger = self._books(iteration)
+        with journal:
+            self._strike(journal, ledger, iteration)
+            self.sweep(task, iteration, journal, ledger)
+            ledger.sync()
+        return add_up(ledger, len(self.grid))
+
+    def _books(self, iteration: int) -> tuple[Journal, Ledger]:
+        """What is known of the sweep that makes the iteration after this one."""
+        path, fingerprint = self.folder / f"journal.{iteration}", f"{self.fingerprint}-{iteration}"
+        if not path.exists():
+            Journal.create(path, fingerprint, len(self.grid)).close()
+        return Journal.open(path, fingerprint, len(self.grid)), Ledger(self.folder / f"sums.{iteration}")
+
+    def _strike(self, journal: Journal, ledger: Ledger, iteration: int) -> None:
+        """Blocks that are marked, and have lost their sums or a shard, are done again."""
+        if not journal.done:
+            return
+        lost = {number for number in journal.done if number not in ledger.sums}
+        blocks = output_grid(self.vectors.layout, self.grid.shape, self.grid.block)
+        for name in self.vectors.copies:
+            path = self.vectors.path(name, iteration + 1)
+            done = map(blocks.block_at, journal.done)
+            lost |= {n for n, _ in damaged_blocks(path, self.vectors.layout, done, thorough=False)}
+        journal.strike(sorted(lost))
+
+    def _clear(self, iteration: int) -> None:
+        """Remove the books of a sweep that is over."""
+        for name in ("journal", "sums"):
+            (self.folder / f"{name}.{iteration}").unlink(missing_ok=True)
+
+    def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:
+        images = {name: step.images[name] for name in self.vectors.copies}
+        written = {
+            id(image): Written(place, self.grid.shape, np.dtype(self.vectors.layout.dtype))
+            for place, image in enumerate(images.values())
+        }
+        named = {name: written[id(image)] for name, image in images.items()}
+        sums = [
+            Sum(s.name, s.kind, written.get(id(s.left), s.left), written.get(id(s.right), s.right))
+            for s in step.sums
+        ]
+        if "x" in images:
+            sums += _usual_sums(named["x"], read("x", 0), self.target.reference)
+        before = [read(name, 0) for name in images]
+        return StepTask(
+            grid=self.grid,
+            images=tuple(
+                (self.vectors.writer(name, self.state.iteration + 1), image) for name, image in images.items()
+            ),
+            sums=tuple(sums),
+            stored=tuple(image for image in before if isinstance(image, Shared)),
+            halo=self.halo,
+            denoised=tuple(part for image in images.values() for part in denoised_in(image)),
+            overlap=self.overlap,
+        )
+
+    def _row(self, sums: Mapping[str, float]) -> Row:
+        row: Row = {"iteration": self.state.iteration + 1}
+        if MISFIT in sums:
+            row[MISFIT] = sums[MISFIT]
+        if LENGTH in sums:
+            row[CHANGE] = relative_change(sums)
+        if ERROR in sums:
+            error = max(sums[ERROR] / math.prod(self.grid.shape), TINY)
+            row["psnr"] = 10 * math.log10(self.target.peak**2 / error)
+        return row
+
+    def _check(self, row: Row) -> None:
+        """Refuse numbers that are none, or that grow."""
+        least = min((before[MISFIT] for before in self.rows if MISFIT in before), default=math.inf)
+        wild = [name for name, value in row.items() if not math.isfinite(value)]
+        if not wild and row.get(MISFIT, 0.0) <= GROWTH * least:
+            return
+        what = (
+            f"{wild[0]} is {row[wild[0]]}"
+            if wild
+            else f"the misfit grew from {least:.4g} to {row[MISFIT]:.4g}"
+        )
+        raise Diverged(
+            f"iteration {row['iteration']:.0f}: {what}. The image of iteration {self.state.iteration} is kept. "
+            "Write a smaller solver.step, or step: auto."
+        )
+
+
+def add_up(ledger: Ledger, blocks: int) -> dict[str, float]:
+    """The sums over all blocks: exactly rounded, hence the same however the image is cut into blocks."""
+    assert len(ledger.sums) >= blocks
+    names = ledger.sums[0].keys()
+    return {
+        name: math.fsum(part for number in range(blocks) for part in ledger.sums[number][name])
+        for name in names
+    }
+
+
+def _usual_sums(made: Written, before: Readable, reference: Readable | None) -> list[Sum]:
+    sums = [Sum(CHANGE, "distance", made, before), Sum(LENGTH, "dot", made, made)]
+    return sums + ([Sum(ERROR, "distance", made, reference)] if reference is not None else [])

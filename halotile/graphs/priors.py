@@ -1,0 +1,100 @@
+"""The prior of a job: its denoiser, and how the image is cut for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.graphs.cutting import grid_of, rim_of, tiling_of
+from halotile.graphs.job import PriorChoice, Reconstruction
+from halotile.graphs.reach import Reach, resolve_reach
+from halotile.graphs.resolve import describe_denoiser, make_denoiser
+from halotile.graphs.sizes import Geometry
+from halotile.storage.grid import Grid
+from halotile.storage.rim import Readable
+from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
+from halotile.tasks.weights import file_sha256
+
+TILE = 512
+
+
+def denoiser_of(job: Reconstruction) -> Denoiser | None:
+    """The denoiser that a prior is made of, if it is; told the noise level.
+
+    Raises
+    ------
+    ConfigError
+        When there is none where there has to be one, or it cannot be a prior.
+    """
+    choice = job.prior
+    if choice.name == "tv":
+        return TotalVariation(strength=choice.weight, iterations=choice.iterations)
+    if choice.name != "pnp":
+        return None
+    if choice.denoiser is None:
+        raise ConfigError(
+            "prior.name is pnp: it needs a denoiser. Write prior.denoiser: {name: dncnn, weights: w.safetensors}, say."
+        )
+    denoiser = make_denoiser(choice.denoiser, job)
+    if choice.sigma is not None:
+        denoiser = denoiser.with_noise_level(choice.sigma)
+    if denoiser.wants_noise_level:
+        raise ConfigError("prior.sigma is not told, and the denoiser needs it. Write prior.sigma: 0.05, say.")
+    if denoiser.scale != 1 or denoiser.channels != (1, 1):
+        raise ConfigError(
+            f"prior.denoiser: {denoiser.title} makes another shape of an image, or takes several channels. "
+            "Use one that gives one pixel for each pixel."
+        )
+    return denoiser
+
+
+def reach_of_prior(
+    job: Reconstruction, denoiser: Denoiser | None, dims: int, previous: Mapping[str, Any] | None
+) -> Reach:
+    """How far the prior looks."""
+    if denoiser is None:
+        return Reach(((0, 0),) * dims, 1, "no denoiser")
+    return resolve_reach(job.tile, denoiser, dims, previous)
+
+
+def cut_for_prior(
+    job: Reconstruction,
+    denoiser: Denoiser | None,
+    image: Readable,
+    geometry: Geometry,
+    reach: Reach,
+    block: tuple[int, ...],
+) -> tuple[Prior, Grid]:
+    """The prior, and the super-blocks with the halo that it needs."""
+    choice, roles = job.prior, geometry.roles
+    if denoiser is None:
+        edges = tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True))
+        prior: Prior = Sparse(choice.weight) if choice.name == "l1" else NoPrior()
+        return prior, Grid(geometry.shape, edges, ((0, 0),) * len(edges))
+    if reach.probed:
+        denoiser = denoiser.probed(*reach.probed)
+    size = TILE if job.tile.size == "auto" else job.tile.size
+    tiling = tiling_of(job.tile, denoiser, roles, reach, geometry, size, block, None, image.dtype)
+    grid = grid_of(geometry, roles, reach, block, tiling)
+    denoised = Denoised(
+        image, denoiser, tiling, roles, grid, rim_of(job.tile, denoiser, roles), job.run.precision
+    )
+    return (
+        Variation(denoised, choice.weight) if choice.name == "tv" else Plugged(denoised, choice.weight)
+    ), grid
+
+
+def describe_prior(choice: PriorChoice, denoiser: Denoiser | None, reach: Reach) -> dict[str, Any]:
+    """A prior as JSON, with the weights of its denoiser by their digests."""
+    described: dict[str, Any] = {"name": choice.name, "weight": choice.weight}
+    if denoiser is None:
+        return described
+    return described | {
+        "denoiser": describe_denoiser(denoiser),
+        "weights": {path.name: file_sha256(path) for path in denoiser.files()},
+        "depth": [list(pair) for pair in reach.depth],
+    }

@@ -1,0 +1,103 @@
+"""The cluster of a run: started when it is first needed, anew when it is lost, ended with the run."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from halotile.errors import Stalled
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import Cluster as ClusterChoice
+from halotile.graphs.job import Run, parse_bytes
+from halotile.graphs.status import StatusFile
+from halotile.graphs.sweep import Sweep
+from halotile.registry import find
+
+RESTARTS = 3
+"""Times that a cluster is started anew without a block done in between before a run gives up."""
+
+
+class Session:
+    """Takes sweeps through a cluster.
+
+    Parameters
+    ----------
+    run : Run
+        How many workers, and their memory.
+    choice : graphs.job.Cluster
+        What kind of cluster is started.
+    status : StatusFile
+        Whom to tell.
+    given : Cluster, optional
+        A running cluster, which is used instead, and left running.
+    """
+
+    def __init__(
+        self, run: Run, choice: ClusterChoice, status: StatusFile, given: Cluster | None = None
+    ) -> None:
+        self.run = run
+        self.choice = choice
+        self.status = status
+        self.given = given
+        self._used: Cluster | None = None
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def through(self, sweep: Sweep) -> None:
+        """Until nothing of the sweep is left to do, or its disk is full.
+
+        Raises
+        ------
+        Stopped
+            When a signal asked for it.
+        Stalled, ConnectionError, TimeoutError
+            When clusters are lost one after the other.
+        """
+        restarts = 0
+        while sweep.left() and not sweep.disk_error:
+            sweep.stop_if_asked()
+            before = len(sweep.journal.done)
+            try:
+                with self.status.ticking(partial(sweep.progress, "start")):
+                    cluster = self._cluster()
+                sweep.through(cluster)
+            except (Stalled, ConnectionError, TimeoutError) as error:
+                sweep.untidy = True
+                self._end()
+                restarts = 0 if len(sweep.journal.done) > before else restarts + 1
+                if restarts >= RESTARTS:
+                    raise
+                self.status.say(f"no progress: {error} Starting the cluster anew, going on from the journal.")
+                self.status.tell(sweep.progress("start"))
+
+    def _cluster(self) -> Cluster:
+        if self._used is None:
+            self._used = self._held.enter_context(self._start())
+            if self._used.dashboard:
+                self.status.say(f"dashboard: {self._used.dashboard}")
+        return self._used
+
+    def _end(self) -> None:
+        self._used = None
+        self._held.close()
+
+    def _start(self) -> AbstractContextManager[Cluster]:
+        if self.given is not None:
+            return nullcontext(self.given)
+        kind = find("clusters", self.choice.kind)
+        started: AbstractContextManager[Cluster] = kind.start(
+            workers=self.run.workers,
+            memory_bytes=parse_bytes(self.run.memory_per_worker),
+            dashboard=self.choice.dashboard,
+            **self.choice.options,
+        )
+        return started

@@ -1,0 +1,87 @@
+"""What a solver is: a state that is a few numbers and a few stored images, and the step from one to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from halotile.storage.rim import Readable
+from halotile.tasks.priors import Prior
+from halotile.tasks.step import Sum
+
+CHANGE, LENGTH, ERROR = "change", "length", "error"
+"""Sums that every step takes: ``|x' - x|²``, ``|x'|²``, and with a reference ``|x' - reference|²``."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``min f(x) + g(x)``: what a solver asks of the stack and the prior, as lazy images."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    gradient: Callable[[Readable], Readable]
+    """``∇f`` at an image."""
+    normal: Callable[[Readable], Readable]
+    """``sum_i w_i A_i^T A_i`` of an image."""
+    prior: Prior
+    start: Readable
+    """Where the solver begins."""
+    step_size: float = 1.0
+    """``1 / |A|²``, or what was asked for."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A moment between two sweeps, without its pixels: these are the vectors of this iteration."""
+
+    iteration: int = 0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a sweep makes: new vectors by name, and sums by name."""
+
+    images: Mapping[str, Readable]
+    sums: tuple[Sum, ...] = ()
+
+
+Vectors = Callable[[str, int], Readable]
+"""``read(name, age)``: a vector of the state, or of the one ``age`` iterations before it."""
+
+
+class Solver(Protocol):
+    """``init``, ``step`` and ``next`` on an explicit state; the driver stores what they name."""
+
+    name: ClassVar[str]
+    vectors: ClassVar[Mapping[str, int]]
+    """The stored vectors, with how many copies of each are kept: one more than are read. ``x`` is the image."""
+
+    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+        """What the next sweep makes."""
+        ...
+
+    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+        """The state after it."""
+        ...
+
+
+def advanced(state: State, **numbers: float) -> State:
+    """The state one iteration later, with numbers replaced."""
+    return State(state.iteration + 1, {**state.numbers, **numbers})
+
+
+def relative_change(sums: Mapping[str, float]) -> float:
+    """``|x' - x| / |x'|``; 1 where ``x'`` is 0 and ``x`` is not.
+
+    Examples
+    --------
+    >>> relative_change({"change": 4.0, "length": 16.0})
+    0.5
+    """
+    change, length = sums[CHANGE], sums[LENGTH]
+    return math.sqrt(change / length) if length > 0 else float(change > 0)

@@ -1,0 +1,32 @@
+"""Gradient descent; with a denoiser as prior, regularisation by denoising (RED)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.tasks.operators.sum import Total
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """``x' = x - step (∇f(x) + slope of g at x)``."""
+
+    name: ClassVar[str] = "gd"
+    vectors: ClassVar[Mapping[str, int]] = {"x": 2}
+
+    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+        """Down the gradient, from the image as it is."""
+        x, size = read("x", 0), problem.step_size
+        prior = problem.prior.slope(x)
+        slopes = (problem.gradient(x), prior) if prior is not None else (problem.gradient(x),)
+        return Step({"x": Total((x, *slopes), (1.0,) + (-size,) * len(slopes))})
+
+    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+        """The next iteration: nothing is carried."""
+        return advanced(state)
+
+
+SOLVER = GradientDescent

@@ -1,0 +1,97 @@
+"""``|A|²``: the largest eigenvalue of the normal operator, by Lanczos."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.tasks.operators.sum import Total
+from halotile.tasks.step import Sum
+
+VV, VW, WW = "vv", "vw", "ww"
+TINY = 1e-12
+"""A vector this much shorter than the one before is rounding: nothing new is left."""
+
+
+@dataclass(frozen=True)
+class Lanczos:
+    """``N v = next v' + alpha v + back v before``: one sweep an iteration, 15 of them are good to 1 %.
+
+    ``v`` and ``w = N v`` are written in one sweep. The vectors are scaled by the length that they are going to have, which
+    follows from sums over the sweep before; what length they came to is measured, so rounding does not add up.
+
+    References
+    ----------
+    C. Lanczos, An iteration method for the solution of the eigenvalue problem of linear differential and integral
+    operators, J. Res. NBS 45 (1950) 255-282.
+    """
+
+    name: ClassVar[str] = "lanczos"
+    vectors: ClassVar[Mapping[str, int]] = {"v": 3, "w": 2}
+
+    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+        """The next vector, and what the normal operator makes of it."""
+        v = Total((problem.start,), (1.0,)) if state.iteration == 0 else self._after(state, read)
+        w = problem.normal(v)
+        pairs = {VV: (v, v), VW: (v, w), WW: (w, w)}
+        return Step({"v": v, "w": w}, tuple(Sum(name, "dot", *pair) for name, pair in pairs.items()))
+
+    def _after(self, state: State, read: Vectors) -> Total:
+        last = recurrence(state)[-1]
+        parts = [("w", 0, 1.0), ("v", 0, -last.alpha), ("v", 1, -last.back)]
+        if state.iteration == 1:
+            del parts[-1]  # nothing was before
+        return Total(
+            tuple(read(name, age) for name, age, _ in parts), tuple(w / last.scale for *_, w in parts)
+        )
+
+    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+        """The next iteration, with the sums of all before."""
+        return advanced(state, **{f"{name} {state.iteration}": sums[name] for name in (VV, VW, WW)})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the recurrence: ``N v = scale v' + alpha v + back v before``."""
+
+    alpha: float
+    back: float
+    scale: float
+
+
+def recurrence(state: State) -> list[Row]:
+    """The rows so far; shorter where nothing new is left."""
+    rows: list[Row] = []
+    for k in range(state.iteration):
+        vv, vw, ww = (state.numbers[f"{name} {k}"] for name in (VV, VW, WW))
+        before = state.numbers[f"{VV} {k - 1}"] if k else 0.0
+        alpha = vw / vv
+        back = rows[-1].scale * vv / before if k else 0.0
+        left = ww - alpha**2 * vv - back**2 * before
+        rows.append(Row(alpha, back, math.sqrt(max(left, TINY * ww) / vv)))
+        if left <= TINY * ww:
+            break
+    return rows
+
+
+def largest_eigenvalue(state: State) -> float:
+    """The largest eigenvalue of the rows so far: of ``N``, from below.
+
+    Examples
+    --------
+    >>> largest_eigenvalue(State(1, {"vv 0": 2.0, "vw 0": 6.0, "ww 0": 18.0}))
+    3.0
+    """
+    rows = recurrence(state)
+    matrix = np.diag([row.alpha for row in rows])
+    for k in range(1, len(rows)):
+        matrix[k, k - 1] = matrix[k - 1, k] = math.sqrt(rows[k - 1].scale * rows[k].back)
+    return float(np.linalg.eigvalsh(matrix)[-1])
+
+
+SOLVER = Lanczos

@@ -1,0 +1,36 @@
+"""Proximal gradient descent; with a denoiser as prior, plug and play."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.storage.rim import Readable
+from halotile.tasks.operators.sum import Total
+
+
+@dataclass(frozen=True)
+class ProximalGradient:
+    """``x' = prox(x - step ∇f(x))``."""
+
+    name: ClassVar[str] = "pgd"
+    vectors: ClassVar[Mapping[str, int]] = {"x": 2}
+
+    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+        """Down the gradient and through the prox, in one pass."""
+        return Step({"x": proximal_step(problem, read("x", 0))})
+
+    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+        """The next iteration: nothing is carried."""
+        return advanced(state)
+
+
+def proximal_step(problem: Problem, image: Readable) -> Readable:
+    """``prox(x - step ∇f(x))``."""
+    size = problem.step_size
+    return problem.prior.prox(Total((image, problem.gradient(image)), (1.0, -size)), size)
+
+
+SOLVER = ProximalGradient

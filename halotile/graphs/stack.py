@@ -1,0 +1,148 @@
+"""The operators of a job with what they measured: opened, checked, and the image they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.job import FidelityChoice, OperatorChoice
+from halotile.registry import find
+from halotile.storage.arrays import Source, open_numbers, open_source
+from halotile.storage.grid import Region
+from halotile.tasks.fidelity import L2, Fidelity, Poisson, Term
+from halotile.tasks.operators.base import Operator, Shape
+from halotile.tasks.shared import Shared
+
+ARRAYS = ("kernel",)
+"""Options that are small arrays: a job file names a file."""
+IMAGES = ("mask",)
+"""Options that are as large as the image: they are read by regions."""
+
+
+def make_operator(choice: OperatorChoice) -> Operator:
+    """The operator that a job names, with its options checked.
+
+    Raises
+    ------
+    UnknownName
+        When there is none of that name.
+    ConfigError, InputError
+        When its options are wrong, or a file that they name is not there.
+    """
+    options = dict(choice.options)
+    if "operator" in options:
+        given: Operator = options["operator"]
+        return given
+    kind = find("operators", choice.name).OPERATOR
+    known = [field.name for field in dataclasses.fields(kind)]
+    if unknown := sorted(set(options) - set(known)):
+        raise ConfigError(
+            f"operator {choice.name} has no option {unknown[0]!r}. Write some of {', '.join(known)}."
+        )
+    for name in ARRAYS:
+        if isinstance(options.get(name), str):
+            source = open_numbers(options[name])
+            options[name] = np.array(source.read(Region.whole(source.shape)))
+    for name in IMAGES:
+        if isinstance(options.get(name), str):
+            options[name] = open_numbers(options[name])
+    try:
+        operator: Operator = kind(**options)
+    except TypeError as error:
+        raise ConfigError(f"operator {choice.name}: {error}.") from None
+    return operator
+
+
+def describe_operator(operator: Operator) -> dict[str, Any]:
+    """An operator as JSON: its name and every option, arrays by their digests."""
+    options = {
+        field.name: _as_json(getattr(operator, field.name))
+        for field in dataclasses.fields(operator)  # type: ignore[arg-type]
+    }
+    return {"name": operator.name} | options
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
+        return {"shape": list(value.shape), "dtype": str(value.dtype), "sha256": digest}
+    if hasattr(value, "fingerprint"):
+        return value.fingerprint()
+    if isinstance(value, tuple | list):
+        return [_as_json(inner) for inner in value]
+    if dataclasses.is_dataclass(value):
+        return describe_operator(value)  # type: ignore[arg-type]
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(inner) for key, inner in value.items()}
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def open_measurements(choices: Iterable[OperatorChoice]) -> tuple[Source, ...]:
+    """What each operator measured, as it lies on the disk."""
+    return tuple(open_source(choice.data) for choice in choices)
+
+
+def image_shape(operators: tuple[Operator, ...], data: tuple[Source, ...], given: Any) -> Shape:
+    """The shape of the image that all measurements are of.
+
+    Raises
+    ------
+    ConfigError
+        When it has to be told.
+    InputError
+        When a measurement is not one of that image.
+    """
+    if given != "auto":
+        shape = tuple(given)
+    else:
+        fitting = [s for s in _candidates(operators, data) if _misfits(operators, data, s) is None]
+        if not fitting:
+            shapes = ", ".join(str(list(source.shape)) for source in data)
+            raise ConfigError(
+                f"the measurements have the shapes {shapes}: what image they are of is not clear. "
+                "Write its shape, such as shape: [4096, 4096]."
+            )
+        shape = fitting[0]
+    if wrong := _misfits(operators, data, shape):
+        raise InputError(wrong)
+    return shape
+
+
+def _candidates(operators: tuple[Operator, ...], data: tuple[Source, ...]) -> Iterable[Shape]:
+    for operator, source in zip(operators, data, strict=True):
+        factor = getattr(operator, "factor", 1)
+        yield (*source.shape[:-2], *(n * factor for n in source.shape[-2:]))
+
+
+def _misfits(operators: tuple[Operator, ...], data: tuple[Source, ...], shape: Shape) -> str | None:
+    """What is wrong with the image having this shape, if anything."""
+    for number, (operator, source) in enumerate(zip(operators, data, strict=True)):
+        try:
+            expected = operator.measured(shape)
+        except ConfigError as error:
+            return f"operators.{number}: {error}"
+        if expected != source.shape:
+            return (
+                f"operators.{number}: {source.path} has shape {list(source.shape)}, but {operator.name} of an image of "
+                f"shape {list(shape)} gives {list(expected)}. Write shape as it is, or the data that belong to it."
+            )
+    return None
+
+
+def make_terms(
+    choices: tuple[OperatorChoice, ...],
+    operators: tuple[Operator, ...],
+    data: tuple[Source, ...],
+    fidelity: FidelityChoice,
+) -> tuple[Term, ...]:
+    """The terms of the misfit, each measurement shared by whatever asks for it."""
+    kind: Fidelity = L2() if fidelity.name == "l2" else Poisson(background=fidelity.background)
+    return tuple(
+        Term(operator, Shared(source), 1 / choice.noise_sigma**2, kind)
+        for choice, operator, source in zip(choices, operators, data, strict=True)
+    )

@@ -1,0 +1,92 @@
+"""A denoised image as a readable: any region of it, computed from the region and its halo."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from halotile.storage.grid import Grid, Region
+from halotile.storage.rim import Pixels, Readable, Rim, read_window
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.device import Device
+from halotile.tasks.roles import Roles
+from halotile.tasks.window import TileRunner, Tiling
+
+_runners: dict[bytes, TileRunner] = {}
+_guard = threading.Lock()
+_KEPT = 2
+"""Models that a process keeps: a solver has one, and the next may follow it on the same workers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Denoised:
+    """``D(x)``, tile by tile.
+
+    Parameters
+    ----------
+    source : Readable
+        ``x``.
+    denoiser : Denoiser
+        ``D``: one pixel out for each pixel in. Its model is built once in a process.
+    tiling : Tiling
+        How the tiles are cut.
+    roles : Roles
+        Which axes are tiled.
+    grid : Grid
+        How far around a region has to be read: see :meth:`~halotile.storage.grid.Grid.window_of`.
+    rim : Rim
+        What is read outside the image.
+    precision : str
+        ``float32`` or ``bfloat16``.
+    """
+
+    source: Readable
+    denoiser: Denoiser
+    tiling: Tiling
+    roles: Roles
+    grid: Grid
+    rim: Rim
+    precision: str = "float32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return self.source.dtype
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        window = self.grid.window_of(region)
+        pixels = read_window(self.source, window, self.rim)
+        result = np.empty(region.shape, self.dtype)
+        self.runner()(
+            self.roles.arrange(pixels),
+            self.roles.spatial_part(self.rim.reach(window, self.shape)),
+            self.roles.spatial_part(region),
+            self.roles.arrange(result),
+            {},
+        )
+        return result
+
+    def runner(self) -> TileRunner:
+        """The model with its tiling, built when it is first asked for."""
+        key = pickle.dumps((self.denoiser, self.tiling, self.precision))
+        with _guard:
+            if key not in _runners:
+                while len(_runners) >= _KEPT:
+                    del _runners[next(iter(_runners))]
+                _runners[key] = self._build()
+            return _runners[key]
+
+    def _build(self) -> TileRunner:
+        channels_last = self.denoiser.convolutional and len(self.roles.spatial) == 2
+        device = Device("cpu", self.precision, channels_last)
+        return TileRunner(self.denoiser.build(), device, self.tiling, self.denoiser.title)

@@ -1,0 +1,183 @@
+"""What is known of an image before it is measured, as the two things that solvers ask of it: a prox and a slope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.operators.base import working_dtype
+from halotile.tasks.operators.sum import Total
+
+
+class Prior(Protocol):
+    """``g``, met through lazy images."""
+
+    def prox(self, image: Readable, step: float) -> Readable:
+        """``argmin_u |u - x|² / 2 + step g(u)``, or what stands for it."""
+        ...
+
+    def slope(self, image: Readable) -> Readable | None:
+        """The gradient of ``g`` at ``x``, or what stands for it; None where there is none to add."""
+        ...
+
+    def reach(self) -> int:
+        """How far, in pixels, either of them looks."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoPrior:
+    """``g = 0``."""
+
+    def prox(self, image: Readable, step: float) -> Readable:
+        """``x`` itself."""
+        return image
+
+    def slope(self, image: Readable) -> None:
+        """Nothing."""
+        return None
+
+    def reach(self) -> int:
+        """It looks nowhere."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """``g(x) = weight |x|_1``."""
+
+    weight: float
+
+    def prox(self, image: Readable, step: float) -> Readable:
+        """Every pixel nearer to 0 by ``weight step``, or 0."""
+        return Shrunk(image, self.weight * step)
+
+    def slope(self, image: Readable) -> Readable:
+        """``weight sign(x)``."""
+        return Signs(image, self.weight)
+
+    def reach(self) -> int:
+        """Each pixel by itself."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Variation:
+    """``g(x) = weight TV(x)``, its prox approached by a fixed number of dual steps."""
+
+    denoised: Denoised
+    """Total-variation denoising, of anything and by any strength."""
+    weight: float
+
+    def prox(self, image: Readable, step: float) -> Readable:
+        """Denoised by total variation of the strength ``weight step``."""
+        kind = self.denoised.denoiser
+        assert isinstance(kind, TotalVariation)
+        return replace(
+            self.denoised, source=image, denoiser=replace(kind, strength=self.weight * step, sigma=None)
+        )
+
+    def slope(self, image: Readable) -> Readable:
+        """``x - prox(x)``: the slope of the envelope of ``g``."""
+        return Total((image, self.prox(image, 1.0)), (1.0, -1.0))
+
+    def reach(self) -> int:
+        """That of the denoiser."""
+        return reach_of(self.denoised)
+
+
+@dataclass(frozen=True)
+class Plugged:
+    """A denoiser in the place of a prox (plug and play), or ``weight (x - D(x))`` in that of a slope (RED).
+
+    References
+    ----------
+    S. Venkatakrishnan et al., Plug-and-play priors for model based reconstruction, GlobalSIP 2013.
+    Y. Romano et al., The little engine that could: regularization by denoising, SIAM J. Imaging Sci. 10 (2017).
+    """
+
+    denoised: Denoised
+    """The denoiser, of anything."""
+    weight: float = 1.0
+
+    def prox(self, image: Readable, step: float) -> Readable:
+        """``D(x)``, whatever the step."""
+        return replace(self.denoised, source=image)
+
+    def slope(self, image: Readable) -> Readable:
+        """``weight (x - D(x))``."""
+        return Total((image, replace(self.denoised, source=image)), (self.weight, -self.weight))
+
+    def reach(self) -> int:
+        """That of the denoiser."""
+        return reach_of(self.denoised)
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """``sign(x) max(|x| - by, 0)``."""
+
+    image: Readable
+    by: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self.image.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.image.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        pixels = self.image.read(region).astype(self.dtype, copy=False)
+        by = self.dtype.type(self.by)
+        shrunk: Pixels = pixels - np.clip(pixels, -by, by)
+        return shrunk
+
+
+@dataclass(frozen=True)
+class Signs:
+    """``scale sign(x)``."""
+
+    image: Readable
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self.image.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.image.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        signs: Pixels = np.sign(self.image.read(region)).astype(self.dtype) * self.dtype.type(self.scale)
+        return signs
+
+
+def reach_of(denoised: Denoised) -> int:
+    """The deepest halo of a denoised image, in pixels."""
+    return max(max(pair) for pair in denoised.grid.depth)
+
+
+def denoised_in(image: Readable) -> Iterator[Denoised]:
+    """Every denoised image that an image is made of."""
+    if isinstance(image, Denoised):
+        yield image
+        yield from denoised_in(image.source)
+    elif isinstance(image, Total):
+        for part in image.parts:
+            yield from denoised_in(part)

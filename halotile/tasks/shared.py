@@ -1,0 +1,122 @@
+"""What many ask for while one block is processed: read once, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+
+
+class Scope:
+    """The time in which one block is processed, as a context. What is read in it is kept to its end.
+
+    Parameters
+    ----------
+    cells : sequence of Region
+        The shards of the block's core: sums are reported for each of them, so that they do not depend on
+        how shards are grouped into blocks.
+
+    Attributes
+    ----------
+    read_bytes : int
+        What was read of shared images.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.base import InMemory
+    >>> image = Shared(InMemory(np.arange(100.0).reshape(10, 10)), slack=2)
+    >>> with Scope([]) as scope:
+    ...     first = image.read(Region((4, 4), (5, 6)))
+    ...     second = image.read(Region((3, 3), (4, 5)))
+    >>> first.tolist(), second.tolist(), scope.read_bytes
+    ([[44.0, 45.0]], [[33.0, 34.0]], 240)
+    """
+
+    def __init__(self, cells: Sequence[Region] = ()) -> None:
+        self.cells = tuple(cells)
+        self.read_bytes = 0
+        self.written: dict[int, tuple[Region, Pixels]] = {}
+        """What the block has made so far, by its place among what it writes."""
+        self._parts: dict[int, list[tuple[Region, Pixels]]] = {}
+        self._notes: dict[str, dict[tuple[int, int], float]] = {}
+        self._tokens: list[Token[Scope | None]] = []
+
+    def __enter__(self) -> Self:
+        self._tokens.append(_scope.set(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _scope.reset(self._tokens.pop())
+
+    @staticmethod
+    def current() -> Scope | None:
+        """The scope of the block that this thread is at."""
+        return _scope.get()
+
+    def note(self, name: str, cell: int, part: int, value: float) -> None:
+        """Enter what one part of a sum comes to over one cell. Twice the same is once."""
+        self._notes.setdefault(name, {})[cell, part] = value
+
+    def sums(self) -> dict[str, list[float]]:
+        """Every sum that was noted, for each cell: its parts added in their order."""
+        return {
+            name: [
+                sum(notes[key] for key in sorted(notes) if key[0] == cell) for cell in range(len(self.cells))
+            ]
+            for name, notes in self._notes.items()
+        }
+
+    def read(self, image: Shared, region: Region) -> Pixels:
+        """A region of a shared image; not to be written to."""
+        parts = self._parts.setdefault(id(image), [])
+        for there, pixels in parts:
+            if region.inside(there):
+                return pixels[region.relative_to(there).slices]
+        front = len(image.shape) - 2
+        wide = region.grow(((0, 0),) * front + ((image.slack, image.slack),) * 2)
+        wide = wide.clip(Region.whole(image.shape))
+        pixels = image.source.read(wide)
+        self.read_bytes += pixels.nbytes
+        parts.append((wide, pixels))
+        return pixels[region.relative_to(wide).slices]
+
+
+_scope: ContextVar[Scope | None] = ContextVar("scope", default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """An image that many read from: inside a :class:`Scope`, once.
+
+    Parameters
+    ----------
+    source : Readable
+        The image.
+    slack : int
+        Pixels more that are read on each side of the last two axes: operators of a stack ask for nearly the same
+        window, one after the other, and a periodic one asks for a slab on either side.
+    """
+
+    source: Readable
+    slack: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return self.source.dtype
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``; not to be written to."""
+        scope = Scope.current()
+        return self.source.read(region) if scope is None else scope.read(self, region)

@@ -1,0 +1,145 @@
+"""A block of a solver's step: each new image on the block's core, written; and sums over it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.grid import Block, Grid, Region
+from halotile.storage.output import ShardWriter, to_dtype
+from halotile.storage.rim import Pixels, Readable
+from halotile.tasks.block import Receipt
+from halotile.tasks.denoised import Denoised
+from halotile.tasks.probe import check_purity
+from halotile.tasks.shared import Scope, Shared
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What the block at hand has made as number ``place`` of its images: no other pixels can be read."""
+
+    place: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``, which lies in the core of the block at hand."""
+        scope = Scope.current()
+        assert scope is not None
+        core, pixels = scope.written[self.place]
+        return pixels[region.relative_to(core).slices]
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """``sum left * right`` or ``sum (left - right)²`` over the image, in double precision."""
+
+    name: str
+    kind: Literal["dot", "distance"]
+    left: Readable
+    right: Readable
+
+    def over(self, region: Region) -> float:
+        """The sum over ``region``."""
+        a, b = (np.ascontiguousarray(part.read(region), np.float64) for part in (self.left, self.right))
+        return float(np.sum(a * b)) if self.kind == "dot" else float(np.sum(np.square(a - b)))
+
+
+@dataclass(frozen=True, eq=False)
+class StepTask:
+    """What a step of a solver does to a block; pickles to a few kilobytes.
+
+    Parameters
+    ----------
+    grid : Grid
+        The blocks.
+    images : tuple of (ShardWriter, Readable)
+        What is computed, in this order, and where it goes.
+    sums : tuple of Sum
+        What is added up besides, of images that were read or written.
+    stored : tuple of Shared
+        Stored images that are read ahead.
+    halo : int
+        How many pixels around the core they are read ahead.
+    denoised : tuple of Denoised
+        What is denoised anywhere in ``images``.
+    overlap : bool
+        Whether the next read and the last write go on beside the computation.
+    """
+
+    grid: Grid
+    images: tuple[tuple[ShardWriter, Readable], ...]
+    sums: tuple[Sum, ...]
+    stored: tuple[Shared, ...]
+    halo: int
+    denoised: tuple[Denoised, ...]
+    overlap: bool
+
+    def stages(self) -> StepStages:
+        """The stages, with the models loaded."""
+        return StepStages(self)
+
+
+class StepStages:
+    """Read ahead, compute, write."""
+
+    def __init__(self, task: StepTask) -> None:
+        self.task = task
+        self.runners = [part.runner() for part in task.denoised]
+
+    @property
+    def batch(self) -> int:
+        """Tiles that are denoised at once, by now."""
+        return self.runners[0].batch if self.runners else 1
+
+    def check(self) -> None:
+        """Refuse a denoiser that gives a tile another result after another tile."""
+        for part, runner in zip(self.task.denoised, self.runners, strict=True):
+            check_purity(part.denoiser, len(part.roles.spatial), runner.model)
+
+    def read(self, block: Block) -> Scope:
+        """The stored images around the core, held for the block."""
+        with Scope(list(cells_of(block.core, self.task.images[0][0].layout.shard))) as scope:
+            for image in self.task.stored:
+                halo = ((0, 0),) * (len(image.shape) - 2) + ((self.task.halo, self.task.halo),) * 2
+                image.read(block.core.grow(halo).clip(Region.whole(image.shape)))
+        return scope
+
+    def compute(self, block: Block, scope: Scope, receipt: Receipt) -> list[NDArray[Any]]:
+        """The new images on the core; the sums go into the receipt."""
+        began = time.perf_counter()
+        with scope:
+            for place, (writer, image) in enumerate(self.task.images):
+                pixels = to_dtype(image.read(block.core), writer.layout.dtype)
+                scope.written[place] = block.core, pixels
+            for wanted in self.task.sums:
+                for number, cell in enumerate(scope.cells):
+                    scope.note(wanted.name, number, 0, wanted.over(cell))
+        receipt.sums[block.number] = scope.sums()
+        receipt.compute_seconds += time.perf_counter() - began
+        receipt.read_bytes += scope.read_bytes
+        receipt.pixels += block.core.size
+        return [scope.written[place][1] for place in range(len(self.task.images))]
+
+    def write(self, block: Block, result: list[NDArray[Any]], receipt: Receipt) -> None:
+        """Write them; durable on return."""
+        for (writer, _), pixels in zip(self.task.images, result, strict=True):
+            receipt.written_bytes += writer.write(block.core, pixels)
+
+
+def cells_of(core: Region, shard: tuple[int, ...]) -> Iterator[Region]:
+    """The shards of a core, in C order.
+
+    Examples
+    --------
+    >>> [cell.shape for cell in cells_of(Region((0, 4), (4, 10)), (4, 4))]
+    [(4, 4), (4, 2)]
+    """
+    for index in np.ndindex(*(-(-n // s) for n, s in zip(core.shape, shard, strict=True))):
+        start = tuple(a + i * s for a, i, s in zip(core.start, index, shard, strict=True))
+        yield Region(start, tuple(a + s for a, s in zip(start, shard, strict=True))).clip(core)

@@ -1,0 +1,144 @@
+"""What a probe of single pixels does not see of a network, its tiles beside a whole picture do."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from halotile.errors import ConfigError
+from halotile.graphs.job import Tile
+from halotile.graphs.reach import Reach, rehearsed, resolve_reach
+from halotile.tasks.denoisers.torch import UserNetwork
+from halotile.tasks.rehearsal import rehearse
+from tests.support import job_of, run_inline, write_zarr
+
+
+class Padded(nn.Module):  # type: ignore[misc]
+    """Pads to a multiple of something, convolves, crops: a wrapper as many public networks have one."""
+
+    def __init__(
+        self, multiple: int, *, around: bool = False, mode: str = "reflect", stride: int = 1
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.multiple, self.around, self.mode = multiple, around, mode
+        self.first = nn.Conv2d(1, 8, 3, padding=1)
+        self.inner = nn.Sequential(
+            nn.MaxPool2d(stride), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=stride)
+        )
+        self.last = nn.Conv2d(8, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[2:]
+        down, right = -height % self.multiple, -width % self.multiple
+        top, left = (down // 2, right // 2) if self.around else (0, 0)
+        x = functional.pad(x, (left, right - left, top, down - top), mode=self.mode)
+        y: torch.Tensor = self.last(self.inner(self.first(x).relu()))
+        return y[..., top : top + height, left : left + width].sigmoid()
+
+
+class Diagonal(nn.Module):  # type: ignore[misc]
+    """A pixel looks at another one far up and left, and at none straight up or left."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + functional.pad(x, (100, 0, 100, 0))[..., :-100, :-100]
+
+
+class Plain(nn.Module):  # type: ignore[misc]
+    """Looks at no other pixel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+NETWORKS: dict[str, Any] = {
+    "behind": lambda: Padded(8),
+    "behind, strided": lambda: Padded(16, stride=2),
+    "around": lambda: Padded(8, around=True),
+    "around, strided": lambda: Padded(4, around=True, mode="constant", stride=2),
+    "diagonal": Diagonal,
+    "plain": Plain,
+}
+
+
+@pytest.fixture(autouse=True)
+def module() -> Iterator[None]:
+    networks = types.ModuleType("rehearsed_networks")
+    for number, build in enumerate(NETWORKS.values()):
+        setattr(networks, f"n{number}", build)
+    sys.modules["rehearsed_networks"] = networks
+    yield
+    del sys.modules["rehearsed_networks"]
+
+
+def network(name: str, **options: Any) -> UserNetwork:
+    return UserNetwork(import_=f"rehearsed_networks:n{list(NETWORKS).index(name)}", **options)
+
+
+def reach_of(denoiser: UserNetwork, picture: tuple[int, ...], tile: Tile | None = None) -> Reach:
+    tile = tile or Tile()
+    return rehearsed(tile, denoiser, resolve_reach(tile, denoiser, len(picture)), picture)
+
+
+@pytest.mark.parametrize("picture", [(203, 317), (1003, 2000), (256, 320)])
+@pytest.mark.parametrize("name", ["behind", "behind, strided", "plain"])
+def test_tiles_have_the_bits_of_the_whole_after_it(name: str, picture: tuple[int, ...]) -> None:
+    denoiser = network(name)
+    reach = reach_of(denoiser, picture)
+    assert reach.probed is not None
+    assert not reach.notes
+    known = denoiser.probed(*reach.probed)
+    for other in (picture, tuple(n + 192 for n in picture)):
+        found = rehearse(known, reach.depth, other, search=False)
+        assert (found.alignment, found.difference) == (reach.align, 0.0)
+
+
+def test_padding_behind_takes_a_larger_alignment() -> None:
+    denoiser = network("behind")
+    assert resolve_reach(Tile(), denoiser, 2).align == 1
+    assert reach_of(denoiser, (256, 320)).align == 8
+
+
+@pytest.mark.parametrize("name", ["around", "around, strided"])
+def test_padding_around_is_refused_where_it_acts(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"other pixels in tiles .* 203 x 317: .* let it pad behind only"):
+        reach_of(network(name), (203, 317))
+    assert reach_of(network(name), (256, 320)).notes == ()
+
+
+@pytest.mark.parametrize("picture", [(203, 317), (4000, 3000)])
+def test_a_look_along_the_diagonal_is_noticed(picture: tuple[int, ...]) -> None:
+    denoiser = network("diagonal")
+    assert resolve_reach(Tile(), denoiser, 2).depth == ((0, 0), (0, 0))
+    with pytest.raises(ConfigError, match="looks farther than was found"):
+        reach_of(denoiser, picture)
+
+
+def test_what_was_written_by_hand_is_taken_and_the_difference_noted() -> None:
+    denoiser = network("diagonal", receptive_field_=8, alignment_=1)
+    (note,) = reach_of(denoiser, (203, 317)).notes
+    assert "differ from a whole picture by 0." in note
+
+
+def test_seams_that_are_allowed_are_not_looked_for() -> None:
+    assert not reach_of(network("diagonal"), (203, 317), Tile(seams="allow")).notes
+
+
+@pytest.mark.parametrize("name", ["behind", "behind, strided"])
+def test_a_job_has_the_same_bits_for_any_tile(tmp_path: Path, name: str) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.random.default_rng(5).random((203, 317), np.float32))
+    results = []
+    for number, tile in enumerate([{"size": 64, "block": 64}, {"size": 200, "block": 160}]):
+        options = {"import": network(name).import_}
+        job = job_of(source, tmp_path / f"{number}.zarr", "torch", options, shard=32, tile=tile)
+        results.append(run_inline(job))
+    assert np.array_equal(results[0], results[1])
