@@ -5,8 +5,8 @@ at every multiple of 1024. A region is computed with all of the cells that it to
 the same pixels, so any region has the bits of the whole. A core of 1024 or 2048 pixels with a halo of up to 32
 ends on edges of cells: against cells that are laid out for the region it costs 3 to 27 % more (11 % in the middle).
 
-The result is within 1e-6 of the direct sum in single precision, relative to the largest value. A pixel that
-is not finite spoils the cell around it, not only the kernel's neighbourhood.
+In single precision the result is within 6e-7 of the exact one, relative to its largest value, for kernels of 3 to 61
+rows; the direct sum is within 3e-7 at 5 x 5 and 2e-6 at 31 x 31. A pixel that is not finite spoils the cell around it, not only the kernel's neighbourhood.
 """
 
 from __future__ import annotations

@@ -39,13 +39,13 @@ class Blur:
     factor : int
         Downsampling.
     engine : str
-        ``direct``: sums over the kernel's taps, the fewest roundings; ``fft``: Fourier transforms of cells, faster for
-        large kernels and within 1e-6 of the direct sum; ``auto``: what :meth:`with_engine` chooses, and
-        until then ``direct``. With each of them any region has the bits of the whole.
+        ``direct``: sums over the kernel's taps, with the bits of torch's convolution; ``fft``: Fourier transforms of
+        cells, faster for large kernels and within 1e-6 (root mean square, single precision) of the
+        direct sum; ``auto``: what :meth:`with_engine` chooses, and until then ``direct``. With each of them any
+        region has the bits of the whole.
 
     Examples
     --------
-    >>> import numpy as np
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> blur = Blur(kernel=np.ones((1, 3)) / 3, boundary="replicate")
     >>> read_all(blur.forward(InMemory(np.array([[0.0, 3.0, 9.0]])))).tolist()
