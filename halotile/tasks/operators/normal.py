@@ -16,7 +16,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.operators._frame import Frame
 from halotile.tasks.operators._kernel import Seen
 from halotile.tasks.operators.base import Kind, Operator, Shape, working_dtype
-from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.overlap_save import Engine, engine_for
 
@@ -25,10 +25,11 @@ from halotile.tasks.overlap_save import Engine, engine_for
 class Normal:
     """``N x = sum_i weights[i] A_i^T A_i x`` for blurs A_i: one correlation, however many they are.
 
-    Farther than a kernel from the rim N is a correlation with the weighted sum of the kernels' autocorrelations,
-    which is summed in double precision. Nearer to it the sum is taken as it is written; a stack whose
-    boundaries are all ``circular`` has no rim. Which form a pixel is computed by depends on where it lies, so any
-    region has the bits of the whole. In single precision the two differ by less than 1e-6.
+    Away from the rim N is a correlation with the weighted sum of the kernels' autocorrelations, which is summed in
+    double precision. Within half a kernel of it (a whole one, where boundaries differ or are ``valid``) the sum is taken as
+    it is written; a stack whose boundaries are all ``circular`` has no rim. Which form a pixel is computed by depends
+    on where it lies, so any region has the bits of the whole. In single precision the two differ by less than
+    1e-6 (root mean square).
 
     Parameters
     ----------
@@ -99,9 +100,10 @@ class Normal:
         return max(self._taps) - 1
 
     @property
-    def is_circular(self) -> bool:
-        """Whether one kernel is right everywhere."""
-        return all(operator.boundary == "circular" for operator in self.operators)
+    def _rule(self) -> str | None:
+        """The rim rule by which the folded kernel may look outside the image, if there is one for all of them."""
+        boundaries = {operator.boundary for operator in self.operators}
+        return RULES[boundaries.pop()] if len(boundaries) == 1 and "valid" not in boundaries else None
 
     def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Normal:
         """The same with ``engine: auto`` decided, for pixels computed in this type."""
@@ -116,7 +118,9 @@ class Normal:
 
     def interior(self, image: Shape) -> Region:
         """Where the folded kernel is right; it may be empty."""
-        margins = (0, 0) if self.is_circular else tuple(n - 1 for n in self._taps)
+        if self._rule == "periodic":
+            return Region.whole(image)
+        margins = (n - 1 if self._rule is None else n // 2 + 1 for n in self._taps)
         grown = ((0, 0),) * (len(image) - 2) + tuple((-n, -n) for n in margins)
         return Region.whole(image).grow(grown)
 
@@ -127,9 +131,8 @@ class Normal:
 
     def folded(self, image: Readable) -> Seen:
         """``N x`` with one kernel: right in the interior."""
-        rule = "periodic" if self.is_circular else "constant"
         y, x = (
-            Frame(length, length, 2 * taps - 1, 1, taps - 1, rule)
+            Frame(length, length, 2 * taps - 1, 1, taps - 1, self._rule or "constant")
             for length, taps in zip(image.shape[-2:], self._taps, strict=True)
         )
         return Seen(image, self.kernel, (y, x), self.engine)

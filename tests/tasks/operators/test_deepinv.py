@@ -13,7 +13,7 @@ import torch
 from distributed.protocol.pickle import dumps, loads
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, MissingPackage
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import InMemory, Kind, read_all
@@ -225,6 +225,12 @@ def test_deepinv_is_not_imported_to_write_an_operator_down() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_without_deepinv_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepinv.physics", None)
+    with pytest.raises(MissingPackage, match=r"halotile\[deepinv\]"):
+        _ = named("Denoising").kind
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
