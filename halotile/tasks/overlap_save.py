@@ -27,7 +27,7 @@ Engine = Literal["auto", "direct", "fft"]
 PERIOD = 1024
 EDGES = (-32, 32, 512)
 """Where cells begin, from each multiple of the period on."""
-FFT_FROM = {"float32": 169, "float64": 16}
+FFT_FROM = {"float32": 144, "float64": 16}
 """From so many taps of a kernel on the transforms are faster than the direct sum.
 
 One thread, ns a pixel of a 1024² core with its halo, direct / fft: 9 x 9 12.9 / 13.9, 13 x 13 16.1 / 13.8, 21 x 21 22.8 / 14.1,
