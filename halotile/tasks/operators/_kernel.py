@@ -13,6 +13,7 @@ from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.correlate import correlate
 from halotile.tasks.operators._frame import FOLDING, Frame
 from halotile.tasks.operators.base import Shape, working_dtype
+from halotile.tasks.overlap_save import Engine, correlate_cells, snapped
 
 Frames = tuple[Frame, Frame]
 
@@ -25,6 +26,8 @@ class Seen:
     kernels: NDArray[Any]
     """Shape (1, rows, columns), or one kernel for each plane along the axis before y."""
     frames: Frames
+    engine: Engine = "direct"
+    """``fft`` only where no pixel is left out."""
 
     @property
     def shape(self) -> Shape:
@@ -38,9 +41,15 @@ class Seen:
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
+        if self.engine != "fft":
+            return _correlated(self._window(region), self.kernels, region, self.dtype, self.frames[0].step)
+        cells = _in_cells(region, [(0, f.count) for f in self.frames])
+        return _part(_transformed(self._window(cells), self.kernels, cells, self.dtype), region, cells)
+
+    def _window(self, region: Region) -> Pixels:
+        """The pixels of the image that are seen from ``region``."""
         window = _over(region, [f.seen(a, b) for f, a, b in _spans(self.frames, region)])
-        pixels = read_window(self.image, window, _rim(self.image, [f.rule for f in self.frames]))
-        return _correlated(pixels, self.kernels, region, self.dtype, self.frames[0].step)
+        return read_window(self.image, window, _rim(self.image, [f.rule for f in self.frames]))
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Spread:
     measurement: Readable
     kernels: NDArray[Any]
     frames: Frames
+    engine: Engine = "direct"
 
     @property
     def shape(self) -> Shape:
@@ -64,10 +74,18 @@ class Spread:
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         wide = _over(region, [f.unfolded(a, b) for f, a, b in _spans(self.frames, region)])
-        pixels = _correlated(self._around(wide), self.kernels[:, ::-1, ::-1], wide, self.dtype, 1)
+        pixels = self._unfolded(wide)
         for axis, (frame, start, stop) in enumerate(_spans(self.frames, region), start=-2):
             pixels = _folded(pixels, axis, frame, wide, start, stop)
         return pixels
+
+    def _unfolded(self, wide: Region) -> NDArray[Any]:
+        """Before what lies outside the image is folded back."""
+        kernels = self.kernels[:, ::-1, ::-1]
+        if self.engine != "fft":
+            return _correlated(self._around(wide), kernels, wide, self.dtype, 1)
+        cells = _in_cells(wide, [f.unfolded(0, f.length) for f in self.frames])
+        return _part(_transformed(self._around(cells), kernels, cells, self.dtype), wide, cells)
 
     def _around(self, wide: Region) -> Pixels:
         """The measurement on the image's grid, zeros between its pixels, as far as the kernel reaches from ``wide``."""
@@ -97,6 +115,19 @@ def _over(region: Region, spans: list[tuple[int, int]]) -> Region:
     return Region((*region.start[:-2], *(a for a, _ in spans)), (*region.stop[:-2], *(b for _, b in spans)))
 
 
+def _in_cells(region: Region, ends: list[tuple[int, int]]) -> Region:
+    """The region drawn out to the cells that it touches, within the ends of its last two axes."""
+    spans = zip(region.start[-2:], region.stop[-2:], ends, strict=True)
+    return _over(region, [snapped(a, b, low, high) for a, b, (low, high) in spans])
+
+
+def _part(pixels: NDArray[Any], region: Region, of: Region) -> NDArray[Any]:
+    """Of the pixels of a larger region those of ``region``."""
+    index: tuple[Any, ...] = (..., *region.relative_to(of).slices[-2:])
+    part: NDArray[Any] = pixels[index]
+    return part
+
+
 def _rim(source: Readable, rules: list[str]) -> Rim:
     return Rim(("cut",) * (len(source.shape) - 2) + tuple(rules))
 
@@ -113,8 +144,7 @@ def _correlated(
         if len(weights) == 1:
             result = correlate(planes, weights, step)
         else:
-            first, count = region.start[-3], region.stop[-3] - region.start[-3]
-            chosen = [weights[first + number % count] for number in range(len(planes))]
+            chosen = weights[_of_planes(len(planes), region)]
             result = torch.cat(
                 [
                     correlate(plane[None], kernel[None], step)
@@ -123,6 +153,24 @@ def _correlated(
             )
     correlated: NDArray[Any] = result.reshape(*pixels.shape[:-2], *result.shape[-2:]).numpy()
     return correlated
+
+
+def _transformed(pixels: Pixels, kernels: NDArray[Any], region: Region, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The same for a region of whole cells, by Fourier transforms."""
+    import torch
+
+    planes = np.asarray(pixels, dtype).reshape(-1, *pixels.shape[-2:])
+    weights = np.ascontiguousarray(kernels, dtype)
+    of_planes = [0] * len(planes) if len(weights) == 1 else _of_planes(len(planes), region)
+    y, x = region.start[-2:]
+    result = correlate_cells(planes, weights[of_planes], (y, x), torch.get_num_threads())
+    return result.reshape(*pixels.shape[:-2], *result.shape[-2:])
+
+
+def _of_planes(count: int, region: Region) -> list[int]:
+    """Which kernel belongs to each of the planes of a region."""
+    first, kinds = region.start[-3], region.stop[-3] - region.start[-3]
+    return [first + number % kinds for number in range(count)]
 
 
 def _folded(

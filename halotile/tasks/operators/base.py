@@ -8,7 +8,7 @@ only what that region needs. So operators compose, and the whole image is only e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,11 @@ class Operator(Protocol):
 
     name: ClassVar[str]
     """The word that a job file uses."""
-    kind: ClassVar[Kind]
+
+    @property
+    def kind(self) -> Kind:
+        """What of the image it has to see."""
+        ...
 
     @property
     def reach(self) -> int:
@@ -50,6 +54,51 @@ class Operator(Protocol):
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
         """``A^T y``, of the shape ``image``."""
         ...
+
+
+class Windowed(Operator, Protocol):
+    """An operator of the kind ``windowed``."""
+
+    def window(self, image: Shape) -> Region:
+        """The pixels that it sees of an image of this shape; its adjoint is zero elsewhere."""
+        ...
+
+
+def window_of(operator: Operator, image: Shape) -> Region:
+    """The pixels that an operator sees of an image: its window, or all of them.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.crop import Crop
+    >>> window_of(Crop(origin=(2, 3), size=(4, 5)), (10, 10))
+    Region(start=(2, 3), stop=(6, 8))
+    """
+    return cast(Windowed, operator).window(image) if operator.kind == "windowed" else Region.whole(image)
+
+
+Some = TypeVar("Some", bound=Operator)
+
+
+def with_engine(operator: Some, dtype: np.dtype[Any], exact: bool) -> Some:
+    """The operator with its convolutions' ``engine: auto`` decided; as it is, when it has none.
+
+    Parameters
+    ----------
+    operator : Operator
+        A blur, or a sum or composition that may hold some.
+    dtype : dtype
+        What pixels are computed in.
+    exact : bool
+        Whether every convolution has to be a direct sum.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.blur import Blur
+    >>> with_engine(Blur(kernel=np.ones((31, 31))), np.dtype("float32"), exact=False).engine
+    'fft'
+    """
+    decide = getattr(operator, "with_engine", None)
+    return operator if decide is None else cast(Some, decide(dtype, exact))
 
 
 @dataclass(frozen=True)

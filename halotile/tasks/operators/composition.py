@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import numpy as np
+
+from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.operators.base import Kind, Operator, Shape
+from halotile.tasks.operators.base import Kind, Operator, Shape, window_of, with_engine
 
 
 @dataclass(frozen=True)
@@ -14,9 +17,35 @@ class Composition:
     """``y = A_n ... A_2 A_1 x``; the first of ``operators`` acts first."""
 
     name: ClassVar[str] = "composition"
-    kind: ClassVar[Kind] = "local"
 
     operators: tuple[Operator, ...]
+
+    @property
+    def kind(self) -> Kind:
+        """``windowed`` where the first sees a window, or a later one and those before it a neighbourhood each."""
+        for operator in self.operators:
+            if operator.kind != "local":
+                return operator.kind
+        return "local"
+
+    def window(self, image: Shape) -> Region:
+        """What it sees of the image, where the kind is ``windowed``.
+
+        The window of the operator that has one, grown by the reach of those before it; an axis that it leaves, or along
+        which they change the size, is seen from end to end.
+        """
+        shapes = self.shapes(image)
+        number = next(i for i, operator in enumerate(self.operators) if operator.kind == "windowed")
+        window = window_of(self.operators[number], shapes[number])
+        for operator, before, after in reversed(
+            list(zip(self.operators[:number], shapes, shapes[1:], strict=False))
+        ):
+            window = _seen(window, operator.reach, before, after)
+        return window
+
+    def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Composition:
+        """The same with the engines of its operators decided."""
+        return replace(self, operators=tuple(with_engine(o, dtype, exact) for o in self.operators))
 
     @property
     def reach(self) -> int:
@@ -50,6 +79,15 @@ class Composition:
         for operator, shape in reversed(list(zip(self.operators, shapes, strict=False))):
             measurement = operator.adjoint(measurement, shape)
         return measurement
+
+
+def _seen(window: Region, reach: int, before: Shape, after: Shape) -> Region:
+    """The window in the image ``before`` that a window in the image ``after`` needs."""
+    front = len(before) - 2
+    grown = window.grow(((0, 0),) * front + ((reach, reach),) * 2)
+    ends = zip(grown.start, grown.stop, before, after, strict=True)
+    spans = [(a, b) if a >= 0 and b <= n and n == m else (0, n) for a, b, n, m in ends]
+    return Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
 
 
 OPERATOR = Composition

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Kind, Operator, Shape, working_dtype
+from halotile.tasks.operators.base import Kind, Operator, Shape, window_of, with_engine, working_dtype
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,27 @@ class Sum:
     """``y = sum_j weights[j] A_j x``."""
 
     name: ClassVar[str] = "sum"
-    kind: ClassVar[Kind] = "local"
 
     operators: tuple[Operator, ...]
     weights: tuple[float, ...]
+
+    @property
+    def kind(self) -> Kind:
+        """That of the operator that sees most, ``local`` where some see a neighbourhood and some a window."""
+        kinds = {operator.kind for operator in self.operators}
+        return "whole" if "whole" in kinds else kinds.pop() if len(kinds) == 1 else "local"
+
+    def window(self, image: Shape) -> Region:
+        """The least window that holds theirs, where the kind is ``windowed``."""
+        windows = [window_of(operator, image) for operator in self.operators]
+        return Region(
+            tuple(map(min, zip(*(window.start for window in windows), strict=True))),
+            tuple(map(max, zip(*(window.stop for window in windows), strict=True))),
+        )
+
+    def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Sum:
+        """The same with the engines of its operators decided."""
+        return replace(self, operators=tuple(with_engine(o, dtype, exact) for o in self.operators))
 
     @property
     def reach(self) -> int:

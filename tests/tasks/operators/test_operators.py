@@ -14,10 +14,13 @@ from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.crop import Crop
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
+from halotile.tasks.operators.normal import Normal
 from halotile.tasks.operators.shift import Shift
 from halotile.tasks.operators.sum import Sum
+from halotile.tasks.overlap_save import Engine
 
 IMAGE = (2, 40, 33)
 TOLERANCE = {"float32": 1e-6, "float64": 1e-14}
@@ -34,6 +37,12 @@ def kernel(*shape: int) -> Any:
 
 def mask(*shape: int) -> Mask:
     return Mask(mask=InMemory(numbers(*shape)))
+
+
+def normal(boundaries: list[str], engine: Engine) -> Normal:
+    sizes = [(5, 5), (2, 4, 6)]
+    blurs = tuple(Blur(kernel=kernel(*size), boundary=b) for size, b in zip(sizes, boundaries, strict=True))
+    return Normal(operators=blurs, weights=(1.0, 0.25), engine=engine)
 
 
 KERNELS = [(3, 3), (5, 5), (4, 6), (1, 7), (9, 2), (15, 15), (1, 1), (2, 5, 3)]
@@ -58,6 +67,20 @@ OPERATORS: dict[str, Operator] = {
         f"crop {b}": Shift(shift=(10.25, -3.5), size=(20, 44), boundary=b)
         for b in ("reflect", "replicate", "zero")
     },
+    **{
+        f"blur {boundary} {shape} fft": Blur(kernel=kernel(*shape), boundary=boundary, engine="fft")
+        for boundary in RULES
+        for shape in [(9, 2), (2, 5, 3)]
+    },
+    **{
+        f"normal {'+'.join(boundaries)} {engine}": normal(boundaries, engine)
+        for boundaries in (["circular", "circular"], ["reflect", "zero"])
+        for engine in ("direct", "fft")
+    },
+    "window": Crop(origin=(3, 7), size=(30, 20)),
+    "windows": Sum((Crop(origin=(0, 0), size=(9, 9)), Crop(origin=(31, 24), size=(9, 9))), (1.0, 2.0)),
+    "window of a blur": Composition((Blur(kernel=kernel(5, 3)), Crop(origin=(4, 0), size=(30, 20)))),
+    "blur in a window": Composition((Crop(origin=(3, 7), size=(30, 20)), Blur(kernel=kernel(5, 3)))),
     "mask": mask(40, 33),
     "mask of each plane": mask(2, 40, 33),
     "sum": Sum(
@@ -164,6 +187,29 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "write boundary: zero",
     ),
     "circular and odd": (lambda: Blur(kernel=kernel(3, 3), factor=2).measured(IMAGE), "Crop the image"),
+    "unknown engine": (
+        lambda: Blur(kernel=kernel(3, 3), engine="fast"),  # type: ignore[arg-type]
+        "write one of auto, direct, fft",
+    ),
+    "transforms of what is left out": (
+        lambda: Blur(kernel=kernel(3, 3), factor=2, engine="fft"),
+        "Write engine: direct",
+    ),
+    "window outside the image": (lambda: Crop(origin=(30, 0), size=(11, 9)).measured(IMAGE), "Move it"),
+    "window without pixels": (lambda: Crop(origin=(0, 0), size=(0, 9)), "size is .* 1 or more"),
+    "window before the image": (lambda: Crop(origin=(-1, 0), size=(5, 9)), "origin is .* 0 or more"),
+    "normal form of a mask": (
+        lambda: Normal(operators=(Blur(kernel=kernel(3, 3)), mask(40, 33)), weights=(1, 1)),  # type: ignore[arg-type]
+        r"operator 1 \(mask\) does not fold",
+    ),
+    "normal form of a downsampling": (
+        lambda: Normal(operators=(Blur(kernel=kernel(3, 3), factor=2),), weights=(1,)),
+        "only blurs with factor 1",
+    ),
+    "normal form without weights": (
+        lambda: Normal(operators=(Blur(kernel=kernel(3, 3)),), weights=()),
+        "one weight for each",
+    ),
     "mask of another shape": (lambda: mask(40, 30).measured(IMAGE), "Give it the image's shape"),
     "no factor": (lambda: Downsample(factor=0), "whole number, 1 or more"),
     "unknown boundary of a downsampling": (lambda: Downsample(boundary="odd"), "write one of circular"),

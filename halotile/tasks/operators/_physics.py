@@ -1,0 +1,246 @@
+"""A linear physics of deepinv that takes NumPy images and gives NumPy measurements."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError, MissingPackage
+from halotile.tasks.operators.base import Shape, working_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+ADJOINT_TOLERANCE = 1e-5
+"""How far deepinv's adjoint may be from the transpose before the derivative of A takes its place."""
+
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+"""What a physics raises for an image that it does not take."""
+
+Array = NDArray[Any]
+
+
+class Physics:
+    """Calls of one physics object.
+
+    Images have the axes (..., C, H, W), or (H, W) for one channel; so have measurements as far as they are images.
+
+    Parameters
+    ----------
+    module : deepinv.physics.LinearPhysics
+        It is not changed: another precision or device means a copy.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._modules: dict[Any, Any] = {}
+        self._measured: dict[Shape, Shape] = {}
+        self._trusts: dict[Shape, bool] = {}
+
+    def forward(self, image: Array) -> Array:
+        """``A x``."""
+        import torch
+
+        tensor = _tensor(image, batched(image.shape))
+        with torch.no_grad():
+            result = self._called("A", tensor)
+        if not isinstance(result, torch.Tensor) or result.is_complex():
+            raise ConfigError(
+                f"{type(self.module).__name__} gives {type(result).__name__} of {getattr(result, 'dtype', 'several parts')}: "
+                "one measurement of real numbers is needed. Write the parts of a stack as operators of their own."
+            )
+        self._measured[image.shape] = tuple(result.shape)
+        shape = unbatched(image.shape, self._measured[image.shape])
+        pixels: Array = result.to(tensor.dtype).reshape(shape).numpy()
+        return pixels
+
+    def adjoint(self, measurement: Array, image: Shape) -> Array:
+        """``A^T y``: deepinv's, or the derivative of A where that is none."""
+        if image not in self._trusts:
+            self._trusts[image] = self._is_adjoint(image)
+        tensor = _tensor(measurement, self._measured[image])
+        transpose = self._given if self._trusts[image] else self._derived
+        pixels: Array = transpose(tensor, batched(image)).to(tensor.dtype).reshape(image).numpy()
+        return pixels
+
+    def measured(self, image: Shape) -> Shape:
+        """Shape of the measurement; found by one."""
+        if image not in self._measured:
+            self.forward(np.zeros(image, np.float32))
+        return unbatched(image, self._measured[image])
+
+    def _called(self, method: str, tensor: torch.Tensor) -> Any:
+        """What a method gives; in single precision where it takes no double."""
+        import torch
+
+        try:
+            return getattr(self._module(tensor.dtype), method)(tensor)
+        except RuntimeError:
+            if tensor.dtype != torch.float64:
+                raise
+        return getattr(self._module(torch.float32), method)(tensor.float()).double()
+
+    def _module(self, dtype: Any) -> Any:
+        """The physics for numbers of this type, on the processor."""
+        import torch
+
+        if dtype not in self._modules:
+            held = [*self.module.parameters(), *self.module.buffers()]
+            fits = all(t.device.type == "cpu" and t.dtype == dtype for t in held if t.is_floating_point())
+            module = self.module if fits else copy.deepcopy(self.module).cpu()
+            self._modules[dtype] = module.double() if dtype == torch.float64 else module.float()
+        return self._modules[dtype]
+
+    def _given(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
+        """deepinv's adjoint."""
+        import torch
+
+        with torch.no_grad():
+            result: torch.Tensor = self._called("A_adjoint", measurement)
+        return result
+
+    def _derived(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
+        """The derivative of A, transposed."""
+        import torch
+
+        with torch.enable_grad():
+            origin = torch.zeros(image, dtype=measurement.dtype, requires_grad=True)
+            result = self._called("A", origin)
+            (gradient,) = torch.autograd.grad(result, origin, measurement)
+        return gradient
+
+    def _is_adjoint(self, image: Shape) -> bool:
+        """Whether deepinv's adjoint is the transpose of A, on a random pair."""
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal(image).astype(np.float32)
+        ax = self.forward(x)
+        y = rng.standard_normal(ax.shape).astype(np.float32)
+        try:
+            transposed = self._given(_tensor(y, self._measured[image]), batched(image))
+            aty = transposed.reshape(image).numpy()
+        except REFUSALS:  # for some kernels and boundaries
+            return False
+        gap = abs(np.vdot(ax.astype(float), y) - np.vdot(x.astype(float), aty))
+        return bool(gap <= ADJOINT_TOLERANCE * np.linalg.norm(ax) * np.linalg.norm(y))
+
+
+def batched(image: Shape) -> Shape:
+    """The shape (B, C, H, W) of an image.
+
+    Examples
+    --------
+    >>> batched((8, 9)), batched((3, 8, 9)), batched((5, 2, 3, 8, 9))
+    ((1, 1, 8, 9), (1, 3, 8, 9), (10, 3, 8, 9))
+    """
+    front = (1, 1, *image)[-4:] if len(image) < 4 else image
+    return (int(np.prod(front[:-3])), *front[-3:])
+
+
+def unbatched(image: Shape, measurement: Shape) -> Shape:
+    """The shape of a measurement without the axes that the image has not.
+
+    Examples
+    --------
+    >>> unbatched((8, 9), (1, 1, 4, 5)), unbatched((3, 8, 9), (1, 20)), unbatched((5, 2, 3, 8, 9), (10, 3, 4, 5))
+    ((4, 5), (20,), (5, 2, 3, 4, 5))
+    """
+    rest = measurement[1:]
+    if len(image) == 2 and len(rest) == 3 and rest[0] == 1:
+        rest = rest[1:]
+    return (*image[:-3], *rest)
+
+
+def build(physics: str | object, options: Mapping[str, Any]) -> Any:
+    """The physics object: given, or made from the name of its class.
+
+    What it draws when it is made, such as a mask, is the same in every process.
+
+    Raises
+    ------
+    MissingPackage, ConfigError
+    """
+    kinds = import_deepinv()
+    if not isinstance(physics, str):
+        made = physics
+    else:
+        kind = _class(kinds, physics)
+        made = _make(kind, {key: _option(key, value) for key, value in options.items()})
+    if not isinstance(made, kinds.LinearPhysics) or isinstance(made, kinds.StackedLinearPhysics):
+        raise ConfigError(
+            f"physics is a {type(made).__name__}: it has to be one LinearPhysics. Of a stack write each operator by itself."
+        )
+    return made
+
+
+def import_deepinv() -> Any:
+    """``deepinv.physics``; what it warns of while it is imported is not said."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import deepinv.physics
+    except ImportError as error:
+        raise MissingPackage(
+            "the operator deepinv needs the package deepinv. Install it: pip install 'halotile[deepinv]'"
+        ) from error
+    return deepinv.physics
+
+
+def _class(kinds: Any, name: str) -> Any:
+    """The class of this name."""
+    found = getattr(kinds, name, None)
+    if isinstance(found, type) and issubclass(found, kinds.LinearPhysics):
+        return found
+    known = [
+        key
+        for key, kind in vars(kinds).items()
+        if isinstance(kind, type) and issubclass(kind, kinds.LinearPhysics)
+    ]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(
+        f"physics is {name!r}: no such linear physics. {hint}Write one of {', '.join(sorted(known))}."
+    )
+
+
+def _make(kind: Any, options: dict[str, Any]) -> Any:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            return kind(**options)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(
+                f"physics {kind.__name__} cannot be made with the options {sorted(options)}: {error}. See deepinv's page on it."
+            ) from error
+
+
+def _option(key: str, value: Any) -> Any:
+    """An option as deepinv takes it: arrays, their files and nested lists as tensors, flat lists as tuples."""
+    import torch
+
+    if key == "rng" and isinstance(value, int):
+        return torch.Generator().manual_seed(value)
+    if isinstance(value, str) and value.endswith(".npy"):
+        value = np.load(value)
+    if isinstance(value, (list, tuple)):
+        if not value or not isinstance(value[0], (list, tuple)):
+            return tuple(value)
+        value = np.array(value)
+    if not isinstance(value, np.ndarray):
+        return value
+    tensor = torch.from_numpy(value.astype(np.float32))
+    return tensor.reshape((1,) * (4 - tensor.dim()) + tuple(tensor.shape)) if key == "filter" else tensor
+
+
+def _tensor(pixels: Array, shape: Shape) -> torch.Tensor:
+    """A tensor of its own, in the working type."""
+    import torch
+
+    return torch.from_numpy(np.array(pixels, working_dtype(pixels.dtype), order="C")).reshape(shape)

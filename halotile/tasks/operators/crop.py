@@ -1,0 +1,122 @@
+"""Crop: one window of the image, such as a field of a mosaic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+from halotile.tasks.operators.base import Kind, Shape, working_dtype
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``y[i] = x[i + origin]``."""
+
+    image: Readable
+    window: Region
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.window.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.image.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        return self.image.read(region.shift(self.window.start)).astype(self.dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """``x[p] = y[p - origin]`` in the window, zero outside of it."""
+
+    measurement: Readable
+    window: Region
+    shape: Shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.measurement.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``; of the measurement only what lies in it is read."""
+        pixels = np.zeros(region.shape, self.dtype)
+        shared = region.clip(self.window)
+        if shared.size:
+            pixels[shared.relative_to(region).slices] = self.measurement.read(shared.relative_to(self.window))
+        return pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crop:
+    """``y[i] = x[i + origin]`` for the ``size`` pixels of a window.
+
+    Parameters
+    ----------
+    origin : (int, int)
+        The window's first pixel, along y and x. The window lies inside the image.
+    size : (int, int)
+        Its rows and columns.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.base import InMemory, read_all
+    >>> crop = Crop(origin=(0, 1), size=(1, 2))
+    >>> read_all(crop.forward(InMemory(np.array([[1.0, 2.0, 3.0, 4.0]])))).tolist()
+    [[2.0, 3.0]]
+    >>> read_all(crop.adjoint(InMemory(np.array([[2.0, 3.0]])), (1, 4))).tolist()
+    [[0.0, 2.0, 3.0, 0.0]]
+    """
+
+    name: ClassVar[str] = "crop"
+    kind: ClassVar[Kind] = "windowed"
+
+    origin: tuple[int, int]
+    size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        for key, pair, least in (("origin", self.origin, 0), ("size", self.size, 1)):
+            if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and n >= least for n in pair):
+                raise ConfigError(f"{key} is {pair}: write two whole numbers of pixels, {least} or more.")
+
+    @property
+    def reach(self) -> int:
+        """It looks at no other pixel."""
+        return 0
+
+    def window(self, image: Shape) -> Region:
+        """The pixels that it sees of an image of this shape."""
+        front = len(image) - 2
+        stop = tuple(a + n for a, n in zip(self.origin, self.size, strict=True))
+        window = Region((0,) * front + tuple(self.origin), image[:front] + stop)
+        if not window.inside(Region.whole(image)):
+            raise ConfigError(
+                f"origin is {self.origin} and size {self.size}: the window ends at {stop}, outside the image of "
+                f"{image[-2:]}. Move it, or make it smaller."
+            )
+        return window
+
+    def measured(self, image: Shape) -> Shape:
+        """Shape of the measurement: that of the window."""
+        return self.window(image).shape
+
+    def forward(self, image: Readable) -> Cut:
+        """``A x``."""
+        return Cut(image, self.window(image.shape))
+
+    def adjoint(self, measurement: Readable, image: Shape) -> Pasted:
+        """``A^T y``."""
+        return Pasted(measurement, self.window(image), image)
+
+
+OPERATOR = Crop

@@ -1,0 +1,193 @@
+"""Correlation of images with kernels by Fourier transforms of overlapping cells (overlap-save).
+
+The cells are laid over the plane once and for all: along each axis they end 32 pixels before and after every multiple of
+1024, and in the middle between. A region is computed with all of the cells that it touches, each by the same
+transform of the same pixels, so any region has the bits of the whole. A core of 1024 or 2048 pixels, on a
+multiple of 1024 and with a halo of up to 32, ends on cells: against cells that are laid out for the region it costs
+3 to 27 % more (11 % in the middle of eight cases). Other regions compute, and read, up to a cell more on each side.
+
+In single precision the result is within 6e-7 of the exact one, relative to its largest value, for kernels of 3 to 61
+rows; the direct sum is within 3e-7 at 5 x 5 and 2e-6 at 31 x 31. A pixel that is not finite spoils the cells that see
+it, not only the kernel's neighbourhood.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Engine = Literal["auto", "direct", "fft"]
+"""How a convolution is computed. ``auto``: as :func:`engine_for` says, ``direct`` as long as it is not asked."""
+
+PERIOD = 1024
+EDGES = (-32, 32, 512)
+"""Where cells begin, from each multiple of the period on."""
+FFT_FROM = {"float32": 144, "float64": 16}
+"""From so many taps of a kernel on the transforms are faster than the direct sum.
+
+One thread, ns a pixel of a 1024² core with its halo, direct / fft: 9 x 9 12.9 / 13.9, 13 x 13 16.1 / 13.8, 21 x 21 22.8 / 14.1,
+31 x 31 35.9 / 12.4; in double precision 3 x 3 19.6 / 19.8, 4 x 4 28 / 19, 7 x 7 61 / 17.
+"""
+CACHE_BYTES = 64 * 2**20
+
+Array = NDArray[Any]
+
+
+def engine_for(kernel: tuple[int, ...], dtype: np.dtype[Any], exact: bool) -> Engine:
+    """``direct`` where the result has to be exact or the kernel has fewer taps than :data:`FFT_FROM`, else ``fft``.
+
+    Examples
+    --------
+    >>> engine_for((15, 15), np.dtype("float32"), exact=False), engine_for((15, 15), np.dtype("float32"), exact=True)
+    ('fft', 'direct')
+    """
+    return "direct" if exact or kernel[-2] * kernel[-1] < FFT_FROM[dtype.name] else "fft"
+
+
+def cell_edges(start: int, stop: int) -> list[int]:
+    """``start``, the edges of cells between, ``stop``.
+
+    Examples
+    --------
+    >>> cell_edges(0, 1100)
+    [0, 32, 512, 992, 1056, 1100]
+    """
+    periods = range(start // PERIOD - 1, stop // PERIOD + 2)
+    edges = [period * PERIOD + edge for period in periods for edge in EDGES]
+    return [start, *(edge for edge in edges if start < edge < stop), stop]
+
+
+def snapped(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
+    """The span drawn out to edges of cells, or to ``low`` and ``high``, where the picture ends.
+
+    Examples
+    --------
+    >>> snapped(1020, 2060, 0, 5000), snapped(5, 20, 0, 25)
+    ((992, 2080), (0, 25))
+    """
+    edges = cell_edges(min(low, start - PERIOD), max(high, stop + PERIOD))
+    first = max(edge for edge in edges if edge <= start)
+    last = min(edge for edge in edges if edge >= stop)
+    return max(low, first), min(high, last)
+
+
+def correlate_cells(planes: Array, kernels: Array, origin: tuple[int, int], threads: int = 1) -> Array:
+    """``result[p, y, x] = sum_ij kernels[p, i, j] planes[p, y + i, x + j]``, cell by cell.
+
+    Parameters
+    ----------
+    planes : ndarray, shape (planes, height, width)
+        float32 or float64.
+    kernels : ndarray, shape (planes, rows, columns)
+        Of the same type.
+    origin : (int, int)
+        Where the first pixel of the result lies: the cells are laid from pixel 0.
+    threads : int
+        So many cells at once; they do not change the result.
+
+    Returns
+    -------
+    ndarray, shape (planes, height - rows + 1, width - columns + 1)
+
+    Examples
+    --------
+    >>> correlate_cells(np.arange(16.0).reshape(1, 4, 4), np.ones((1, 3, 3)), (0, 0)).round(9).tolist()
+    [[[45.0, 54.0], [81.0, 90.0]]]
+    """
+    rows, columns = kernels.shape[1:]
+    height, width = planes.shape[1] - rows + 1, planes.shape[2] - columns + 1
+    result = np.empty((len(planes), height, width), planes.dtype)
+    downs, acrosses = (_pairs(cell_edges(a, a + n), a) for a, n in zip(origin, (height, width), strict=True))
+
+    def fill(plane: int, y: slice, x: slice) -> None:
+        window = planes[plane, y.start : y.stop + rows - 1, x.start : x.stop + columns - 1]
+        result[plane, y, x] = _cell(window, kernels[plane])[: y.stop - y.start, : x.stop - x.start]
+
+    cells = [(plane, y, x) for plane in range(len(planes)) for y in downs for x in acrosses]
+    _run(fill, cells, threads)
+    return result
+
+
+def _pairs(edges: list[int], origin: int) -> list[slice]:
+    """The cells between edges, counted from the origin."""
+    return [slice(a - origin, b - origin) for a, b in itertools.pairwise(edges)]
+
+
+def _run(fill: Callable[..., None], cells: list[tuple[int, slice, slice]], threads: int) -> None:
+    if threads == 1 or len(cells) == 1:
+        for cell in cells:
+            fill(*cell)
+        return
+    with ThreadPoolExecutor(threads, "halotile-cells") as pool:
+        list(pool.map(lambda cell: fill(*cell), cells))
+
+
+def _cell(window: Array, kernel: Array) -> Array:
+    """The correlation of one window, valid in its first corner."""
+    from scipy import fft
+
+    lengths = _length(window.shape[0]), _length(window.shape[1])
+    spectrum = fft.rfft2(window, s=lengths)
+    spectrum *= _SPECTRA.of(kernel, lengths)
+    cell: Array = fft.irfft2(spectrum, s=lengths, overwrite_x=True)
+    return cell
+
+
+def _length(least: int) -> int:
+    """The length of a fast transform: a multiple of 16 with no other factors than 2, 3 and 5."""
+    length = -(-least // 16)
+    while _without(length, 2, 3, 5) != 1:
+        length += 1
+    return 16 * length
+
+
+def _without(number: int, *factors: int) -> int:
+    for factor in factors:
+        while number % factor == 0:
+            number //= factor
+    return number
+
+
+class _Spectra:
+    """The transforms of kernels that were used last, up to so many bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held: OrderedDict[tuple[Any, ...], Array] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, kernel: Array, lengths: tuple[int, int]) -> Array:
+        """The conjugate transform of a kernel, computed in double precision, in the kernel's own."""
+        key = (kernel.tobytes(), kernel.shape, kernel.dtype.str, lengths)
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+        spectrum = _conjugate_transform(kernel, lengths)
+        with self._lock:
+            self._held[key] = spectrum
+            while self.held_bytes > self._limit_bytes and len(self._held) > 1:
+                self._held.popitem(last=False)
+        return spectrum
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of what is held."""
+        return sum(spectrum.nbytes for spectrum in self._held.values())
+
+
+def _conjugate_transform(kernel: Array, lengths: tuple[int, int]) -> Array:
+    from scipy import fft
+
+    transform: Array = np.conj(fft.rfft2(kernel.astype(np.float64), s=lengths))
+    return transform.astype(np.result_type(kernel.dtype, np.complex64))
+
+
+_SPECTRA = _Spectra(CACHE_BYTES)

@@ -1,0 +1,264 @@
+"""A physics of deepinv as an operator: whatever it is, its adjoint is the adjoint and a region is that of the whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributed.protocol.pickle import dumps, loads
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError, MissingPackage
+from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
+from halotile.tasks.operators.base import InMemory, Kind, read_all
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.deepinv import DeepInv
+from halotile.tasks.operators.mask import Mask
+from tests.tasks.operators.test_operators import TOLERANCE, kernel, numbers
+
+physics = pytest.importorskip("deepinv.physics")
+
+IMAGE = (2, 40, 33)
+PSF = kernel(5, 4)
+
+
+def differences(x: Any, mode: str = "constant") -> Any:
+    """Pixels minus their neighbours."""
+    padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode)
+    around = padded[..., 1:-1, 2:] + padded[..., 1:-1, :-2] + padded[..., 2:, 1:-1] + padded[..., :-2, 1:-1]
+    return 4 * x - around
+
+
+def folding(x: Any) -> Any:
+    return differences(x, "reflect")
+
+
+def wrapping(x: Any) -> Any:
+    return differences(x, "circular")
+
+
+def ramp(x: Any) -> Any:
+    return x * torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)
+
+
+def wrong(x: Any) -> Any:
+    return differences(x) + x
+
+
+def made(forward: Callable[[Any], Any], adjoint: Callable[[Any], Any] | None) -> Any:
+    return physics.LinearPhysics(A=forward, A_adjoint=adjoint)
+
+
+def named(name: str, **options: Any) -> DeepInv:
+    return DeepInv(physics=name, options=options)
+
+
+OURS: dict[str, tuple[DeepInv, type]] = {
+    **{
+        f"blur {padding}": (named("Blur", filter=PSF, padding=padding), Blur)
+        for padding in ("circular", "reflect", "replicate", "valid", "constant")
+    },
+    "blur by fft": (named("Blur", filter=PSF, padding="circular", use_fft=True), Blur),
+    "blur of each plane": (named("Blur", filter=kernel(2, 5, 3)[None], padding="circular"), Blur),
+    "BlurFFT": (named("BlurFFT", filter=PSF.tolist(), img_size=[2, 40, 33]), Blur),
+    "downsampling": (named("Downsampling", filter="bicubic", factor=2, padding="reflect"), Blur),
+    "decimation": (named("Downsampling", filter=None, factor=2, padding="valid"), Blur),
+    "inpainting": (named("Inpainting", mask=0.5, img_size=[2, 40, 33]), Mask),
+}
+GENERIC: dict[str, tuple[DeepInv, Kind, int, tuple[int, ...]]] = {
+    "denoising": (named("Denoising"), "local", 0, IMAGE),
+    "differences": (DeepInv(physics=made(differences, differences)), "local", 1, IMAGE),
+    "folding, no adjoint": (DeepInv(physics=made(folding, None)), "local", 1, IMAGE),
+    "wrong adjoint": (DeepInv(physics=made(differences, wrong)), "local", 1, IMAGE),
+    "declared": (DeepInv(physics=made(folding, None), reach_=3), "local", 3, IMAGE),
+    "many images": (DeepInv(physics=made(folding, None)), "local", 1, (2, 2, 3, 20, 17)),
+    "wrapping": (DeepInv(physics=made(wrapping, wrapping)), "whole", 0, IMAGE),
+    "different everywhere": (DeepInv(physics=made(ramp, ramp)), "whole", 0, IMAGE),
+    "colours to grey": (named("Decolorize"), "whole", 0, (3, 40, 33)),
+    "MRI": (
+        named("MRI", mask=(numbers(40, 33) > 0.5).astype("float32"), img_size=[2, 40, 33]),
+        "whole",
+        0,
+        IMAGE,
+    ),
+    "tomography": (named("Tomography", angles=6, img_width=16, normalize=False), "whole", 0, (16, 16)),
+    "compressed sensing": (named("CompressedSensing", m=50, img_size=[1, 12, 12]), "whole", 0, (12, 12)),
+}
+SINGLE_ONLY = {"tomography", "compressed sensing"}
+"""Physics of deepinv that compute in single precision whatever they are given."""
+CASES = {name: (operator, IMAGE) for name, (operator, _) in OURS.items()} | {
+    name: (operator, image) for name, (operator, _, _, image) in GENERIC.items()
+}
+
+
+def pair(name: str, dtype: str) -> tuple[Any, Any, Readable, Readable]:
+    operator, image = CASES[name]
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(image).astype(dtype)
+    y = rng.standard_normal(operator.measured(image)).astype(dtype)
+    return x, y, operator.forward(InMemory(x)), operator.adjoint(InMemory(y), image)
+
+
+def whole(source: Readable) -> NDArray[Any]:
+    return np.asarray(read_all(source))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", CASES)
+def test_the_adjoint_is_the_adjoint(name: str, dtype: str) -> None:
+    x, y, forward, adjoint = pair(name, dtype)
+    ax, aty = whole(forward), whole(adjoint)
+    assert (ax.shape, aty.shape) == (y.shape, x.shape) == (forward.shape, adjoint.shape)
+    assert ax.dtype == aty.dtype == forward.dtype == adjoint.dtype == np.dtype(dtype)
+    gap = abs(np.sum(ax.astype(float) * y.astype(float)) - np.sum(x.astype(float) * aty.astype(float)))
+    tolerance = TOLERANCE["float32" if name in SINGLE_ONLY else dtype]
+    assert gap <= tolerance * np.linalg.norm(ax) * np.linalg.norm(y)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_region_is_that_of_the_whole(name: str) -> None:
+    _, _, forward, adjoint = pair(name, "float32")
+    rng = np.random.default_rng(2)
+    windows = name in GENERIC and CASES[name][0].kind == "local"
+    for source in (forward, adjoint):
+        everything = whole(source)
+        for _ in range(4):
+            start = [int(rng.integers(0, n)) for n in everything.shape]
+            stop = [int(rng.integers(a + 1, n + 1)) for a, n in zip(start, everything.shape, strict=True)]
+            region = Region(tuple(start), tuple(stop))
+            gap = np.abs(np.asarray(source.read(region)) - everything[region.slices]).max()
+            assert gap <= (1e-6 * np.abs(everything).max() if windows else 0), region
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_travels(name: str) -> None:
+    x, y, forward, adjoint = pair(name, "float32")
+    operator = loads(dumps(CASES[name][0]))
+    assert np.array_equal(whole(operator.forward(InMemory(x))), whole(forward))
+    again = loads(dumps(operator.adjoint(InMemory(y), x.shape)))
+    assert np.array_equal(whole(again), whole(adjoint))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_is_ours_becomes_ours(name: str) -> None:
+    operator, kind = OURS[name]
+    assert type(operator.ours) is kind
+    assert operator.kind == "local"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ours_measures_what_deepinv_does(name: str) -> None:
+    x, _, forward, _ = pair(name, "float32")
+    there = OURS[name][0].calls.forward(x)
+    assert np.abs(whole(forward) - there).max() <= 5e-6 * np.abs(there).max()
+
+
+@pytest.mark.parametrize("name", GENERIC)
+def test_what_it_sees_is_found_out(name: str) -> None:
+    operator, kind, reach, _ = GENERIC[name]
+    assert (operator.ours, operator.kind, operator.reach) == (None, kind, reach)
+
+
+@pytest.mark.parametrize("name", ["differences", "MRI"])
+def test_it_measures_what_deepinv_does(name: str) -> None:
+    x, _, forward, _ = pair(name, "float32")
+    there = CASES[name][0].calls.module.A(torch.from_numpy(x)[None])[0].numpy()
+    assert np.array_equal(whole(forward), there)
+
+
+def test_an_image_of_one_channel_has_two_axes() -> None:
+    x = numbers(30, 20).astype("float32")
+    blur = named("Blur", filter=PSF, padding="reflect")
+    assert np.array_equal(
+        whole(blur.forward(InMemory(x))), whole(blur.forward(InMemory(x[None]))).reshape(30, 20)
+    )
+    assert DeepInv(physics=made(differences, differences)).measured((30, 20)) == (30, 20)
+
+
+def test_what_a_physics_draws_is_the_same_in_every_process() -> None:
+    seeds = (3, 3, 4)
+    one, same, other = (named("Inpainting", mask=0.5, img_size=[1, 20, 20], rng=seed) for seed in seeds)
+    before = torch.random.get_rng_state()
+    masks = [operator.calls.module.mask for operator in (one, same, other)]
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_map_of_the_whole_is_computed_once() -> None:
+    calls = []
+
+    def counted(x: Any) -> Any:
+        calls.append(tuple(x.shape))
+        return wrapping(x)
+
+    forward = DeepInv(physics=made(counted, wrapping)).forward(InMemory(numbers(20, 300)))
+    calls.clear()
+    for start in range(0, 300, 50):
+        forward.read(Region((0, start), (20, start + 50)))
+    assert calls == [(1, 1, 20, 300)]
+
+
+def test_memory_is_told_before() -> None:
+    tomography = GENERIC["tomography"][0]
+    measured = int(np.prod(tomography.measured((16, 16))))
+    assert tomography.memory_bytes((16, 16)) == 4 * 3 * (256 + measured)
+
+
+def test_a_filter_is_read_from_its_file(tmp_path: Any) -> None:
+    np.save(tmp_path / "psf.npy", PSF)
+    blur = named("Blur", filter=str(tmp_path / "psf.npy"), padding="circular")
+    assert isinstance(blur.ours, Blur)
+    assert np.allclose(blur.ours.kernel, PSF)
+
+
+def test_deepinv_is_not_imported_to_write_an_operator_down() -> None:
+    code = (
+        "import sys; from halotile.tasks.operators.deepinv import DeepInv; "
+        "DeepInv(physics='Blur', reach_=4).kind; print('deepinv' in sys.modules or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_without_deepinv_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepinv.physics", None)
+    with pytest.raises(MissingPackage, match=r"halotile\[deepinv\]"):
+        _ = named("Denoising").kind
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no class": (lambda: named("Bluur").kind, "Did you mean 'Blur'"),
+    "not linear": (lambda: named("PhaseRetrieval").kind, "no such linear physics"),
+    "not a physics": (lambda: DeepInv(physics=3).kind, "physics is a int"),
+    "a stack": (
+        lambda: DeepInv(physics=physics.stack(physics.Denoising(), physics.Denoising())).kind,
+        "write each operator by itself",
+    ),
+    "options": (
+        lambda: named("Tomography", corners=4).kind,
+        r"cannot be made with the options \['corners'\]",
+    ),
+    "reach that is none": (lambda: DeepInv(physics="Blur", reach_=-1), "reach is -1"),
+    "reach too short": (
+        lambda: DeepInv(physics=made(folding, None), reach_=0).measured(IMAGE),
+        "reach is 0, but LinearPhysics looks farther",
+    ),
+    "complex numbers": (
+        lambda: DeepInv(physics=made(torch.fft.fft2, None)).measured(IMAGE),
+        "one measurement of real numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    attempt, words = REFUSED[name]
+    with pytest.raises(ConfigError, match=words):
+        attempt()
