@@ -25,6 +25,13 @@ class Outcome:
     run_directory: str
 
 
+def ended_by(error: BaseException) -> str:
+    """What ended a run, in its own words or, where it has none, by its name."""
+    return str(error) or (
+        "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    )
+
+
 def full_disk_in_words(plan: RunPlan, error: str, done: int) -> str:
     """What a full disk stopped, and how much room the rest takes."""
     total = len(plan.grid)

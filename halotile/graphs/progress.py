@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -25,6 +25,8 @@ class Progress:
     retried: int = 0
     failed: int = 0
     message: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What a solver's last iteration came to: iteration, iterations, misfit, change, psnr."""
 
     @property
     def megapixels_per_second(self) -> float:

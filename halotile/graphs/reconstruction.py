@@ -197,6 +197,16 @@ class ReconstructionPlan:
             parts["prior"]["denoiser"] = {"name": denoiser.name, **denoiser.options}
         return {"version": 1, "job": "reconstruct", **parts}
 
+    def resolved_json(self) -> dict[str, Any]:
+        """The job as a configuration in which every size is decided; it makes the same output."""
+        job = self.job_json()
+        del job["allow_import"], job["import_folder"]
+        shard, block = (list(sizes[-2:]) for sizes in (self.layout.shard, self.grid.block))
+        job["shape"] = list(self.grid.shape)
+        job["output"] |= {"shard": shard, "chunk": list(self.layout.chunk[-2:]), "dtype": self.layout.dtype}
+        job["tile"] |= {"block": [-(-b // s) * s for b, s in zip(block, shard, strict=True)]}
+        return job
+
     def to_json(self) -> dict[str, Any]:
         """What the run directory keeps of the plan."""
         return {

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ class StatusFile:
         self.directory = directory
         self.plan = plan
         self.observer = observer
+        self.figures: Mapping[str, float] = {}
+        """What a solver's last iteration came to."""
         self.earlier = 0
         """Blocks of the sweeps before the one at hand."""
         self.resumed = 0
@@ -91,6 +93,7 @@ class StatusFile:
             retried=self.retried,
             failed=failed,
             message=self._message,
+            figures=self.figures,
         )
 
     def tell(self, progress: Progress) -> None:

@@ -11,7 +11,7 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_blocks, output_grid
-from halotile.graphs.outcome import Outcome, bad_blocks_in_words, full_disk_in_words
+from halotile.graphs.outcome import Outcome, bad_blocks_in_words, ended_by, full_disk_in_words
 from halotile.graphs.plan import Plan
 from halotile.graphs.progress import Observer
 from halotile.graphs.session import Session
@@ -98,9 +98,7 @@ class _Driver:
             with suppress(OSError):  # a mark that is lost with the disk repeats a block
                 self.journal.sync()
             stopped = isinstance(error, Stopped | KeyboardInterrupt)
-            self.status.end(
-                "stopped" if stopped else "failed", self.sweep.progress("stop"), str(error) or _named(error)
-            )
+            self.status.end("stopped" if stopped else "failed", self.sweep.progress("stop"), ended_by(error))
             raise
         self.journal.sync()
         if self.sweep.untidy:
@@ -157,8 +155,3 @@ class _Driver:
             output=str(self.plan.output),
             run_directory=str(self.plan.run_directory),
         )
-
-
-def _named(error: BaseException) -> str:
-    """What ended a run without a word of its own."""
-    return "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__

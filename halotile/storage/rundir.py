@@ -7,6 +7,7 @@
 ``journal``     which blocks are done
 ``status.json`` how far the run is, replaced about once a second
 ``events.jsonl``  what happened, one JSON object a line
+``iterations.jsonl``  what each iteration of a solver came to
 ``state``       a solver's images and numbers between two iterations
 ``lock``        held by the driver while it runs
 ``workers.lock``  held by every worker while it lives
@@ -25,7 +26,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,8 @@ LOCK = "lock"
 WORKERS_LOCK = "workers.lock"
 STOP = "stop"
 STATE = "state"
-_NAMES = {JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE}
+ITERATIONS = "iterations.jsonl"
+_NAMES = {JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE, ITERATIONS}
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -97,6 +99,11 @@ class RunDirectory:
         return self.path / EVENTS
 
     @property
+    def iterations_path(self) -> Path:
+        """What a solver's iterations came to, one JSON object a line."""
+        return self.path / ITERATIONS
+
+    @property
     def state_path(self) -> Path:
         """A folder for what a solver keeps between two iterations."""
         return self.path / STATE
@@ -137,7 +144,13 @@ class RunDirectory:
 
     def forget(self) -> None:
         """Remove what is known of the run, the plan first; the job stays, it claims the output."""
-        for path in (self.plan_path, self.journal_path, self.status_path, self.events_path):
+        for path in (
+            self.plan_path,
+            self.journal_path,
+            self.status_path,
+            self.events_path,
+            self.iterations_path,
+        ):
             self.disk.remove(path)
         self.forget_state()
 
@@ -188,6 +201,14 @@ class RunDirectory:
         if not self.events_path.exists():
             self.disk.write_file(self.events_path, [b""], mode=_FILE_MODE, sync=False)
         self.disk.append(self.events_path, json.dumps(event).encode() + b"\n")
+
+    def write_iterations(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Replace what is told of a solver's iterations; not fsynced."""
+        self.disk.write_file(self.iterations_path, [_json_lines(rows)], mode=_FILE_MODE, sync=False)
+
+    def append_iteration(self, row: Mapping[str, Any]) -> None:
+        """Add an iteration to it."""
+        self.disk.append(self.iterations_path, _json_lines([row]))
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The events in order; lines that cannot be read are left out."""
@@ -351,3 +372,7 @@ class RunDirectory:
         if not isinstance(value, dict):
             raise DamagedData(f"{path} is damaged. Run with --fresh to start over.")
         return value
+
+
+def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,21 @@ from halotile.storage.grid import Region
 
 CELL = 64
 """Edge of a cell in pixels. It belongs to what a seed means: another one gives other numbers."""
+
+
+@dataclass(frozen=True)
+class RandomImage:
+    """Standard normal numbers, the same for the same seed whatever is read of them."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    seed: int
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """The pixels of ``region``."""
+        drawn = draw_cells(region, self.seed, 0, lambda stream: stream.standard_normal((CELL, CELL)))
+        return drawn.astype(self.dtype)
+
 
 Draw = Callable[[np.random.Generator], NDArray[Any]]
 

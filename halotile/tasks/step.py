@@ -106,7 +106,8 @@ class StepStages:
         """The stored images around the core, held for the block."""
         with Scope(list(cells_of(block.core, self.task.images[0][0].layout.shard))) as scope:
             for image in self.task.stored:
-                halo = ((0, 0),) * (len(image.shape) - 2) + ((self.task.halo, self.task.halo),) * 2
+                wide = max(0, self.task.halo - image.slack)  # it is read with its slack
+                halo = ((0, 0),) * (len(image.shape) - 2) + ((wide, wide),) * 2
                 image.read(block.core.grow(halo).clip(Region.whole(image.shape)))
         return scope
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -32,6 +32,10 @@ class Problem:
     """Where the solver begins."""
     step_size: float = 1.0
     """``1 / |A|²``, or what was asked for."""
+
+    def beginning_at(self, image: Readable) -> Problem:
+        """The same from another image."""
+        return replace(self, start=image)
 
 
 @dataclass(frozen=True)

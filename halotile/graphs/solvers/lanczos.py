@@ -79,6 +79,11 @@ def recurrence(state: State) -> list[Row]:
     return rows
 
 
+def is_spent(state: State) -> bool:
+    """Whether the vectors so far are all that there are: one more would be rounding."""
+    return state.iteration > len(recurrence(state)) or recurrence(state)[-1].scale < math.sqrt(TINY)
+
+
 def largest_eigenvalue(state: State) -> float:
     """The largest eigenvalue of the rows so far: of ``N``, from below.
 

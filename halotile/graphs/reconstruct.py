@@ -1,0 +1,240 @@
+"""The run of a reconstruction: the step size found, the solver iterated, the image written."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stopped
+from halotile.graphs.claim import claim
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.damage import damaged_blocks, output_grid
+from halotile.graphs.iterate import Iterations, Row, Target
+from halotile.graphs.outcome import Outcome, bad_blocks_in_words, ended_by, full_disk_in_words
+from halotile.graphs.progress import Observer, Progress
+from halotile.graphs.reconstruction import NORM_ITERATIONS, ReconstructionPlan
+from halotile.graphs.session import Session
+from halotile.graphs.signals import Signals
+from halotile.graphs.solvers.base import CHANGE, Solver, State
+from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
+from halotile.graphs.status import StatusFile
+from halotile.graphs.sweep import Sweep
+from halotile.storage.checkpoints import Ledger
+from halotile.storage.disk import sweep_partials
+from halotile.storage.journal import Journal
+from halotile.storage.output import ShardWriter
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.draws import RandomImage
+from halotile.tasks.fidelity import MISFIT
+from halotile.tasks.step import StepTask
+
+NORM, ITERATE, WRITE = "norm", "iterate", "write"
+"""What the dashboard calls the sweeps."""
+NORM_SEED = 0
+
+
+def reconstruct(
+    plan: ReconstructionPlan, *, observer: Observer | None = None, cluster: Cluster | None = None
+) -> Outcome:
+    """Run a reconstruction to its end, or go on with one that was interrupted.
+
+    Parameters
+    ----------
+    plan : ReconstructionPlan
+        From :func:`halotile.graphs.reconstruction.make_reconstruction_plan`.
+    observer : callable, optional
+        Called with a :class:`Progress` about twice a second.
+    cluster : Cluster, optional
+        A running cluster to use; by default the one the job names is started, and ended.
+
+    Raises
+    ------
+    OutputRefused, ResumeRefused
+        When the output is not this job's to write, or another run is writing it.
+    Diverged
+        When the solver's numbers grow without bound. Its last good state is kept.
+    BlockFailed
+        When blocks failed after their retries.
+    DiskRefused
+        When the disk is full. What is done stays done.
+    Stopped
+        When SIGTERM or SIGUSR1 asked the run to drain.
+    """
+    directory = RunDirectory(plan.run_directory)
+    with claim(plan, directory) as journal, Signals() as signals:
+        return _Driver(plan, directory, journal, signals, observer, cluster).run()
+
+
+class _Driver:
+    """The driver's state during one run."""
+
+    def __init__(
+        self,
+        plan: ReconstructionPlan,
+        directory: RunDirectory,
+        journal: Journal,
+        signals: Signals,
+        observer: Observer | None,
+        cluster: Cluster | None,
+    ) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.journal = journal
+        self.signals = signals
+        self.status = StatusFile(directory, plan, observer)
+        self.session = Session(plan.run, plan.job.cluster, self.status, cluster)
+
+    def run(self) -> Outcome:
+        """Every sweep that is left."""
+        self._strike_damaged()
+        finished = len(self.journal.done) == len(self.plan.grid)
+        self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1) if finished else 0
+        self.status.begin(self.status.progress("start", done=len(self.journal.done), failed=0))
+        try:
+            if not finished:
+                with self.session:
+                    self._solve()
+        except BaseException as error:
+            with suppress(OSError):
+                self.journal.sync()
+            state = "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
+            self.status.end(state, self._progress(), ended_by(error))
+            raise
+        self.journal.sync()
+        self.directory.forget_state()
+        return self._conclude()
+
+    def _solve(self) -> None:
+        iterations = self._iterations(self.plan.solver, "solve", ITERATE, self._step_size())
+        solver, job = self.plan.solver, self.plan.job.solver
+        with suppress(OSError):
+            self.directory.write_iterations(iterations.rows)
+        for row in iterations.run(job.iterations, partial(_is_done, job.tol)):
+            self.status.figures = row | {"iterations": job.iterations}
+            with suppress(OSError):
+                self.directory.append_iteration(row)
+            self.status.say(f"iteration {row['iteration']:.0f} of {job.iterations}: {in_words(row)}")
+        left_out = job.iterations - iterations.state.iteration
+        if left_out:
+            self.status.say(f"{solver.name} is done {left_out} iterations early")
+        self._write_output(iterations)
+
+    def _step_size(self) -> float:
+        """What was asked for, or ``1 / |A|²``."""
+        asked = self.plan.job.solver.step
+        if isinstance(asked, float | int):
+            return float(asked)
+        if not self.plan.finds_step:
+            return 1.0
+        norm = self._iterations(Lanczos(), NORM, NORM, 1.0)
+        for _ in norm.run(NORM_ITERATIONS, lambda state, _: is_spent(state)):
+            pass
+        square = largest_eigenvalue(norm.state)
+        self.status.say(f"|A|² is {square:.6g}: the step size is {1 / square:.6g}")
+        return 1 / square
+
+    def _iterations(self, solver: Solver, folder: str, phase: str, step_size: float) -> Iterations:
+        problem = self.plan.problem(step_size)
+        is_norm = folder == NORM
+        if is_norm:
+            problem = problem.beginning_at(RandomImage(problem.shape, problem.dtype, NORM_SEED))
+        return Iterations(
+            solver,
+            problem,
+            self.plan.vectors(solver, folder),
+            self.plan.grid,
+            self.plan.fingerprint,
+            halo=self.plan.reach if is_norm else self.plan.halo,
+            slack=self.plan.reach,
+            overlap=self.plan.overlap,
+            sweep=partial(self._sweep, phase),
+            target=Target() if is_norm else self.plan.target,
+        )
+
+    def _write_output(self, iterations: Iterations) -> None:
+        image = iterations.image()
+        task = StepTask(
+            grid=self.plan.grid,
+            images=((ShardWriter(self.plan.output, self.plan.layout), image),),
+            sums=(),
+            stored=(image,),
+            halo=0,
+            denoised=(),
+            overlap=self.plan.overlap,
+        )
+        self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1)
+        self._sweep(WRITE, task, 0, self.journal, None)
+
+    def _sweep(
+        self, phase: str, task: StepTask, iteration: int, journal: Journal, ledger: Ledger | None
+    ) -> None:
+        if phase == ITERATE:
+            before = NORM_ITERATIONS * self.plan.finds_step + iteration
+            self.status.earlier = len(self.plan.grid) * before
+        elif phase == NORM:
+            self.status.earlier = len(self.plan.grid) * iteration
+        sweep = Sweep(
+            task,
+            phase=phase,
+            options=self.plan.run,
+            journal=journal,
+            directory=self.directory,
+            signals=self.signals,
+            status=self.status,
+            import_folder=self.plan.job.import_folder,
+            ledger=ledger,
+        )
+        self.session.through(sweep)
+        if sweep.disk_error:
+            raise DiskRefused(full_disk_in_words(self.plan, sweep.disk_error, len(journal.done)))
+        if sweep.bad:
+            bad = tuple(sweep.bad[number] for number in sorted(sweep.bad))
+            kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
+            raise kind(bad_blocks_in_words(self.plan, bad))
+        if sweep.untidy:
+            sweep_partials(self.plan.output)
+            sweep_partials(self.directory.state_path)
+
+    def _strike_damaged(self) -> None:
+        """Take the blocks out of the output's journal whose files are gone or cut short."""
+        grid = output_grid(self.plan.layout, self.plan.grid.shape, self.plan.grid.block)
+        done = map(grid.block_at, self.journal.done)
+        self.journal.strike(
+            [n for n, _ in damaged_blocks(self.plan.output, self.plan.layout, done, thorough=False)]
+        )
+
+    def _progress(self) -> Progress:
+        return self.status.progress("stop", done=len(self.journal.done), failed=0)
+
+    def _conclude(self) -> Outcome:
+        self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1)
+        progress = self._progress()
+        self.status.end("finished", progress, "")
+        return Outcome(
+            done=progress.done,
+            total=progress.total,
+            resumed=progress.resumed,
+            quarantined=(),
+            seconds=progress.seconds,
+            megapixels_per_second=progress.megapixels_per_second,
+            peak_memory_bytes=progress.peak_memory_bytes,
+            output=str(self.plan.output),
+            run_directory=str(self.plan.run_directory),
+        )
+
+
+def _is_done(tol: float, state: State, row: Row) -> bool:
+    """Whether the image has come to rest."""
+    return row.get(CHANGE, 1.0) <= tol
+
+
+def in_words(row: Row) -> str:
+    """An iteration in a line.
+
+    Examples
+    --------
+    >>> in_words({"iteration": 3, "misfit": 1234.5, "change": 0.01234, "psnr": 27.31, "seconds": 1.5})
+    'misfit 1234, change 0.0123, PSNR 27.31 dB'
+    """
+    shown = {MISFIT: "misfit {:.4g}", CHANGE: "change {:.3g}", "psnr": "PSNR {:.2f} dB"}
+    return ", ".join(text.format(row[name]) for name, text in shown.items() if name in row)

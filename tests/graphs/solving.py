@@ -1,0 +1,156 @@
+"""Small problems for solvers, swept in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.graphs.iterate import Iterations
+from halotile.graphs.solvers.base import Problem, Solver, State
+from halotile.storage.checkpoints import Ledger
+from halotile.storage.grid import Grid
+from halotile.storage.journal import Journal
+from halotile.storage.output import Layout
+from halotile.storage.rim import Readable, Rim
+from halotile.storage.vectors import Vectors
+from halotile.storage.views import Constant
+from halotile.tasks.block import BlockRunner
+from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.fidelity import Gradient, Normal, Term
+from halotile.tasks.operators.base import InMemory, Operator, read_all
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.priors import NoPrior, Prior
+from halotile.tasks.roles import Roles
+from halotile.tasks.step import StepTask
+from halotile.tasks.window import Tiling
+
+Pixels = NDArray[Any]
+
+
+def kernel(edge: int) -> Pixels:
+    """A gaussian."""
+    line = np.exp(-((np.arange(edge) - edge // 2) ** 2) / (0.08 * edge**2 + 0.1))
+    square = np.outer(line, line)
+    return (square / square.sum()).astype("float32")
+
+
+def blurs(boundary: str, edges: tuple[int, ...] = (3, 5, 9)) -> tuple[Operator, ...]:
+    """Blurs of several widths."""
+    return tuple(Blur(kernel=kernel(edge), boundary=boundary) for edge in edges)
+
+
+def terms_of(image: Pixels, operators: tuple[Operator, ...], noise: float = 0.01) -> tuple[Term, ...]:
+    """What the operators measure of an image, with noise."""
+    rng = np.random.default_rng(8)
+
+    def measured(operator: Operator) -> InMemory:
+        pixels = read_all(operator.forward(InMemory(image)))
+        return InMemory(pixels + (noise * rng.standard_normal(pixels.shape)).astype(image.dtype))
+
+    return tuple(
+        Term(operator, measured(operator), 1.0 / (number + 1)) for number, operator in enumerate(operators)
+    )
+
+
+def denoised_by(denoiser: Denoiser, image: Pixels, block: int, tile: int) -> Denoised:
+    """A denoiser of images such as this one, in tiles."""
+    reach = denoiser.receptive_field()
+    assert reach is not None
+    depth = ((reach, reach),) * 2
+    least = tuple(min(144, n) for n in image.shape) if denoiser.convolutional else (1, 1)
+    tiling = Tiling((tile, tile), depth, (1, 1), least, image.shape, 1, 1, None, "float32")
+    grid = Grid(image.shape, (block, block), depth, (1, 1), least)
+    return Denoised(
+        InMemory(image),
+        denoiser,
+        tiling,
+        Roles(("y", "x"), (0, 1), None),
+        grid,
+        Rim.everywhere(denoiser.boundary, 2),
+    )
+
+
+def problem_of(
+    image: Pixels, terms: tuple[Term, ...], prior: Prior | None = None, step: float = 1.0
+) -> Problem:
+    """What a solver asks for, of a stack."""
+    return Problem(
+        shape=image.shape,
+        dtype=image.dtype,
+        gradient=lambda x: Gradient(x, terms),
+        normal=lambda x: Normal(x, terms),
+        prior=prior or NoPrior(),
+        start=Constant(image.shape, image.dtype),
+        step_size=step,
+    )
+
+
+@dataclass
+class Interrupted(Exception):
+    """A sweep was cut short."""
+
+
+def inline(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
+    """Do what is left of a sweep, in this process."""
+    receipt = BlockRunner(task).run(journal.done.complement(len(task.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    ledger.enter(receipt.sums)
+    journal.mark(receipt.done)
+
+
+def iterations_of(
+    solver: Solver, problem: Problem, folder: Path, *, block: int = 64, halo: int = 40, **options: Any
+) -> Iterations:
+    """A solver on disk, in blocks of this size."""
+    shape = problem.shape
+    layout = Layout(
+        shape, str(problem.dtype), (32, 32), (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False
+    )
+    return Iterations(
+        solver,
+        problem,
+        Vectors(folder, layout, solver.vectors),
+        Grid(shape, tuple(min(block, n) for n in shape), ((0, 0), (0, 0))),
+        "a job",
+        halo=halo,
+        slack=16,
+        overlap=False,
+        sweep=options.pop("sweep", inline),
+        **options,
+    )
+
+
+def in_memory(solver: Solver, problem: Problem, iterations: int) -> tuple[Pixels, list[Mapping[str, float]]]:
+    """The same iterations on whole images in memory: the truth that sweeps must meet, bit by bit."""
+    state, told = State(), list[Mapping[str, float]]()
+    images: list[dict[str, Readable]] = [{}]
+
+    def read(name: str, age: int) -> Readable:
+        k = len(images) - 1 - age
+        return images[k][name] if k > 0 else problem.start
+
+    for _ in range(iterations):
+        step = solver.step(problem, state, read)
+        made: dict[str, Readable] = {name: InMemory(read_all(image)) for name, image in step.images.items()}
+        by_image = {id(step.images[name]): image for name, image in made.items()}
+        sums = {}
+        for wanted in step.sums:
+            a, b = (
+                read_all(by_image.get(id(part), part)).astype(float) for part in (wanted.left, wanted.right)
+            )
+            sums[wanted.name] = float(np.sum(a * b))
+        told.append(sums)
+        state = solver.next(problem, state, sums)
+        images.append(made)
+    return read_all(images[-1]["x"]), told
+
+
+def with_step(problem: Problem, step: float) -> Problem:
+    """The same with another step size."""
+    return replace(problem, step_size=step)

@@ -1,0 +1,245 @@
+"""Solvers on disk: the bits of the same iterations in memory, however the image is cut; and what they converge to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.errors import DamagedData, Diverged, ResumeRefused
+from halotile.graphs.iterate import Target
+from halotile.graphs.solvers.base import State
+from halotile.graphs.solvers.cg import ConjugateGradients
+from halotile.graphs.solvers.fista import Fista
+from halotile.graphs.solvers.gd import GradientDescent
+from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
+from halotile.graphs.solvers.pgd import ProximalGradient
+from halotile.registry import names
+from halotile.tasks.block import BlockRunner
+from halotile.tasks.denoisers.dncnn import DnCNN
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.draws import RandomImage
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.downsample import Downsample
+from halotile.tasks.operators.mask import Mask
+from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
+from tests.graphs.solving import (
+    Interrupted,
+    blurs,
+    denoised_by,
+    in_memory,
+    inline,
+    iterations_of,
+    problem_of,
+    terms_of,
+)
+from tests.support import dncnn_weights
+
+SOLVERS: dict[str, Any] = {
+    "gd": GradientDescent(),
+    "pgd": ProximalGradient(),
+    "fista": Fista(),
+    "cg": ConjugateGradients(),
+}
+STEP = 0.5
+
+
+def scene(shape: tuple[int, int] = (150, 133)) -> Any:
+    rng = np.random.default_rng(1)
+    y, x = np.mgrid[: shape[0], : shape[1]]
+    return (np.sin(y / 9) * np.cos(x / 7) / 3 + 0.5 + 0.05 * rng.random(shape)).astype("float32")
+
+
+def prior_of(name: str, image: Any, block: int, tile: int, folder: Path) -> Prior:
+    if name == "none":
+        return NoPrior()
+    if name == "l1":
+        return Sparse(0.02)
+    if name == "tv":
+        return Variation(denoised_by(TotalVariation(strength=1.0, iterations=6), image, block, tile), 0.05)
+    if name == "gaussian":
+        return Plugged(denoised_by(Gaussian(sigma=0.7), image, block, tile), 0.3)
+    weights = dncnn_weights(folder / "w.safetensors")
+    return Plugged(denoised_by(DnCNN(depth=5, width=8, weights=str(weights)), image, block, tile), 0.3)
+
+
+def test_every_solver_is_tried() -> None:
+    assert {*SOLVERS, "lanczos"} == set(names("solvers"))
+
+
+@pytest.mark.parametrize("boundary", ["circular", "reflect", "zero"])
+@pytest.mark.parametrize("prior", ["none", "l1", "tv", "gaussian", "dncnn"])
+@pytest.mark.parametrize("solver", ["gd", "pgd", "fista"])
+def test_fused_sweeps_have_the_bits_of_whole_images(
+    tmp_path: Path, solver: str, prior: str, boundary: str
+) -> None:
+    image = scene()
+    terms = terms_of(image, blurs(boundary))
+    whole = problem_of(image, terms, prior_of(prior, image, 1000, 1000, tmp_path), STEP)
+    expected, _ = in_memory(SOLVERS[solver], whole, 3)
+    for block, tile in [(64, 64), (96, 40)]:
+        problem = problem_of(image, terms, prior_of(prior, image, block, tile, tmp_path), STEP)
+        run = iterations_of(SOLVERS[solver], problem, tmp_path / f"{block}", block=block)
+        assert len(list(run.run(3, lambda *_: False))) == 3
+        assert np.array_equal(read_all(run.image()), expected)
+    assert not np.array_equal(expected, 0 * expected)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_sums_do_not_depend_on_how_shards_are_grouped(tmp_path: Path, solver: str) -> None:
+    image = scene()
+    problem = problem_of(image, terms_of(image, blurs("reflect")), step=STEP)
+    told, images = [], []
+    for block in (32, 64, 160):
+        run = iterations_of(
+            SOLVERS[solver], problem, tmp_path / str(block), block=block, target=Target(InMemory(image))
+        )
+        told.append(
+            [{k: v for k, v in row.items() if k != "seconds"} for row in run.run(4, lambda *_: False)]
+        )
+        images.append(read_all(run.image()))
+    assert told[0] == told[1] == told[2]
+    assert np.array_equal(images[0], images[1])
+    assert np.array_equal(images[0], images[2])
+    assert {"iteration", "change", "psnr"} <= told[0][0].keys()
+
+
+def dense(problem: Any) -> tuple[Any, Any]:
+    """The normal operator and what it is to give, as a matrix and a vector."""
+    shape = problem.shape
+    unit = np.eye(int(np.prod(shape)), dtype=problem.dtype).reshape(-1, *shape)
+    matrix = np.array([read_all(problem.normal(InMemory(u))).ravel() for u in unit]).T
+    return matrix, -1 * read_all(problem.gradient(problem.start)).ravel()
+
+
+def small_problem(dtype: str) -> Any:
+    image = scene((14, 12)).astype(dtype)
+    mask = (np.random.default_rng(3).random(image.shape) > 0.3).astype(dtype)
+    operators = (
+        *blurs("reflect", (3, 5)),
+        Mask(mask=InMemory(mask)),
+        Downsample(factor=2, boundary="reflect"),
+    )
+    return problem_of(image, terms_of(image, operators))
+
+
+def test_cg_finds_the_least_misfit(tmp_path: Path) -> None:
+    problem = small_problem("float64")
+    matrix, right = dense(problem)
+    run = iterations_of(ConjugateGradients(), problem, tmp_path, block=32)
+    for _ in run.run(200, lambda state, _: state.numbers["rr"] < 1e-24):
+        pass
+    assert np.allclose(read_all(run.image()).ravel(), np.linalg.solve(matrix, right), atol=1e-9)
+    assert run.state.iteration < 190
+
+
+def test_lanczos_finds_the_norm(tmp_path: Path) -> None:
+    problem = small_problem("float64")
+    problem = problem.beginning_at(RandomImage(problem.shape, problem.dtype, 0))
+    largest = float(np.linalg.eigvalsh(dense(problem)[0])[-1])
+    run = iterations_of(Lanczos(), problem, tmp_path, block=32)
+    for _ in run.run(15, lambda state, _: is_spent(state)):
+        pass
+    assert largest_eigenvalue(run.state) == pytest.approx(largest, rel=1e-2)
+
+
+def test_lanczos_ends_where_nothing_new_is_left(tmp_path: Path) -> None:
+    image = scene((32, 32))
+    problem = problem_of(image, terms_of(image, (Mask(mask=InMemory(0 * image + 2)),)))
+    problem = problem.beginning_at(RandomImage(problem.shape, problem.dtype, 0))
+    run = iterations_of(Lanczos(), problem, tmp_path, block=32)
+    assert len(list(run.run(15, lambda state, _: is_spent(state)))) <= 3
+    assert largest_eigenvalue(run.state) == pytest.approx(4.0, rel=1e-5)
+
+
+def test_gradient_descent_that_diverges_keeps_its_last_good_image(tmp_path: Path) -> None:
+    image = scene()
+    problem = problem_of(image, terms_of(image, blurs("circular")), step=10.0)
+    run = iterations_of(GradientDescent(), problem, tmp_path)
+    with pytest.raises(Diverged, match=r"misfit grew from .* Write a smaller solver\.step"):
+        list(run.run(60, lambda *_: False))
+    assert run.state.iteration > 0
+    assert np.isfinite(read_all(run.image())).all()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str) -> None:
+    image = scene()
+    problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
+
+    def cut(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
+        if iteration < 2 or journal.done:
+            return inline(task, iteration, journal, ledger)
+        receipt = BlockRunner(task).run([0, 2, 5])
+        ledger.enter({number: receipt.sums[number] for number in receipt.done[:2]})
+        journal.mark(receipt.done)
+        raise Interrupted
+
+    undisturbed = iterations_of(SOLVERS[solver], problem, tmp_path / "a")
+    rows = list(undisturbed.run(4, lambda *_: False))
+    run = iterations_of(SOLVERS[solver], problem, tmp_path / "b", sweep=cut)
+    with pytest.raises(Interrupted):
+        list(run.run(4, lambda *_: False))
+    again = iterations_of(SOLVERS[solver], problem, tmp_path / "b")
+    assert again.state.iteration == 2
+    list(again.run(4, lambda *_: False))
+    assert np.array_equal(read_all(again.image()), read_all(undisturbed.image()))
+    for ours, theirs in zip(again.rows, rows, strict=True):
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    assert sorted(path.name for path in (tmp_path / "b").glob("journal*")) == []
+
+
+def test_a_state_of_another_job_is_refused(tmp_path: Path) -> None:
+    image = scene()
+    problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
+    list(iterations_of(GradientDescent(), problem, tmp_path).run(1, lambda *_: False))
+    run = iterations_of(GradientDescent(), problem, tmp_path)
+    run.fingerprint = "another job"
+    with pytest.raises(ResumeRefused):
+        run._resumed()
+
+
+def test_a_state_that_lost_a_shard_is_refused(tmp_path: Path) -> None:
+    image = scene()
+    problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
+    list(iterations_of(GradientDescent(), problem, tmp_path).run(2, lambda *_: False))
+    (tmp_path / "x.0" / "c" / "1" / "1").unlink()
+    with pytest.raises(DamagedData, match=r"x\.0/c/1/1: the shard is missing: .* --fresh"):
+        iterations_of(GradientDescent(), problem, tmp_path)
+
+
+def test_iterations_end_when_the_image_is_at_rest(tmp_path: Path) -> None:
+    image = scene()
+    problem = problem_of(image, terms_of(image, blurs("reflect")), step=STEP)
+    run = iterations_of(ProximalGradient(), problem, tmp_path)
+    rows = list(run.run(50, lambda _, row: row["change"] < 0.01))
+    assert 1 < len(rows) < 50
+    assert rows[-1]["change"] < 0.01 <= rows[-2]["change"]
+
+
+def test_a_state_is_a_value() -> None:
+    state = State(3, {"t": 2.0})
+    assert Fista().next(None, state, {}).iteration == 4  # type: ignore[arg-type]
+    assert state.numbers == {"t": 2.0}
+
+
+def test_stored_images_are_read_once_a_block(tmp_path: Path) -> None:
+    """By every operator, the prior and the sums together: with its halo, no more."""
+    image = scene((256, 256))
+    problem = problem_of(image, terms_of(image, blurs("reflect")), step=STEP)
+    read: list[int] = []
+
+    def counted(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
+
+        receipt = BlockRunner(task).run(range(len(task.grid)))
+        read.append(receipt.read_bytes)
+        ledger.enter(receipt.sums)
+        journal.mark(receipt.done)
+
+    list(
+        iterations_of(ProximalGradient(), problem, tmp_path, sweep=counted, halo=18).run(2, lambda *_: False)
+    )
+    assert read[1] < 4 * 256 * 256 * (1 + 2 * 18 / 64) ** 2
