@@ -127,7 +127,7 @@ def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene
         BlockInputFailed, match=rf"block 19 .*the input holds NaN or infinity in {where}"
     ) as failed:
         scene.run(cluster, on_nan="fail")
-    failed.match("1 of 64 blocks failed for their input")
+    failed.match("1 of 64 blocks failed for its input")
     failed.match(
         "Run again with run.on_nan: propagate to do only these. Once the picture is mended, run with --same-input"
     )

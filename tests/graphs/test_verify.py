@@ -162,7 +162,7 @@ def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene)
 
 @pytest.mark.parametrize(
     ("network", "channels", "shape"),
-    [("doubler", [1, 1], (1, 256, 320)), ("colouring", [1, 3], (3, 128, 160))],
+    [("doubler", [1, 1], (256, 320)), ("colouring", [1, 3], (3, 128, 160))],
 )
 def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
     cluster: Cluster, tmp_path: Path, network: str, channels: list[int], shape: tuple[int, ...]
