@@ -130,7 +130,7 @@ class Iterations:
 
     def image(self, name: str = "x") -> Shared:
         """An image of the state as it is now."""
-        return Shared(self.vectors.open(name, self.state.iteration), self.slack)
+        return Shared(self.vectors.open(name, self.state.iteration))
 
     def _resumed(self) -> tuple[State, list[Row]]:
         kept = self.checkpoint.read()
@@ -233,7 +233,7 @@ class Iterations:
     def _row(self, sums: Mapping[str, float]) -> Row:
         row: Row = {"iteration": self.state.iteration + 1}
         if MISFIT in sums:
-            row[MISFIT] = sums[MISFIT]
+            row[MISFIT] = sums[MISFIT] + self.problem.misfit_of_zero
         if LENGTH in sums:
             row[CHANGE] = relative_change(sums)
         if ERROR in sums:

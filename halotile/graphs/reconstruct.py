@@ -9,13 +9,14 @@ from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stopped
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_blocks, output_grid
-from halotile.graphs.iterate import Iterations, Row, Target
+from halotile.graphs.forms import Backprojection
+from halotile.graphs.iterate import Iterations, Row
 from halotile.graphs.outcome import Outcome, bad_blocks_in_words, ended_by, full_disk_in_words
 from halotile.graphs.progress import Observer, Progress
 from halotile.graphs.reconstruction import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.session import Session
 from halotile.graphs.signals import Signals
-from halotile.graphs.solvers.base import CHANGE, Solver, State
+from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
@@ -24,11 +25,12 @@ from halotile.storage.disk import sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.output import ShardWriter
 from halotile.storage.rundir import RunDirectory
+from halotile.storage.views import Constant
 from halotile.tasks.draws import RandomImage
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.step import StepTask
 
-NORM, ITERATE, WRITE = "norm", "iterate", "write"
+NORM, ADJOINT, ITERATE, WRITE = "norm", "adjoint", "iterate", "write"
 """What the dashboard calls the sweeps."""
 NORM_SEED = 0
 
@@ -105,7 +107,9 @@ class _Driver:
         return self._conclude()
 
     def _solve(self) -> None:
-        iterations = self._iterations(self.plan.solver, "solve", ITERATE, self._step_size())
+        step_size = self._step_size()
+        iterations = self._iterations(self.plan.solver, ITERATE, self._problem(step_size), self.plan.halo)
+        iterations.target = self.plan.target
         solver, job = self.plan.solver, self.plan.job.solver
         with suppress(OSError):
             self.directory.write_iterations(iterations.rows)
@@ -126,29 +130,37 @@ class _Driver:
             return float(asked)
         if not self.plan.finds_step:
             return 1.0
-        norm = self._iterations(Lanczos(), NORM, NORM, 1.0)
+        problem = self.plan.problem()
+        start = RandomImage(problem.shape, problem.dtype, NORM_SEED)
+        norm = self._iterations(Lanczos(), NORM, problem.beginning_at(start), self.plan.reach)
         for _ in norm.run(NORM_ITERATIONS, lambda state, _: is_spent(state)):
             pass
         square = largest_eigenvalue(norm.state)
         self.status.say(f"|A|² is {square:.6g}: the step size is {1 / square:.6g}")
         return 1 / square
 
-    def _iterations(self, solver: Solver, folder: str, phase: str, step_size: float) -> Iterations:
-        problem = self.plan.problem(step_size)
-        is_norm = folder == NORM
-        if is_norm:
-            problem = problem.beginning_at(RandomImage(problem.shape, problem.dtype, NORM_SEED))
+    def _problem(self, step_size: float) -> Problem:
+        """The problem; for the normal form, with the backprojection of all measurements."""
+        if self.plan.form.folded is None:
+            return self.plan.problem(step_size)
+        problem = self.plan.problem()
+        zeros = Constant(problem.shape, problem.dtype)
+        made = self._iterations(Backprojection(), ADJOINT, problem.beginning_at(zeros), self.plan.reach)
+        for _ in made.run(1, lambda *_: False):
+            pass
+        return self.plan.problem(step_size, made.image("b"), made.state.numbers[MISFIT])
+
+    def _iterations(self, solver: Solver, phase: str, problem: Problem, halo: int) -> Iterations:
         return Iterations(
             solver,
             problem,
-            self.plan.vectors(solver, folder),
+            self.plan.vectors(solver, phase),
             self.plan.grid,
             self.plan.fingerprint,
-            halo=self.plan.reach if is_norm else self.plan.halo,
+            halo=halo,
             slack=self.plan.reach,
             overlap=self.plan.overlap,
             sweep=partial(self._sweep, phase),
-            target=Target() if is_norm else self.plan.target,
         )
 
     def _write_output(self, iterations: Iterations) -> None:
@@ -168,11 +180,9 @@ class _Driver:
     def _sweep(
         self, phase: str, task: StepTask, iteration: int, journal: Journal, ledger: Ledger | None
     ) -> None:
-        if phase == ITERATE:
-            before = NORM_ITERATIONS * self.plan.finds_step + iteration
-            self.status.earlier = len(self.plan.grid) * before
-        elif phase == NORM:
-            self.status.earlier = len(self.plan.grid) * iteration
+        before = {NORM: 0, ADJOINT: self.plan.before_iterations - 1, ITERATE: self.plan.before_iterations}
+        if phase in before:
+            self.status.earlier = len(self.plan.grid) * (before[phase] + iteration)
         sweep = Sweep(
             task,
             phase=phase,

@@ -14,6 +14,7 @@ import numpy as np
 
 from halotile.errors import DiskRefused, InputError, MemoryRefused
 from halotile.graphs.amounts import bytes_text
+from halotile.graphs.forms import Form, choose_form
 from halotile.graphs.identity import code_versions, differences, fingerprint
 from halotile.graphs.iterate import Target
 from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, parse_bytes
@@ -40,7 +41,6 @@ from halotile.storage.rim import Readable
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.vectors import Vectors
 from halotile.storage.views import Constant
-from halotile.tasks.fidelity import Gradient, Normal, Term
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.priors import Prior
 from halotile.tasks.roles import Roles
@@ -56,7 +56,7 @@ class ReconstructionPlan:
     """A reconstruction that can start."""
 
     job: Reconstruction
-    terms: tuple[Term, ...]
+    form: Form
     prior: Prior
     solver: Solver
     start: Readable
@@ -87,7 +87,7 @@ class ReconstructionPlan:
     @property
     def reach(self) -> int:
         """How far, in pixels, the operators look, there and back."""
-        return 2 * max(term.operator.reach for term in self.terms)
+        return self.form.reach
 
     @property
     def halo(self) -> int:
@@ -107,12 +107,17 @@ class ReconstructionPlan:
     @property
     def sweeps(self) -> int:
         """The iterations, those that find the step size, and the writing of the output."""
-        return self.job.solver.iterations + NORM_ITERATIONS * self.finds_step + 1
+        return self.before_iterations + self.job.solver.iterations + 1
+
+    @property
+    def before_iterations(self) -> int:
+        """Sweeps that come before the first iteration."""
+        return NORM_ITERATIONS * self.finds_step + (self.form.folded is not None)
 
     @property
     def state_layout(self) -> Layout:
         """That of the solver's images: as they are computed."""
-        dtype = str(working_dtype(np.result_type(*(term.measurement.dtype for term in self.terms))))
+        dtype = str(working_dtype(np.result_type(*(term.measurement.dtype for term in self.form.terms))))
         return replace(self.layout, dtype=dtype, ome=False, omero=None, name=None, translation=())
 
     def vectors(self, solver: Solver, folder: str) -> Vectors:
@@ -145,16 +150,20 @@ class ReconstructionPlan:
         """Digest of the identity."""
         return fingerprint(self.identity)
 
-    def problem(self, step_size: float) -> Problem:
-        """What the solver works on."""
+    def problem(
+        self, step_size: float = 1.0, backprojection: Readable | None = None, misfit_of_zero: float = 0.0
+    ) -> Problem:
+        """What the solver works on; the normal form needs the backprojection, with the misfit that belongs to it."""
+        form = self.form if backprojection is not None else replace(self.form, folded=None)
         return Problem(
             shape=self.grid.shape,
             dtype=np.dtype(self.state_layout.dtype),
-            gradient=lambda image: Gradient(image, self.terms),
-            normal=lambda image: Normal(image, self.terms),
+            gradient=lambda image: form.gradient(image, backprojection),
+            normal=self.form.normal,
             prior=self.prior,
             start=self.start,
             step_size=step_size,
+            misfit_of_zero=misfit_of_zero,
         )
 
     def check_fits(self) -> None:
@@ -224,7 +233,8 @@ class ReconstructionPlan:
         return {
             "output": str(self.output),
             "shape": list(self.grid.shape),
-            "operators": [term.operator.name for term in self.terms],
+            "operators": [term.operator.name for term in self.form.terms],
+            "form": self.form.in_words(),
             "solver": self.solver.name,
             "iterations": self.job.solver.iterations,
             "blocks": len(self.grid),
@@ -289,6 +299,7 @@ def make_reconstruction_plan(
         "start": given.fingerprint() if given else None,
         "reference": reference.fingerprint() if reference else None,
         "precision": job.run.precision,
+        "exact": job.exact,
         "layout": layout.to_json(),
         "block": list(grid.block),
         "code": {**code_versions(), **(denoiser.check() if denoiser else {})},
@@ -296,7 +307,9 @@ def make_reconstruction_plan(
     differs = tuple(differences(previous["identity"], identity)) if previous else ()
     plan = ReconstructionPlan(
         job=job,
-        terms=make_terms(job.operators, operators, data, job.fidelity),
+        form=choose_form(
+            make_terms(job.operators, operators, data, job.fidelity), image.dtype, exact=job.exact
+        ),
         prior=prior,
         solver=find("solvers", job.solver.name).SOLVER(),
         start=given or image,

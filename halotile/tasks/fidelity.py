@@ -12,6 +12,7 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.operators.base import Operator, Shape, working_dtype
+from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope
 
 MISFIT = "misfit"
@@ -187,7 +188,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Normal:
+class NormalImage:
     """``sum_i weight_i A_i^T A_i x``.
 
     Parameters
@@ -202,7 +203,7 @@ class Normal:
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> from halotile.tasks.operators.blur import Blur
     >>> halve, y = Blur(kernel=np.full((1, 1), 0.5)), InMemory(np.zeros((1, 2)))
-    >>> read_all(Normal(InMemory(np.full((1, 2), 4.0)), (Term(halve, y, weight=2.0),))).tolist()
+    >>> read_all(NormalImage(InMemory(np.full((1, 2), 4.0)), (Term(halve, y, weight=2.0),))).tolist()
     [[2.0, 2.0]]
     """
 
@@ -226,6 +227,42 @@ class Normal:
             pixels = term.operator.adjoint(term.operator.forward(self.image), self.shape).read(region)
             total += pixels if term.weight == 1 else pixels * self.dtype.type(term.weight)
         return total
+
+
+@dataclass(frozen=True)
+class FoldedGradient:
+    """``N x - b``: the gradient of squares, with ``N = sum_i weight_i A_i^T A_i`` and ``b = sum_i weight_i A_i^T y_i``.
+
+    Inside a :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well, less that of 0:
+    ``x^T N x / 2 - b^T x``.
+    """
+
+    image: Readable
+    normal: Normal
+    backprojection: Readable
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.image.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.image.dtype)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        back = self.backprojection.read(region)
+        gradient: NDArray[Any] = np.subtract(self.normal(self.image).read(region), back)
+        scope = Scope.current()
+        for cell, core in enumerate(scope.cells if scope else ()):
+            assert scope is not None
+            inner = core.relative_to(region).slices
+            slope, b = (part[inner].astype(np.float64) for part in (gradient, back))
+            value = np.sum(np.multiply(slope - b, self.image.read(core))) / 2
+            scope.note(MISFIT, cell, 0, float(value))
+        return gradient
 
 
 def share_of(core: Region, image: Shape, measurement: Shape) -> Region:

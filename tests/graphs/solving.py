@@ -22,7 +22,7 @@ from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.denoised import Denoised
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.fidelity import Gradient, Normal, Term
+from halotile.tasks.fidelity import Gradient, NormalImage, Term
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors import NoPrior, Prior
@@ -37,7 +37,8 @@ def kernel(edge: int) -> Pixels:
     """A gaussian."""
     line = np.exp(-((np.arange(edge) - edge // 2) ** 2) / (0.08 * edge**2 + 0.1))
     square = np.outer(line, line)
-    return (square / square.sum()).astype("float32")
+    normed: Pixels = (square / square.sum()).astype("float32")
+    return normed
 
 
 def blurs(boundary: str, edges: tuple[int, ...] = (3, 5, 9)) -> tuple[Operator, ...]:
@@ -84,7 +85,7 @@ def problem_of(
         shape=image.shape,
         dtype=image.dtype,
         gradient=lambda x: Gradient(x, terms),
-        normal=lambda x: Normal(x, terms),
+        normal=lambda x: NormalImage(x, terms),
         prior=prior or NoPrior(),
         start=Constant(image.shape, image.dtype),
         step_size=step,

@@ -33,6 +33,9 @@ class Problem:
     step_size: float = 1.0
     """``1 / |A|²``, or what was asked for."""
 
+    misfit_of_zero: float = 0.0
+    """What is to be added to the misfit that is noted."""
+
     def beginning_at(self, image: Readable) -> Problem:
         """The same from another image."""
         return replace(self, start=image)

@@ -1,0 +1,87 @@
+"""The two forms of a stack's gradient: as it is written, or folded into one kernel and one stored image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.storage.rim import Readable
+from halotile.tasks.fidelity import L2, MISFIT, FoldedGradient, Gradient, NormalImage, Term
+from halotile.tasks.operators.base import with_engine
+from halotile.tasks.operators.normal import Normal, can_fold
+from halotile.tasks.operators.sum import Total
+
+REACH_OF_CELLS = 64
+"""How much farther, in pixels, a convolution by Fourier transforms looks: its cells lie still, whatever is asked for."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the gradient of a stack is computed."""
+
+    terms: tuple[Term, ...]
+    folded: Normal | None = None
+    """All operators in one kernel, where they fold and the job does not keep to the plain form."""
+
+    @property
+    def reach(self) -> int:
+        """How far, in pixels, the operators look, there and back."""
+        far = 2 * max(term.operator.reach for term in self.terms)
+        return far + (REACH_OF_CELLS if self._is_fft else 0)
+
+    @property
+    def _is_fft(self) -> bool:
+        used = [self.folded] if self.folded else [term.operator for term in self.terms]
+        return any(getattr(operator, "engine", "direct") == "fft" for operator in used)
+
+    def in_words(self) -> str:
+        """The form, for the plan."""
+        if self.folded is None:
+            engines = "Fourier transforms where kernels are large" if self._is_fft else "direct convolutions"
+            count = len(self.terms)
+            return f"plain, {count} operator{'s' if count > 1 else ''} there and back; {engines}"
+        rows, columns = self.folded.kernel.shape[-2:]
+        engine = "Fourier transforms" if self._is_fft else "direct convolution"
+        return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"
+
+    def gradient(self, image: Readable, backprojection: Readable | None) -> Readable:
+        """``∇f``."""
+        if self.folded is None:
+            return Gradient(image, self.terms)
+        assert backprojection is not None
+        return FoldedGradient(image, self.folded, backprojection)
+
+    def normal(self, image: Readable) -> Readable:
+        """``sum_i w_i A_i^T A_i x``."""
+        return NormalImage(image, self.terms) if self.folded is None else self.folded(image)
+
+
+def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool) -> Form:
+    """The plain form where it is asked for, or where something does not fold; the normal form otherwise."""
+    decided = tuple(replace(term, operator=with_engine(term.operator, dtype, exact)) for term in terms)
+    blurs = [term.operator for term in decided if can_fold(term.operator)]
+    squares = all(isinstance(term.fidelity, L2) for term in decided)
+    if exact or not squares or len(blurs) != len(decided):
+        return Form(decided)
+    folded = Normal(operators=tuple(blurs), weights=tuple(term.weight for term in decided))
+    return Form(decided, folded.with_engine(dtype, exact))
+
+
+@dataclass(frozen=True)
+class Backprojection:
+    """``b = sum_i w_i A_i^T y_i``, in one sweep; with it, the misfit of the image that is 0."""
+
+    name: ClassVar[str] = "adjoint"
+    vectors: ClassVar[Mapping[str, int]] = {"b": 2}
+
+    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+        """Minus the gradient at 0."""
+        return Step({"b": Total((problem.gradient(problem.start),), (-1.0,))})
+
+    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+        """Done, with the misfit."""
+        return advanced(state, **{MISFIT: sums[MISFIT]})
