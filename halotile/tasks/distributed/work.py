@@ -1,0 +1,114 @@
+"""What a worker does: a group of calls, or the sum of what groups came to."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halotile.errors import TaskFailed
+from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.stored import Array, Stored, store
+from halotile.tasks.distributed.tensors import kind_of, loaded, to_array
+
+PART = "part"
+"""How the files of partial sums begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What some calls came to: one array for each slot, and how many arrays there were at once."""
+
+    arrays: dict[int, Stored]
+    alive: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Calls with what they have in common; pickles to a few kilobytes.
+
+    Parameters
+    ----------
+    folder : str
+        Where results go.
+    inputs : tuple of Stored
+        What calls name by places.
+    phase, what : str
+        For messages.
+    wide : bool
+        Whether sums are kept in double precision until the last.
+    device : str
+        What is computed on.
+    """
+
+    folder: str
+    inputs: tuple[Stored, ...]
+    phase: str
+    what: str
+    wide: bool = False
+    device: str = "cpu"
+
+    def compute(self, calls: Sequence[Call]) -> Parts:
+        """Evaluate calls one after the other, adding up what goes to the same slot.
+
+        Raises
+        ------
+        TaskFailed
+            With the number of the call that failed.
+        """
+        totals: dict[int, tuple[Array, str]] = {}
+        for call in calls:
+            for slot, (array, kind) in self._evaluate(call).items():
+                added = _sum(totals[slot][0], array, self.wide) if slot in totals else array
+                totals[slot] = added, kind
+        return self._keep(totals)
+
+    def add(self, parts: Sequence[Parts]) -> Parts:
+        """The sums of several parts, slot by slot, in their order."""
+        totals: dict[int, tuple[Array, str]] = {}
+        for part in parts:
+            for slot, stored in part.arrays.items():
+                array = stored.load()
+                before = totals.get(slot)
+                totals[slot] = (array if before is None else _sum(before[0], array, self.wide)), stored.kind
+        kept = self._keep(totals)
+        for part in parts:
+            for stored in part.arrays.values():
+                stored.delete()
+        return Parts(kept.arrays, max(kept.alive, *(part.alive for part in parts)))
+
+    def _keep(self, totals: dict[int, tuple[Array, str]]) -> Parts:
+        arrays = {slot: store(array, self.folder, kind, PART) for slot, (array, kind) in totals.items()}
+        alive = math.ceil(len(list(Path(self.folder).glob(f"{PART}-*"))) / max(1, len(arrays)))
+        return Parts(arrays, alive)
+
+    def _evaluate(self, call: Call) -> dict[int, tuple[Array, str]]:
+        try:
+            tensors = [loaded(self.inputs[place], self.device) for place in call.inputs]
+            with torch.no_grad():
+                values = call.function(*tensors)
+            return {
+                slot: (to_array(value), kind_of(value))
+                for slot, value in zip(call.slots, values, strict=True)
+                if value is not None
+            }
+        except Exception as error:
+            failed = TaskFailed(
+                f"{self.phase} of {self.what} {call.number} failed on a worker: {type(error).__name__}: {error}"
+            )
+            failed.add_note(traceback.format_exc())
+            raise failed from None
+
+
+def _sum(left: Array, right: Array, wide: bool) -> Array:
+    if wide and left.dtype.kind in "fc":
+        wider: Any = np.complex128 if left.dtype.kind == "c" else np.float64
+        return np.add(left, right, dtype=wider)
+    added: Array = left + right
+    return added
