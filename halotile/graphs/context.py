@@ -15,6 +15,7 @@ import psutil
 from distributed import Client
 
 from halotile.errors import ConfigError
+from halotile.graphs import lazy
 from halotile.graphs.awaiting import results
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
@@ -22,7 +23,9 @@ from halotile.graphs.job import parse_bytes
 from halotile.graphs.reduce import plan_calls
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.stored import Array, Stored, store
+from halotile.tasks.distributed.tiles import Tiles
 from halotile.tasks.distributed.work import Work
 
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
@@ -138,6 +141,7 @@ class DistributedContext:
         with ExitStack() as held:
             self._folder = held.enter_context(self._private_folder())
             self._client, self.world_size = held.enter_context(self._cluster())
+            held.enter_context(self._client.as_current())
             seed_everything(self.seed, self.deterministic)
             self._held = held.pop_all()
         return self
@@ -214,10 +218,28 @@ class DistributedContext:
         folder = tempfile.mkdtemp(dir=self.folder)
         wide = self.accumulate is not None
         work = Work(folder, tuple(inputs), phase, what, wide, str(self.device))
-        futures = self.client.compute(plan_calls(work, calls, self.split_every), optimize_graph=False)
+        read_bytes = sum(os.path.getsize(each.path) for each in inputs)
+        tasks = plan_calls(work, calls, self.split_every, self.world_size, read_bytes)
+        futures = self.client.compute(tasks, optimize_graph=False)
         parts = results(self.client, futures, self.stall_seconds)
         self.most_alive = max([self.most_alive, *(part.alive for part in parts)])
         return {slot: stored for part in parts for slot, stored in part.arrays.items()}
+
+    def is_lazy(self, thing: Any) -> bool:
+        """Whether it is a dask array."""
+        return lazy.is_lazy(thing)
+
+    def later(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
+        """The totals of calls on dask arrays, as dask arrays."""
+        return [*lazy.calls_on(calls, arrays, slots, self.split_every, phase)]
+
+    def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:
+        """A dask array, processed tile by tile when it is computed."""
+        return lazy.tiles_on(image, processed, tiles, phase)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """The same: a copy of a distributed object works with the same workers."""
+        return self
 
     def local_indices(self, num_items: int) -> list[int]:
         """The items that belong to this rank: there is one, so all of them."""

@@ -17,6 +17,8 @@ REDUCE = "reduce"
 """The phase of sums."""
 MOST_LEAVES = 64
 """Leaves of a tree at most: of 256 operators each leaf adds up four, one after the other."""
+SMALL_BYTES = 2**16
+"""Inputs of less than this are worth no second task."""
 
 Item = TypeVar("Item")
 
@@ -67,14 +69,27 @@ def cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def plan_calls(work: Work, calls: Sequence[Call], split_every: int) -> list[Delayed]:
-    """The calls as delayed tasks: one that gives everything where sums are to be made, else one for each call."""
+def plan_calls(
+    work: Work, calls: Sequence[Call], split_every: int, workers: int, read_bytes: int
+) -> list[Delayed]:
+    """The calls as delayed tasks: one that gives everything where sums are to be made, else one for each call.
+
+    A leaf waits for the sum of the leaves some way before it, so that workers which are quick do not fill the disk with
+    images that are still to be added up.
+    """
     token = uuid.uuid4().hex[:8]
     counts = Counter(slot for call in calls for slot in call.slots)
-    is_summed = any(count > 1 for count in counts.values())
-    size = -(-len(calls) // MOST_LEAVES) if is_summed else 1
     compute = delayed(work.compute, pure=False)
-    leaves = [
-        compute(group, dask_key_name=f"{work.phase}-{token}-{group[0].number}") for group in cut(calls, size)
-    ]
-    return [tree(leaves, work.add, split_every, token)] if is_summed else leaves
+
+    def leaf(group: Sequence[Call], after: Delayed | None) -> Delayed:
+        return compute(group, after, dask_key_name=f"{work.phase}-{token}-{group[0].number}")
+
+    if not any(count > 1 for count in counts.values()):
+        return [leaf([call], None) for call in calls]
+    groups = cut(calls, len(calls) if read_bytes < SMALL_BYTES else -(-len(calls) // MOST_LEAVES))
+    ahead = -(-workers // split_every)
+    sums: list[Delayed] = []
+    for place, part in enumerate(cut(groups, split_every)):
+        after = sums[place - ahead] if place >= ahead else None
+        sums.append(tree([leaf(group, after) for group in part], work.add, split_every, f"{token}-{place}"))
+    return [tree(sums, work.add, split_every, token)]

@@ -79,8 +79,9 @@ def _substituted(clusters: Callable[[int], Cluster], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(peer, "distribute", distribute)
     monkeypatch.setattr(peer, "_distribute_base_optim", distribute)
     monkeypatch.setattr(peer, "run_distributed_test", run)
-    # Its own weights would be downloaded.
-    monkeypatch.setattr(peer, "DRUNet", functools.partial(peer.DRUNet, pretrained=None))
+    # Its own weights would be downloaded, and the backward passes of 32 million of them take minutes.
+    small = functools.partial(peer.DRUNet, pretrained=None, nc=[4, 8, 8, 8], nb=1)
+    monkeypatch.setattr(peer, "DRUNet", small)
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,8 @@ class Carrier:
 
     Examples
     --------
-    >>>     >>> with tempfile.TemporaryDirectory() as folder:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
     ...     layer = torch.nn.Linear(2, 1)
     ...     first = Carrier(layer, folder)
     ...     before = first.carried()

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.stored import Array, Stored
+from halotile.tasks.distributed.tiles import Tiles
 
 
 class Engine(Protocol):
@@ -30,6 +32,18 @@ class Engine(Protocol):
 
     def put(self, array: Array, kind: str) -> Stored:
         """Write an array where workers can read it."""
+        ...
+
+    def is_lazy(self, thing: Any) -> bool:
+        """Whether a thing is an array that is computed later."""
+        ...
+
+    def later(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
+        """The totals of calls on such arrays, as such arrays."""
+        ...
+
+    def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:
+        """Such an image, processed tile by tile."""
         ...
 
     def run(

@@ -79,6 +79,8 @@ def evaluate(batch: Batch, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
     TaskFailed
         When a call fails; with the number of its operator or tile.
     """
+    if any(batch.engine.is_lazy(tensor) for tensor in tensors):
+        return batch.engine.later(batch.phase, batch.calls, tensors, batch.totals)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(_Evaluate.apply(batch, *tensors))
     return [_needed(value) for value in batch.values(tensors)]
@@ -95,13 +97,19 @@ class _Evaluate(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, batch: Batch, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ctx.batch = batch
-        ctx.save_for_backward(*tensors)
+        # Not by save_for_backward: each of several results may be differentiated by itself, one after the other.
+        ctx.kept = [(tensor, tensor._version) for tensor in tensors]
         ctx.set_materialize_grads(False)
         return tuple(batch.values(tensors))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        tensors = ctx.saved_tensors
+        tensors = [tensor for tensor, _ in ctx.kept]
+        if any(tensor._version != version for tensor, version in ctx.kept):
+            raise RuntimeError(
+                "a tensor that went into a distributed operation was changed in place before the backward pass. "
+                "Write x = x - step rather than x -= step."
+            )
         wanted = list(ctx.needs_input_grad[1:])
         derivative = ctx.batch.derivative(wanted, [cotangent is not None for cotangent in cotangents])
         if not derivative.calls:

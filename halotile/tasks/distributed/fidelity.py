@@ -13,6 +13,7 @@ from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.linear import DistributedStackedLinearPhysics
 from halotile.tasks.distributed.operators import Operators, carry_words
 from halotile.tasks.distributed.physics import ADJOINT, FORWARD, check_reduction
+from halotile.tasks.distributed.typed import typed
 
 
 class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
@@ -40,22 +41,26 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
         self.single_fidelity = single
         self.reduction_mode = reduction
 
+    @typed
     def forward(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:
         """``f(x)``."""
         return self.fn(x, y, physics, *args, **kwargs)
 
+    @typed
     def fn(
         self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gather: bool = True, **kwargs: Any
     ) -> Any:
         """``sum_i d_i(A_i x, y_i)``, for each image of a batch."""
         return self._summed(FORWARD, "fn", x, y, physics, args, kwargs)
 
+    @typed
     def grad(
         self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gather: bool = True, **kwargs: Any
     ) -> Any:
         """``sum_i A_i^T d_i'(A_i x, y_i)``: forward and adjoint of an operator in one task."""
         return self._summed(ADJOINT, "grad", x, y, physics, args, kwargs)
 
+    @typed
     def prox(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gamma: Any = 1.0, **kwargs: Any) -> Any:
         """``argmin_u gamma f(u) + |u - x|² / 2``, as the one fidelity for all operators computes it.
 

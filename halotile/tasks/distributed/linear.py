@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from deepinv.physics import LinearPhysics
+from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.calls import Call, Method
@@ -14,6 +15,8 @@ from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.krylov import System, largest_eigenvalue
 from halotile.tasks.distributed.operators import carry_words
 from halotile.tasks.distributed.physics import ADJOINT, FORWARD, DistributedStackedPhysics
+from halotile.tasks.distributed.pieces import LocalStack, is_large, local_stack
+from halotile.tasks.distributed.typed import typed
 
 MOST_PRODUCTS = 200
 """Steps of conjugate gradients, where it is not said how many."""
@@ -36,15 +39,40 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
 
     kind = "LinearPhysics"
 
+    def _measured(
+        self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
+    ) -> Any:
+        if name == "A" and reduce_op is None and not words and is_large(x) and (local := self._local()):
+            seen = local.forward(x)
+            return TensorList(seen) if gather else seen
+        return super()._measured(name, x, gather, reduce_op, words, draws)
+
+    def _local(self) -> LocalStack | None:
+        """The stack by blocks, if its operators are local; found out once."""
+        if self._found is None:
+            self._found = (local_stack(self.ctx, self.operators.here),)
+        return self._found[0]
+
+    _found: tuple[LocalStack | None] | None = None
+
+    def _mean(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
+        return total / self.num_operators if reduce_op == "mean" else total
+
     def __getitem__(self, number: int) -> OneOperator:
         return OneOperator(self, range(self.num_operators)[number])
 
+    @typed
     def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any) -> Any:
         """``sum_i A_i^T y_i``; their mean, or with ``reduce_op=None`` the list of them."""
-        parts = self._parts(y)
+        parts, reduce_op = self._parts(y), self._reduction(reduce_op)
+        if reduce_op and not kwargs and all(map(is_large, parts)) and (local := self._local()):
+            image = local.image_of(parts)
+            if image is not None:
+                return self._mean(local.adjoint(parts, image), reduce_op)
         uses = [(number,) for number in range(self.num_operators)]
-        return self._applied(ADJOINT, "A_adjoint", parts, uses, self._reduction(reduce_op), kwargs)
+        return self._applied(ADJOINT, "A_adjoint", parts, uses, reduce_op, kwargs)
 
+    @typed
     def A_vjp(
         self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any
     ) -> Any:
@@ -52,17 +80,22 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         uses = [(0, number + 1) for number in range(self.num_operators)]
         return self._applied(ADJOINT, "A_vjp", [x, *self._parts(v)], uses, self._reduction(reduce_op), kwargs)
 
+    @typed
     def A_adjoint_A(
         self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any
     ) -> Any:
         """``sum_i A_i^T A_i x``, there and back in one task for each operator."""
-        uses = [(0,)] * self.num_operators
-        return self._applied(ADJOINT, "A_adjoint_A", [x], uses, self._reduction(reduce_op), kwargs)
+        reduce_op = self._reduction(reduce_op)
+        if reduce_op and not kwargs and is_large(x) and (local := self._local()):
+            return self._mean(local.normal(x), reduce_op)
+        return self._applied(ADJOINT, "A_adjoint_A", [x], [(0,)] * self.num_operators, reduce_op, kwargs)
 
+    @typed
     def A_A_adjoint(self, y: Any, gather: bool = True, **kwargs: Any) -> Any:
         """``A (A^T y)``: every measurement depends on all of them."""
         return self.A(self.A_adjoint(y, **kwargs), gather=gather, **kwargs)
 
+    @typed
     def A_dagger(
         self,
         y: Any,
@@ -103,6 +136,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         )
         return system.solve(self.A_adjoint(y, reduce_op="sum", **kwargs))
 
+    @typed
     def prox_l2(
         self,
         z: torch.Tensor,
@@ -127,6 +161,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         system = System(normal, tol or TOLERANCE, max_iter or MOST_PRODUCTS)
         return system.solve(weight * self.A_adjoint(y, reduce_op="sum", **kwargs) + z)
 
+    @typed
     def compute_sqnorm(
         self,
         x0: torch.Tensor,

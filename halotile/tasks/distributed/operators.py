@@ -72,6 +72,8 @@ def make_all(
 
 def carry_words(engine: Engine, words: Any) -> Carried | None:
     """Keywords for a call, equal ones once; nothing where there are none."""
+    if not words:
+        return None
     folder = engine.folder / WORDS
     folder.mkdir(exist_ok=True)
-    return Carrier(words, folder, str(engine.device)).carried() if words else None
+    return Carrier(words, folder, str(engine.device)).carried()

@@ -16,6 +16,7 @@ from halotile.tasks.distributed.calls import Call, Method
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.operators import Operators, carry_words
+from halotile.tasks.distributed.typed import typed
 
 GATHERING = ("naive", "concatenated", "broadcast")
 REDUCTIONS = ("sum", "mean", None)
@@ -75,10 +76,12 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
     def __len__(self) -> int:
         return self.num_operators
 
+    @typed
     def A(self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any) -> Any:
         """``(A_1 x, ..., A_n x)``, or their sum or mean."""
         return self._measured("A", x, gather, reduce_op, kwargs)
 
+    @typed
     def forward(
         self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any
     ) -> Any:
@@ -96,7 +99,8 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         result = self._applied(FORWARD, name, [x], uses, reduce_op, words, draws=draws)
         if reduce_op is not None:
             return result
-        return TensorList(result) if gather else result
+        is_tensors = all(isinstance(each, torch.Tensor) for each in result)
+        return TensorList(result) if gather and is_tensors else result
 
     def _applied(
         self,

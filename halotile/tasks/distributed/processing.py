@@ -15,6 +15,7 @@ from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.operators import carrier, carry_words
 from halotile.tasks.distributed.processed import Argument, CutOut, Processed, Role
 from halotile.tasks.distributed.tiles import Tiles, tiles_of
+from halotile.tasks.distributed.typed import empty, typed
 
 STRATEGIES = ("overlap_tiling", "basic")
 CUSTOM = (
@@ -100,6 +101,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self.max_batch_size = self.options.max_batch_size
         self._carrier = carrier(ctx, processor)
 
+    @typed
     def forward(self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any) -> torch.Tensor:
         """The processed image, ``scale`` times as large if the processor upscales.
 
@@ -122,6 +124,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         batches = self.options.batches(tiles)
         arguments, tensors = _tensors_of(args, words, tiles)
         processed, weights = self._processed(args, words, arguments, tiles)
+        if self.ctx.is_lazy(x):
+            return self.ctx.tiles_later(PHASE, x, processed, tiles)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *tensors, *weights)):
             results = self._differentiable(x, processed, tensors, weights, tiles, batches)
         else:
@@ -136,7 +140,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             for result, numbers in zip(results, batches, strict=True)
             for part in torch.chunk(result, len(numbers))
         ]
-        return tiles.joined(made)
+        return tiles.joined(made, lambda shape, like: empty(self.ctx, shape, like))
 
     def _differentiable(
         self,

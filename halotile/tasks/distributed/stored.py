@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ class Stored:
         return array
 
     def take(self) -> Array:
-        """The array, its file forgotten: the disk is free again once the array is."""
+        """The array, its file forgotten, and the folder if it was the last: the disk is free again once the array is."""
         array = self.load()
         self.delete()
+        with suppress(OSError):
+            Path(self.path).parent.rmdir()
         return array
 
     def delete(self) -> None:

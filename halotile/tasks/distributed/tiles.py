@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,12 @@ from halotile.storage.rim import source_positions
 
 BLENDINGS = ("linear", "hann")
 Span = tuple[int, int]
+Empty = Callable[[tuple[int, ...], torch.Tensor], torch.Tensor]
+
+
+def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = like.new_empty(shape)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +182,14 @@ class Tiles:
             result = result.narrow(axis, start, stop - start)
         return result
 
-    def joined(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The image that the trimmed tiles make; as many times larger as they are."""
+    def joined(self, results: Sequence[torch.Tensor], empty: Empty = _empty) -> torch.Tensor:
+        """The image that the trimmed tiles make; as many times larger as they are. ``empty`` makes room for it."""
         given = [(cuts[0].window if self.blending else cuts[0].inner) for cuts in self.cuts]
         scales = [self._scale(results[0], axis, span) for axis, span in zip(self.axes, given, strict=True)]
         shape = list(results[0].shape)
         for axis, scale in zip(self.axes, scales, strict=True):
             shape[axis] = self.shape[axis] * scale
-        whole = results[0].new_zeros(shape)
+        whole = empty(tuple(shape), results[0])
         if self.blending is None:
             for number, result in enumerate(results):
                 whole[self._places(number, scales, shape)] = self._core(result, number, scales)
@@ -192,6 +198,7 @@ class Tiles:
             blend_axis(cuts, self.shape[axis], overlap, self.blending, scale)
             for axis, cuts, overlap, scale in zip(self.axes, self.cuts, self.overlap, scales, strict=True)
         ]
+        whole = whole.zero_()
         for number, result in enumerate(results):
             self._blend(whole, result, number, scales, weights)
         return whole

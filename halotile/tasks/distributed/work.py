@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from halotile.errors import TaskFailed
-from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.calls import Call, Function
 from halotile.tasks.distributed.stored import Array, Stored, store
-from halotile.tasks.distributed.tensors import kind_of, loaded, to_array
+from halotile.tasks.distributed.tensors import kind_of, loaded, to_array, to_tensor
 
 PART = "part"
 """How the files of partial sums begin."""
@@ -54,8 +54,15 @@ class Work:
     wide: bool = False
     device: str = "cpu"
 
-    def compute(self, calls: Sequence[Call]) -> Parts:
+    def compute(self, calls: Sequence[Call], after: Parts | None = None) -> Parts:
         """Evaluate calls one after the other, adding up what goes to the same slot.
+
+        Parameters
+        ----------
+        calls : sequence of Call
+            What is evaluated.
+        after : Parts, optional
+            What has to be there first; it is not used.
 
         Raises
         ------
@@ -112,3 +119,25 @@ def _sum(left: Array, right: Array, wide: bool) -> Array:
         return np.add(left, right, dtype=wider)
     added: Array = left + right
     return added
+
+
+def on_arrays(function: Function, place: int, *arrays: Array) -> Array:
+    """One value of a function, of arrays."""
+    with torch.no_grad():
+        value = function(*(to_tensor(np.array(array), str(array.dtype)) for array in arrays))[place]
+    assert value is not None
+    return to_array(value)
+
+
+def outcome(function: Function, place: int, arrays: Sequence[Array]) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of one value of a function."""
+    found = on_arrays(function, place, *arrays)
+    return found.shape, found.dtype
+
+
+def add_arrays(arrays: Sequence[Array]) -> Array:
+    """Their sum, in their order."""
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total

@@ -1,0 +1,211 @@
+"""A stack of local operators block by block: a task reads a block once, and adds what every operator makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from halotile.errors import ConfigError
+from halotile.storage.grid import Region
+from halotile.tasks.distributed.calls import Call, Tensors
+from halotile.tasks.distributed.carry import Carried
+from halotile.tasks.distributed.engine import Engine
+from halotile.tasks.distributed.evaluate import Batch
+from halotile.tasks.distributed.operators import carry
+from halotile.tasks.distributed.tensors import to_tensor
+from halotile.tasks.distributed.typed import empty
+from halotile.tasks.fidelity import NormalImage, Term, share_of
+from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
+from halotile.tasks.operators.deepinv import DeepInv
+from halotile.tasks.operators.sum import Total
+
+LARGE = 2**19
+"""Pixels of an image from which it is worth while to cut it: smaller ones cost less than a task."""
+BLOCK = 512
+Wants = Literal["forward", "adjoint", "normal"]
+Many = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One block of ``A x``, ``A^T y`` or ``A^T A x``.
+
+    Parameters
+    ----------
+    operators : Carried
+        A tuple of them.
+    wants : str
+        Which of the three.
+    image : tuple of int
+        Shape of the image.
+    region : Region
+        The block, in pixels of the image; of measurements the part that it answers for.
+    """
+
+    operators: Carried
+    wants: Wants
+    image: Shape
+    region: Region
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        operators: tuple[Operator, ...] = self.operators.get()
+        given = [InMemory(tensor.numpy()) for tensor in tensors]
+        if self.wants == "normal":
+            terms = tuple(Term(operator, given[0]) for operator in operators)
+            return (_own(NormalImage(given[0], terms).read(self.region)),)
+        if self.wants == "adjoint":
+            parts = (o.adjoint(source, self.image) for o, source in zip(operators, given, strict=True))
+            return (_own(Total(tuple(parts), (1.0,) * len(operators)).read(self.region)),)
+        shares = (share_of(self.region, self.image, o.measured(self.image)) for o in operators)
+        seen = (o.forward(given[0]).read(share) for o, share in zip(operators, shares, strict=True))
+        return tuple(_own(pixels) for pixels in seen)
+
+
+def _own(pixels: Any) -> torch.Tensor:
+    return to_tensor(pixels, str(pixels.dtype))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear map of several tensors to several, with its transpose."""
+
+    apply: Callable[[Many], Many]
+    transpose: Callable[[Many], Many]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Many:
+        """Its values, differentiable as often as wanted."""
+        return list(_Linear.apply(self, *tensors))
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    """Forward: the map. Backward: its transpose, whose backward is the map."""
+
+    @staticmethod
+    def forward(ctx: Any, linear: Linear, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.linear = linear
+        return tuple(linear.apply(list(tensors)))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, *Linear(ctx.linear.transpose, ctx.linear.apply)(cotangents))
+
+
+class LocalStack:
+    """Operators that look a few pixels far, on images that are never whole anywhere.
+
+    Parameters
+    ----------
+    engine : Engine
+        Who computes the blocks.
+    operators : tuple of Operator
+        The stack.
+    """
+
+    def __init__(self, engine: Engine, operators: tuple[Operator, ...]) -> None:
+        self.engine = engine
+        self.operators = operators
+        self.carried = carry(engine, operators)
+        self._image: Shape | None = None
+
+    def forward(self, x: torch.Tensor) -> Many:
+        """``(A_1 x, ..., A_n x)``."""
+        image = self._image = tuple(x.shape)
+        return Linear(lambda t: self._run("forward", t, image), lambda t: self._run("adjoint", t, image))([x])
+
+    def adjoint(self, y: Sequence[torch.Tensor], image: Shape) -> torch.Tensor:
+        """``sum_i A_i^T y_i``."""
+        linear = Linear(lambda t: self._run("adjoint", t, image), lambda t: self._run("forward", t, image))
+        return linear(y)[0]
+
+    def normal(self, x: torch.Tensor) -> torch.Tensor:
+        """``sum_i A_i^T A_i x``."""
+        image = self._image = tuple(x.shape)
+
+        def apply(tensors: Many) -> Many:
+            return self._run("normal", tensors, image)
+
+        return Linear(apply, apply)([x])[0]
+
+    def image_of(self, y: Sequence[torch.Tensor]) -> Shape | None:
+        """Shape of the image that has such measurements: the last one seen, or one as large as a measurement."""
+        shapes = [tuple(part.shape) for part in y]
+        guesses = [
+            (*shape[:-2], *(n * getattr(o, "factor", 1) for n in shape[-2:]))
+            for o, shape in zip(self.operators, shapes, strict=True)
+        ]
+        for image in [*([self._image] if self._image else []), *guesses]:
+            try:
+                if [o.measured(image) for o in self.operators] == shapes:
+                    return image
+            except ConfigError:
+                continue
+        return None
+
+    def _run(self, wants: Wants, tensors: Many, image: Shape) -> Many:
+        regions = list(blocks_of(image))
+        shapes = [o.measured(image) for o in self.operators] if wants == "forward" else [image]
+        count = len(shapes)
+        calls = tuple(
+            Call(
+                Piece(self.carried, wants, image, region),
+                tuple(range(len(tensors))),
+                tuple(range(number * count, (number + 1) * count)),
+                number,
+            )
+            for number, region in enumerate(regions)
+        )
+        phase = "forward" if wants == "forward" else "adjoint"
+        pieces = Batch(self.engine, phase, calls, len(calls) * count, "block").values(tensors)
+        whole = [empty(self.engine, shape, tensors[0]) for shape in shapes]
+        for number, region in enumerate(regions):
+            for k, shape in enumerate(shapes):
+                place = share_of(region, image, shape) if wants == "forward" else region
+                whole[k][place.slices] = pieces[number * count + k]
+        return whole
+
+
+def blocks_of(image: Shape) -> list[Region]:
+    """The blocks of an image, with all of its other axes.
+
+    Examples
+    --------
+    >>> [region.shape for region in blocks_of((1, 2, 600, 512))]
+    [(1, 2, 512, 512), (1, 2, 88, 512)]
+    """
+    front, (rows, columns) = image[:-2], image[-2:]
+    corners = itertools.product(range(0, rows, BLOCK), range(0, columns, BLOCK))
+    return [
+        Region((*(0 for _ in front), y, x), (*front, min(y + BLOCK, rows), min(x + BLOCK, columns)))
+        for y, x in corners
+    ]
+
+
+def is_large(x: Any) -> bool:
+    """Whether an image is worth cutting, and of a type that blocks are computed in."""
+    return (
+        isinstance(x, torch.Tensor)
+        and x.dim() == 4
+        and x.dtype in (torch.float32, torch.float64)
+        and x.device.type == "cpu"
+        and math.prod(x.shape[-2:]) > LARGE
+    )
+
+
+def local_stack(engine: Engine, things: Sequence[Any]) -> LocalStack | None:
+    """The stack as local operators; None where one of them sees more than a neighbourhood."""
+    found: list[Operator] = []
+    for thing in things:
+        try:
+            operator = DeepInv(physics=thing)
+            if operator.kind != "local":
+                return None
+        except (ConfigError, ValueError, RuntimeError):
+            return None
+        found.append(with_engine(operator.ours or operator, np.dtype(np.float32), exact=False))
+    return LocalStack(engine, tuple(found)) if found else None
