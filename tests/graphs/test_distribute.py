@@ -123,6 +123,23 @@ def test_large_images_run_by_blocks(
     assert difference(*grads) < NEAR
 
 
+def test_squares_of_large_images_are_added_up_by_blocks(
+    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    parts = [physics.Blur(filter=kernel(n), padding="circular") for n in (3, 7)]
+    stack, fidelity = distribute(parts, ctx), distribute(optim.L2(sigma=0.5), ctx)
+    x = image(2, 1, 70, 50).requires_grad_()
+    y = [part.A(x.detach().flip(-1)).requires_grad_() for part in parts]
+    found = []
+    for large in (100, 10**9):
+        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", large)
+        slope = fidelity.grad(x, y, stack)
+        found.append([slope.detach(), *torch.autograd.grad(slope.square().sum(), [x, *y])])
+        found[-1].append(fidelity.fn(x.detach(), [part.detach() for part in y], stack))
+    assert difference(*found) < NEAR
+
+
 @pytest.mark.parametrize(
     ("kinds", "tolerance"), [("complementary masks", 1e-5), ("circular blurs", 1e-4)], ids=["masks", "blurs"]
 )

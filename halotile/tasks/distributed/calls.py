@@ -50,7 +50,7 @@ class Made:
         return _made[key]
 
 
-KEPT = 64
+KEPT = 1024
 """Things made by factories that a process keeps."""
 _made: dict[tuple[str, int, str], Any] = {}
 

@@ -18,8 +18,8 @@ import torch
 
 from halotile.tasks.distributed.tensors import kind_of, to_array, to_tensor
 
-KEPT = 64
-"""Objects that a process keeps loaded."""
+KEPT_BYTES = 2**30
+"""Tensors of objects that a process keeps loaded."""
 
 _loaded: OrderedDict[Carried, Any] = OrderedDict()
 _guard = threading.Lock()
@@ -39,19 +39,22 @@ class Carried:
         The digests of its tensors.
     device : str
         Where its tensors are put.
+    size_bytes : int
+        Of its tensors and its pickle.
     """
 
     folder: str
     digest: str
     tensors: tuple[str, ...]
     device: str = "cpu"
+    size_bytes: int = 0
 
     def get(self) -> Any:
         """The object, loaded when this process first asks for it."""
         with _guard:
             if self not in _loaded:
                 _loaded[self] = _Reader(self).load()
-                while len(_loaded) > KEPT:
+                while len(_loaded) > 1 and sum(each.size_bytes for each in _loaded) > KEPT_BYTES:
                     _loaded.popitem(last=False)
             _loaded.move_to_end(self)
             return _loaded[self]
@@ -95,7 +98,13 @@ class Carrier:
         writer.dump(self.thing)
         data = stream.getvalue()
         digest = hashlib.sha256(data).hexdigest()[:32]
-        current = Carried(str(self.folder), digest, tuple(sorted(writer.digests)), self.device)
+        current = Carried(
+            str(self.folder),
+            digest,
+            tuple(sorted(writer.digests)),
+            self.device,
+            len(data) + writer.size_bytes,
+        )
         if current != self._last:
             _write(self.folder / f"{digest}.pkl", data)
             self._forget(keep=current)
@@ -125,6 +134,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream)
         self.folder = folder
         self.digests: set[str] = set()
+        self.size_bytes = 0
         self._serials: dict[int, int] = {}
 
     def persistent_id(self, thing: Any) -> Any:
@@ -142,6 +152,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             partial = self.folder / f"{name}.partial.npy"
             np.save(partial, numbers, allow_pickle=False)
             partial.replace(path)
+        self.size_bytes += 0 if name in self.digests else numbers.nbytes
         self.digests.add(name)
         # One that is met twice, as where layers share their weights, is one on the other side as well.
         serial = self._serials.setdefault(id(thing), len(self._serials))

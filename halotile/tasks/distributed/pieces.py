@@ -20,7 +20,7 @@ from halotile.tasks.distributed.evaluate import Batch
 from halotile.tasks.distributed.operators import carry
 from halotile.tasks.distributed.tensors import to_tensor
 from halotile.tasks.distributed.typed import empty
-from halotile.tasks.fidelity import NormalImage, Term, share_of
+from halotile.tasks.fidelity import Gradient, NormalImage, Term, share_of
 from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
 from halotile.tasks.operators.sum import Total
@@ -28,30 +28,33 @@ from halotile.tasks.operators.sum import Total
 LARGE = 2**19
 """Pixels of an image from which it is worth while to cut it: smaller ones cost less than a task."""
 BLOCK = 512
-Wants = Literal["forward", "adjoint", "normal"]
+Wants = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
 Many = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One block of ``A x``, ``A^T y`` or ``A^T A x``.
+    """One block of ``A x``, ``A^T y``, ``A^T A x`` or ``sum_i w_i A_i^T (A_i x - y_i)``, or its share of the misfit.
 
     Parameters
     ----------
     operators : Carried
         A tuple of them.
     wants : str
-        Which of the three.
+        Which of these.
     image : tuple of int
         Shape of the image.
     region : Region
         The block, in pixels of the image; of measurements the part that it answers for.
+    weights : tuple of float
+        ``w_i``: of gradient and misfit.
     """
 
     operators: Carried
     wants: Wants
     image: Shape
     region: Region
+    weights: tuple[float, ...] = ()
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         operators: tuple[Operator, ...] = self.operators.get()
@@ -62,9 +65,26 @@ class Piece:
         if self.wants == "adjoint":
             parts = (o.adjoint(source, self.image) for o, source in zip(operators, given, strict=True))
             return (_own(Total(tuple(parts), (1.0,) * len(operators)).read(self.region)),)
-        shares = (share_of(self.region, self.image, o.measured(self.image)) for o in operators)
-        seen = (o.forward(given[0]).read(share) for o, share in zip(operators, shares, strict=True))
+        shares = tuple(share_of(self.region, self.image, o.measured(self.image)) for o in operators)
+        if self.wants == "gradient":
+            weighted = zip(operators, given[1:], self.weights, strict=True)
+            return (_own(Gradient(given[0], tuple(Term(*each) for each in weighted)).read(self.region)),)
+        seen = [o.forward(given[0]).read(share) for o, share in zip(operators, shares, strict=True)]
+        if self.wants == "misfit":
+            return (
+                self._misfit(
+                    seen, [source.read(share) for source, share in zip(given[1:], shares, strict=True)]
+                ),
+            )
         return tuple(_own(pixels) for pixels in seen)
+
+    def _misfit(self, seen: Sequence[Any], measured: Sequence[Any]) -> torch.Tensor:
+        """``sum_i w_i |A_i x - y_i|² / 2`` of each image of a batch, over what the block answers for."""
+        squares = (
+            weight * np.square(np.subtract(a, b, dtype=np.float64)).reshape(len(a), -1).sum(1) / 2
+            for a, b, weight in zip(seen, measured, self.weights, strict=True)
+        )
+        return _own(np.sum(list(squares), axis=0))
 
 
 def _own(pixels: Any) -> torch.Tensor:
@@ -132,6 +152,35 @@ class LocalStack:
 
         return Linear(apply, apply)([x])[0]
 
+    def gradient(
+        self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]
+    ) -> torch.Tensor:
+        """``sum_i w_i A_i^T (A_i x - y_i)``, a linear map of all of them."""
+        image = self._image = tuple(x.shape)
+
+        def apply(tensors: Many) -> Many:
+            return self._run("gradient", tensors, image, weights)
+
+        def transpose(cotangents: Many) -> Many:
+            (slope,) = cotangents
+            nothing = [torch.zeros_like(part) for part in y]
+            seen = self._run("forward", [slope], image)
+            return [*apply([slope, *nothing]), *(-w * part for w, part in zip(weights, seen, strict=True))]
+
+        return Linear(apply, transpose)([x, *y])[0]
+
+    def misfit(self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]) -> torch.Tensor:
+        """``sum_i w_i |A_i x - y_i|² / 2`` of each image of a batch; no gradients are kept."""
+        image = self._image = tuple(x.shape)
+        places = tuple(range(1 + len(y)))
+        calls = tuple(
+            Call(Piece(self.carried, "misfit", image, region, weights), places, (0,), number)
+            for number, region in enumerate(blocks_of(image))
+        )
+        (total,) = Batch(self.engine, "forward", calls, 1, "block").values([x, *y])
+        assert total is not None
+        return total.to(x.dtype)
+
     def image_of(self, y: Sequence[torch.Tensor]) -> Shape | None:
         """Shape of the image that has such measurements: the last one seen, or one as large as a measurement."""
         shapes = [tuple(part.shape) for part in y]
@@ -147,13 +196,13 @@ class LocalStack:
                 continue
         return None
 
-    def _run(self, wants: Wants, tensors: Many, image: Shape) -> Many:
+    def _run(self, wants: Wants, tensors: Many, image: Shape, weights: tuple[float, ...] = ()) -> Many:
         regions = list(blocks_of(image))
         shapes = [o.measured(image) for o in self.operators] if wants == "forward" else [image]
         count = len(shapes)
         calls = tuple(
             Call(
-                Piece(self.carried, wants, image, region),
+                Piece(self.carried, wants, image, region, weights),
                 tuple(range(len(tensors))),
                 tuple(range(number * count, (number + 1) * count)),
                 number,
