@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from halotile.errors import WrongKind
 from halotile.graphs.context import DistributedContext
 
 
@@ -115,7 +116,5 @@ IDLE = ("checkpoint_batches", "checkpoint_use_reentrant", "checkpoint_preserve_r
 
 def check_words(words: Mapping[str, Any]) -> None:
     """Refuse keywords that neither deepinv nor this knows."""
-    from halotile.errors import WrongKind
-
     if unknown := sorted(set(words) - set(IDLE)):
         raise WrongKind(f"distribute() has no keyword {unknown[0]!r}. See help(halotile.distribute).")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from dask import delayed
@@ -79,10 +80,11 @@ def plan_calls(
     """
     token = uuid.uuid4().hex[:8]
     counts = Counter(slot for call in calls for slot in call.slots)
-    compute = delayed(work.compute, pure=False)
 
     def leaf(group: Sequence[Call], after: Delayed | None) -> Delayed:
-        return compute(group, after, dask_key_name=f"{work.phase}-{token}-{group[0].number}")
+        # Bound to the function, where Dask does not look through every field of every call for tasks.
+        compute = delayed(partial(work.compute, list(group)), pure=False)
+        return compute(after, dask_key_name=f"{work.phase}-{token}-{group[0].number}")
 
     if not any(count > 1 for count in counts.values()):
         return [leaf([call], None) for call in calls]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from distributed import LocalCluster
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed, WrongKind
@@ -445,7 +446,36 @@ def test_a_path_in_is_a_path_out(ctx: DistributedContext, tmp_path: Path) -> Non
     np.testing.assert_allclose(found[...], np.tanh(pixels), atol=1e-6)
 
 
+def spectrum(x: torch.Tensor, **_: Any) -> torch.Tensor:
+    return torch.fft.fft2(x.to(torch.complex64))
+
+
+def back(y: torch.Tensor, **_: Any) -> torch.Tensor:
+    return torch.fft.ifft2(y, norm="forward").real
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_numbers_keep_their_type(ctx: DistributedContext, dtype: torch.dtype) -> None:
+    x = image(1, 1, 12, 12, dtype=dtype)
+    stack = distribute([physics.Denoising(), physics.LinearPhysics(A=spectrum, A_adjoint=back)], ctx)
+    y = stack.A(x)
+    assert [part.dtype for part in y] == [dtype, torch.complex64]
+    torch.testing.assert_close(y[1], spectrum(x))
+    assert stack.A_adjoint(y).dtype == torch.promote_types(dtype, torch.float32)
+    assert tiled(ctx, torch.nn.ReLU(), patch_size=8)(x).dtype == dtype
+
+
 # The context
+
+
+def test_a_context_joins_the_cluster_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as running:
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", running.scheduler_address)
+        with DistributedContext(device_mode="cpu") as joined:
+            assert joined.world_size == 1
+            assert torch.equal(
+                tiled(joined, torch.nn.ReLU())(image(1, 1, 20, 20)), image(1, 1, 20, 20).relu()
+            )
 
 
 def test_an_error_names_its_operator_and_leaves_the_cluster_usable(ctx: DistributedContext) -> None:

@@ -59,6 +59,19 @@ def kind_of(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def kind_of_both(left: str, right: str) -> str:
+    """The type of a sum of two.
+
+    Examples
+    --------
+    >>> kind_of_both("bfloat16", "float32"), kind_of_both("float16", "complex64")
+    ('float32', 'complex64')
+    """
+    if left == right:
+        return left
+    return str(torch.promote_types(getattr(torch, left), getattr(torch, right))).removeprefix("torch.")
+
+
 def loaded(stored: Stored, device: Any = "cpu") -> torch.Tensor:
     """A stored array as a tensor."""
     return to_tensor(stored.load(), stored.kind, device)

@@ -42,6 +42,7 @@ def typed(method: Method) -> Method:
             give = functools.partial(written, self.ctx)
         else:
             return method(self, first, *args, **words)
+        first = read(self.ctx, first) if isinstance(first, str | os.PathLike) else first
         take = functools.partial(_taken, self.ctx)
         with torch.no_grad():
             result = method(self, take(first), *map(take, args), **{key: take(w) for key, w in words.items()})
@@ -53,11 +54,16 @@ def typed(method: Method) -> Method:
 def _taken(ctx: Engine, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return to_tensor(value, str(value.dtype), ctx.device)
-    if isinstance(value, os.PathLike) or (isinstance(value, str) and os.path.exists(value)):
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and _names_a_store(value)):
         return read(ctx, value)
     if isinstance(value, list | tuple):
         return [_taken(ctx, each) for each in value]
     return value
+
+
+def _names_a_store(word: str) -> bool:
+    """Whether a word is a path: other arguments, such as the name of a solver, are words as well."""
+    return bool(Path(word).suffix) and Path(word).exists()
 
 
 def _mapped(result: Any, give: Callable[[torch.Tensor], Any]) -> Any:

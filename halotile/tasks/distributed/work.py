@@ -15,7 +15,7 @@ import torch
 from halotile.errors import TaskFailed
 from halotile.tasks.distributed.calls import Call, Function
 from halotile.tasks.distributed.stored import Array, Stored, store
-from halotile.tasks.distributed.tensors import kind_of, loaded, to_array, to_tensor
+from halotile.tasks.distributed.tensors import kind_of, kind_of_both, loaded, to_array, to_tensor
 
 PART = "part"
 """How the files of partial sums begin."""
@@ -72,8 +72,7 @@ class Work:
         totals: dict[int, tuple[Array, str]] = {}
         for call in calls:
             for slot, (array, kind) in self._evaluate(call).items():
-                added = _sum(totals[slot][0], array, self.wide) if slot in totals else array
-                totals[slot] = added, kind
+                self._enter(totals, slot, array, kind)
         return self._keep(totals)
 
     def add(self, parts: Sequence[Parts]) -> Parts:
@@ -81,14 +80,19 @@ class Work:
         totals: dict[int, tuple[Array, str]] = {}
         for part in parts:
             for slot, stored in part.arrays.items():
-                array = stored.load()
-                before = totals.get(slot)
-                totals[slot] = (array if before is None else _sum(before[0], array, self.wide)), stored.kind
+                self._enter(totals, slot, stored.load(), stored.kind)
         kept = self._keep(totals)
         for part in parts:
             for stored in part.arrays.values():
                 stored.delete()
         return Parts(kept.arrays, max(kept.alive, *(part.alive for part in parts)))
+
+    def _enter(self, totals: dict[int, tuple[Array, str]], slot: int, array: Array, kind: str) -> None:
+        """Add an array to what is in a slot, in the type of both."""
+        if slot in totals:
+            before, known = totals[slot]
+            array, kind = _sum(before, array, self.wide), kind_of_both(known, kind)
+        totals[slot] = array, kind
 
     def _keep(self, totals: dict[int, tuple[Array, str]]) -> Parts:
         arrays = {slot: store(array, self.folder, kind, PART) for slot, (array, kind) in totals.items()}
