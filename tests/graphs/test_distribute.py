@@ -435,6 +435,20 @@ def test_a_dask_array_in_is_a_lazy_one_out(ctx: DistributedContext) -> None:
             np.testing.assert_allclose(denoised.compute(), tiled(ctx, net)(x).numpy(), atol=1e-5)
 
 
+def test_what_iterates_wants_numbers(ctx: DistributedContext) -> None:
+    stack = distribute(STACKS["circular blurs"](), ctx)
+    lazy = da.zeros((1, 1, 20, 24), dtype="float32")
+    refused: list[Callable[[], Any]] = [
+        lambda: stack.A_dagger(stack.A(lazy)),
+        lambda: stack.compute_sqnorm(lazy),
+        lambda: stack.prox_l2(lazy, stack.A(lazy), 1.0),
+        lambda: tiled(ctx, Smooth())(lazy, torch.ones(1, 1, 20, 24)),
+    ]
+    for run in refused:
+        with pytest.raises(ConfigError, match=r"not computed yet.* compute\(\)"):
+            run()
+
+
 def test_a_path_in_is_a_path_out(ctx: DistributedContext, tmp_path: Path) -> None:
     parts, pixels = STACKS["circular blurs"](), noisy_picture((1, 1, 40, 24))
     source = write_zarr(tmp_path / "x.zarr", pixels)

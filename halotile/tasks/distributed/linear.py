@@ -123,6 +123,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         local_only : bool
             Not the solution, but the mean of the solutions for each operator by itself, as deepinv gives unasked.
         """
+        self._check_numbers("A_dagger", y[0])
         if local_only:
             uses = [(number,) for number in range(self.num_operators)]
             return self._applied(ADJOINT, "A_dagger", self._parts(y), uses, "mean", kwargs)
@@ -149,6 +150,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         **kwargs: Any,
     ) -> torch.Tensor:
         """``argmin_x gamma |A x - y|² / 2 + |x - z|² / 2``, by conjugate gradients."""
+        self._check_numbers("prox_l2", z)
         weight = torch.as_tensor(gamma, dtype=z.dtype, device=z.device)
         weight = (
             weight.reshape(weight.shape + (1,) * (z.dim() - weight.dim())) if weight.dim() == 1 else weight
@@ -189,6 +191,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         local_only : bool
             Not the norm, but the upper bound ``sum_i |A_i|²``, as deepinv gives unasked.
         """
+        self._check_numbers("compute_sqnorm", x0)
         if local_only:
             words = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
             bound = self._applied(ADJOINT, "compute_sqnorm", [x0], [(0,)] * self.num_operators, "sum", words)
@@ -200,6 +203,13 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         if verbose:
             print(f"||A||² = {found:.4g}")
         return torch.tensor(found, dtype=x0.real.dtype, device=x0.device)
+
+    def _check_numbers(self, name: str, value: Any) -> None:
+        """Refuse what is not computed yet, where each step depends on the numbers of the one before."""
+        if self.ctx.is_lazy(value):
+            raise ConfigError(
+                f"{name} was given an array that is not computed yet, and iterates on numbers. compute() it first."
+            )
 
     def _reduction(self, word: str | None) -> str | None:
         return self.reduction if word == OWN else word

@@ -124,6 +124,11 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         batches = self.options.batches(tiles)
         arguments, tensors = _tensors_of(args, words, tiles)
         processed, weights = self._processed(args, words, arguments, tiles)
+        if self.ctx.is_lazy(x) and tensors:
+            raise ConfigError(
+                "a tensor came with an image that is not computed yet: how it goes with the tiles is not clear. Write a number, "
+                "or compute() the image first."
+            )
         if self.ctx.is_lazy(x):
             return self.ctx.tiles_later(PHASE, x, processed, tiles)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *tensors, *weights)):
