@@ -14,6 +14,7 @@ from halotile.tasks.denoised import Denoised
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.operators.sum import Total
+from halotile.tasks.shared import Shared
 
 
 class Prior(Protocol):
@@ -181,3 +182,5 @@ def denoised_in(image: Readable) -> Iterator[Denoised]:
     elif isinstance(image, Total):
         for part in image.parts:
             yield from denoised_in(part)
+    elif isinstance(image, Shared):
+        yield from denoised_in(image.source)
