@@ -74,10 +74,7 @@ AllowImport = Annotated[
 
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
 SameInput = Annotated[
-    bool,
-    typer.Option(
-        "--same-input", help="The input was mended, copied or moved: go on, it is the same picture."
-    ),
+    bool, typer.Option("--same-input", help="The input was mended, copied or moved: it is the same picture.")
 ]
 
 
