@@ -66,9 +66,9 @@ def write(folder: Path) -> None:
     _save(folder / "truth.zarr", truth)
     for number, kernel in enumerate(KERNELS):
         np.save(folder / f"psf{number}.npy", kernel)
-        sharp = Blur(kernel=kernel, boundary="reflect").forward(InMemory(truth))
+        blurred = read_all(Blur(kernel=kernel, boundary="reflect").forward(InMemory(truth)))
         noise = np.random.default_rng(number).standard_normal(truth.shape, np.float32)
-        _save(folder / f"y{number}.zarr", read_all(sharp) + np.float32(NOISE) * noise)
+        _save(folder / f"y{number}.zarr", np.add(blurred, np.float32(NOISE) * noise))
     shutil.copy(Path(__file__).with_name("job.yaml"), folder)
 
 
