@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DiskRefused, InputError, MemoryRefused
+from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.forms import Form, choose_form
 from halotile.graphs.identity import code_versions, differences, fingerprint
@@ -31,7 +32,14 @@ from halotile.graphs.sizes import (
     choose_shard,
 )
 from halotile.graphs.solvers.base import Problem, Solver
-from halotile.graphs.stack import describe_operator, image_shape, make_operator, make_terms, open_measurements
+from halotile.graphs.stack import (
+    describe_operator,
+    image_shape,
+    make_operators,
+    make_terms,
+    open_measurements,
+)
+from halotile.graphs.summary import summary_of
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
@@ -229,31 +237,7 @@ class ReconstructionPlan:
 
     def summary(self) -> dict[str, Any]:
         """The figures of the plan, for people and for ``--json``."""
-        side = [n + 2 * self.halo for n in self.grid.block[-2:]]
-        return {
-            "output": str(self.output),
-            "shape": list(self.grid.shape),
-            "operators": [term.operator.name for term in self.form.terms],
-            "form": self.form.in_words(),
-            "solver": self.solver.name,
-            "iterations": self.job.solver.iterations,
-            "blocks": len(self.grid),
-            "block": list(self.grid.block),
-            "shard": list(self.layout.shard),
-            "chunk": list(self.layout.chunk),
-            "codec": self.layout.codec,
-            "halo": self.halo,
-            "read_amplification": round(math.prod(side) / math.prod(self.grid.block[-2:]), 4),
-            "peak_memory_per_worker_bytes": self.memory_bytes,
-            "memory_per_worker_bytes": parse_bytes(self.job.run.memory_per_worker),
-            "output_bytes": self.output_bytes,
-            "scratch_bytes": self.scratch_bytes,
-            "free_disk_bytes": self.free_disk_bytes,
-            "workers": self.job.run.workers,
-            "resumes": self.resumes,
-            "fingerprint": self.fingerprint,
-            "notes": list(self.notes),
-        }
+        return summary_of(self)
 
 
 def make_reconstruction_plan(
@@ -268,10 +252,11 @@ def make_reconstruction_plan(
     MemoryRefused, DiskRefused
         When it does not fit.
     """
+    check_reconstruction(job)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
-    operators = tuple(make_operator(choice) for choice in job.operators)
+    operators = make_operators(job.operators)
     data = open_measurements(job.operators)
     shape = image_shape(operators, data, job.shape)
     image = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
@@ -288,10 +273,13 @@ def make_reconstruction_plan(
     block = _block(job, geometry, layout, previous)
     prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block)
     identity = {
-        "operators": [
-            describe_operator(operator) | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
-            for operator, source, choice in zip(operators, data, job.operators, strict=True)
-        ],
+        "operators": {
+            str(number): describe_operator(operator)
+            | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
+            for number, (operator, source, choice) in enumerate(
+                zip(operators, data, job.operators, strict=True)
+            )
+        },
         "fidelity": asdict(job.fidelity),
         "prior": describe_prior(job.prior, denoiser, reach),
         "probed": list(reach.probed) if reach.probed else None,

@@ -89,8 +89,15 @@ class Sweep:
         """How many blocks are neither done nor given up."""
         return len(self.task.grid) - len(self.journal.done) - len(self.bad)
 
-    def through(self, cluster: Cluster) -> None:
+    def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
         """Send what is left through a cluster, until nothing is or the disk is full.
+
+        Parameters
+        ----------
+        cluster : Cluster
+            Running workers.
+        preparing : str
+            What the reports call the time in which they load the job.
 
         Raises
         ------
@@ -102,7 +109,7 @@ class Sweep:
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.import_folder)
         with ExitStack() as held:
-            with self.status.ticking(partial(self.progress, "start")):
+            with self.status.ticking(partial(self.progress, preparing)):
                 held.enter_context(prepared(cluster.client, plugin))
             self.stop_if_asked()
             if cluster.dashboard:

@@ -11,8 +11,8 @@ import pytest
 
 from halotile import registry
 from halotile.cli.fields import field_types
+from halotile.cli.kinds import JOBS, NAMED
 from halotile.cli.schema import config_schema
-from halotile.cli.sections import JOBS, NAMED
 from halotile.cli.yaml_source import read_text
 from halotile.tasks.options import job_key, required_keys
 
@@ -37,7 +37,7 @@ def test_the_example_has_every_section(example: dict[str, Any]) -> None:
 def test_the_example_has_every_key_with_its_default(example: dict[str, Any], section: str) -> None:
     written, schema = dict(example[section]), SECTIONS[section]
     if schema in NAMED:
-        schema = registry.find(NAMED[schema], written.pop("name")).DENOISER
+        schema = NAMED[schema].find(written.pop("name"))
     assert set(written) == set(field_types(schema))
     for field in dataclasses.fields(schema):
         if (key := job_key(field.name)) not in required_keys(schema):
