@@ -204,6 +204,7 @@ class _Driver:
             status=self.status,
             import_folder=self.plan.job.import_folder,
             ledger=ledger,
+            title=self._title(phase, iteration),
         )
         self.session.through(sweep)
         if sweep.disk_error:
@@ -215,6 +216,12 @@ class _Driver:
         if sweep.untidy:
             sweep_partials(self.plan.output)
             sweep_partials(self.directory.state_path)
+
+    def _title(self, phase: str, iteration: int) -> str:
+        """Which sweep it is, in words that follow on what happened."""
+        if phase == ITERATE:
+            return f" in iteration {iteration + 1} of {self.plan.job.solver.iterations}"
+        return {NORM: " while the step size is found", ADJOINT: " before the first iteration"}.get(phase, "")
 
     def _strike_damaged(self) -> None:
         """Take the blocks out of the output's journal whose bytes are not what was written."""

@@ -53,6 +53,8 @@ class Sweep:
         Where imports of the user's own code start from.
     ledger : Ledger, optional
         Where the sums of the blocks go.
+    title : str
+        Which of several sweeps it is, such as ``" in iteration 3 of 20"``.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Sweep:
         status: StatusFile,
         import_folder: str | None,
         ledger: Ledger | None = None,
+        title: str = "",
     ) -> None:
         self.task = task
         self.phase = phase
@@ -77,6 +80,7 @@ class Sweep:
         self.status = status
         self.import_folder = import_folder
         self.ledger = ledger
+        self.title = title
         self.attempts: dict[int, int] = {}
         self.bad: dict[int, BadBlock] = {}
         self.disk_error: str | None = None
@@ -123,7 +127,7 @@ class Sweep:
         """Raise :class:`Stopped` when a signal came and blocks are left."""
         if self.signals.asked and self.left():
             raise Stopped(
-                f"stopped on {self.signals.name} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
+                f"stopped on {self.signals.name}{self.title} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
                 "Run again to go on."
             )
 
