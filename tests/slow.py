@@ -11,4 +11,6 @@ from tests.support import Picture
 def slow(pixels: Picture, folder: str) -> Picture:
     """The picture, a little nearer to grey."""
     time.sleep(float(Path(folder, "pace").read_text()))
-    return (pixels - pixels.dtype.type(0.5)) * pixels.dtype.type(0.98) + pixels.dtype.type(0.5)
+    half, less = pixels.dtype.type(0.5), pixels.dtype.type(0.98)
+    greyer: Picture = (pixels - half) * less + half
+    return greyer

@@ -21,6 +21,21 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 import typer
 
 from halotile.cli import exits
+from halotile.cli.arguments import (
+    AllowImport,
+    Config,
+    Debug,
+    Fresh,
+    Json,
+    Level,
+    NoDashboard,
+    Overrides,
+    Quiet,
+    RunPath,
+    SameInput,
+    Workers,
+    whole,
+)
 from halotile.cli.screen import complain, print_json, print_rows, say
 from halotile.errors import HalotileError
 
@@ -39,47 +54,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _whole(text: str | int) -> int:
-    """A whole number from the command line."""
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number; write one such as 4.") from None
-
-
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]
-RunPath = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="A run directory, or the output it belongs to.", show_default=False),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=_whole, help="Worker processes; replaces run.workers."),
-]
-Level = Annotated[
-    int, typer.Option(metavar="N", parser=_whole, help="Resolution level of PATH; 0 is the finest.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, such as tile.size=256."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-NoDashboard = Annotated[bool, typer.Option("--no-dashboard", help="Do not serve Dask's dashboard.")]
-AllowImport = Annotated[
-    bool, typer.Option("--allow-import", help="Allow the job to run code of your own. Trust its file first.")
-]
-
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
-SameInput = Annotated[
-    bool,
-    typer.Option(
-        "--same-input", help="The input was mended, copied or moved: go on, it is the same picture."
-    ),
-]
 
 
 def _told(command: Callable[P, None]) -> Callable[P, None]:
@@ -345,7 +319,7 @@ def preview(
     ],
     size: Annotated[
         int | None,
-        typer.Option(metavar="N", parser=_whole, help="Longest side of a PNG in pixels; 1024 when left out."),
+        typer.Option(metavar="N", parser=whole, help="Longest side of a PNG in pixels; 1024 when left out."),
     ] = None,
     region: Annotated[
         str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")

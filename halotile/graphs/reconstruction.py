@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, par
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
-from halotile.graphs.resolve import check_paths
+from halotile.graphs.resolve import check_paths, describe_denoiser
 from halotile.graphs.sizes import (
     Geometry,
     block_unit,
@@ -34,10 +34,12 @@ from halotile.graphs.sizes import (
 from halotile.graphs.solvers.base import Problem, Solver
 from halotile.graphs.stack import (
     describe_operator,
+    files_of,
     image_shape,
     make_operators,
     make_terms,
     open_measurements,
+    written,
 )
 from halotile.graphs.summary import summary_of
 from halotile.registry import find
@@ -198,20 +200,22 @@ class ReconstructionPlan:
             )
 
     def reads(self) -> Iterator[Path]:
-        """The files of the denoiser, and the measurements."""
+        """The files that operators and the denoiser name."""
         yield from self.files
 
     def job_json(self) -> dict[str, Any]:
         """The job as a configuration: the same shape as the YAML, with an absolute output."""
-        parts = asdict(self.job)
+        named = ("operators", "prior")
+        plain = {f.name: getattr(self.job, f.name) for f in fields(self.job) if f.name not in named}
+        parts = {name: _plainly(part) for name, part in plain.items()}
         parts["output"]["path"] = str(self.output)
-        parts["operators"] = [
-            {key: value for key, value in asdict(choice).items() if key != "options"} | dict(choice.options)
-            for choice in self.job.operators
-        ]
+        parts["operators"] = [written(choice) for choice in self.job.operators]
+        parts["prior"] = {f.name: getattr(self.job.prior, f.name) for f in fields(self.job.prior)}
         denoiser = self.job.prior.denoiser
         if isinstance(denoiser, DenoiserChoice):
             parts["prior"]["denoiser"] = {"name": denoiser.name, **denoiser.options}
+        elif denoiser is not None:
+            parts["prior"]["denoiser"] = describe_denoiser(denoiser)
         return {"version": 1, "job": "reconstruct", **parts}
 
     def resolved_json(self) -> dict[str, Any]:
@@ -258,10 +262,12 @@ def make_reconstruction_plan(
     previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
     operators = make_operators(job.operators)
     data = open_measurements(job.operators)
-    shape = image_shape(operators, data, job.shape)
+    given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
+    images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
+    shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
+    for key, other in images.items():
+        _check_image(other, key, shape)
     image = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
-    given = _image(job.start, "start", shape)
-    reference = _image(job.reference, "reference", shape)
     for source in (*data, given, reference):
         if source is not None:
             check_paths(source, output)
@@ -310,7 +316,7 @@ def make_reconstruction_plan(
         differs=differs,
         resumes=previous is not None and not differs,
         fresh=fresh,
-        files=tuple(denoiser.files()) if denoiser else (),
+        files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
     )
     if refuse:
@@ -318,16 +324,18 @@ def make_reconstruction_plan(
     return plan
 
 
-def _image(path: str | None, key: str, shape: tuple[int, ...]) -> Source | None:
-    """An image of the job besides its measurements."""
-    if path is None:
-        return None
-    source = open_source(path)
+def _plainly(part: Any) -> Any:
+    """A section as a mapping, anything else as it is."""
+    return asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
+
+
+def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
+    """Refuse an image of another shape than the one that is looked for."""
     if source.shape != shape:
         raise InputError(
-            f"{key}: {path} has shape {list(source.shape)}, and the image has {list(shape)}. Give one of that shape."
+            f"{key}: {source.path} has shape {list(source.shape)}, and the image has {list(shape)}. "
+            "Give one of that shape."
         )
-    return source
 
 
 def _roles(source: Source, shape: tuple[int, ...]) -> Roles:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,13 +112,41 @@ def _as_json(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
+def written(choice: OperatorChoice) -> dict[str, Any]:
+    """A choice as a job file has it; what only Python can say is described."""
+    options = {key: _as_json(value) for key, value in choice.options.items()}
+    return {"name": choice.name, "data": choice.data, "noise_sigma": choice.noise_sigma} | options
+
+
+def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
+    """The files that options name."""
+    for choice in choices:
+        if "operator" not in choice.options:
+            meant = stand_ins(find("operators", choice.name).OPERATOR)
+            values = (value for key, value in choice.options.items() if meant.get(key) in ("array", "image"))
+            yield from (Path(value) for value in values if isinstance(value, str))
+
+
 def open_measurements(choices: Iterable[OperatorChoice]) -> tuple[Source, ...]:
     """What each operator measured, as it lies on the disk."""
     return tuple(open_source(choice.data) for choice in choices)
 
 
-def image_shape(operators: tuple[Operator, ...], data: tuple[Source, ...], given: Any) -> Shape:
+def image_shape(
+    operators: tuple[Operator, ...], data: tuple[Source, ...], given: Any, others: Iterable[Shape] = ()
+) -> Shape:
     """The shape of the image that all measurements are of.
+
+    Parameters
+    ----------
+    operators : tuple of Operator
+        The stack.
+    data : tuple of Source
+        What each of them measured.
+    given : tuple of int or "auto"
+        The shape, where it is told.
+    others : iterable of tuple of int
+        Shapes that it probably has, before those of the measurements.
 
     Raises
     ------
@@ -127,19 +156,17 @@ def image_shape(operators: tuple[Operator, ...], data: tuple[Source, ...], given
         When a measurement is not one of that image.
     """
     if given != "auto":
-        shape = tuple(given)
-    else:
-        fitting = [s for s in _candidates(operators, data) if _misfits(operators, data, s) is None]
-        if not fitting:
-            shapes = ", ".join(str(list(source.shape)) for source in data)
-            raise ConfigError(
-                f"the measurements have the shapes {shapes}: what image they are of is not clear. "
-                "Write its shape, such as shape: [4096, 4096]."
-            )
-        shape = fitting[0]
-    if wrong := _misfits(operators, data, shape):
-        raise InputError(wrong)
-    return shape
+        if wrong := _misfits(operators, data, tuple(given)):
+            raise InputError(wrong)
+        return tuple(given)
+    tried = {shape: _misfits(operators, data, shape) for shape in (*others, *_candidates(operators, data))}
+    fitting = (shape for shape, wrong in tried.items() if wrong is None)
+    if (found := next(fitting, None)) is not None:
+        return found
+    shape, wrong = next(iter(tried.items()))
+    raise ConfigError(
+        f"{wrong} If the image is not {' x '.join(map(str, shape))}, write its shape, such as shape: [4096, 4096]."
+    )
 
 
 def _candidates(operators: tuple[Operator, ...], data: tuple[Source, ...]) -> Iterable[Shape]:

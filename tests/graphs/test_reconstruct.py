@@ -41,7 +41,7 @@ operators:
   - {name: blur, kernel: k0.npy, boundary: circular, data: y0.zarr, noise_sigma: 0.02}
   - {name: blur, kernel: k1.npy, boundary: reflect, data: y1.zarr, noise_sigma: 0.03}
 prior: {name: pnp, denoiser: {name: function, import: "tests.slow:slow", options: {folder: FOLDER}, depth: 0}}
-solver: {name: fista, iterations: 6}
+solver: {name: fista, iterations: 6, step: 2.5e-4}
 reference: truth.zarr
 tile: {block: 32}
 run: {workers: 2, memory_per_worker: 3GiB}
@@ -143,7 +143,7 @@ def running(scene: Scene, iteration: int) -> Iterator[subprocess.Popen[str]]:
     scene.set_pace(0.1)
     driver = scene.start()
     try:
-        until(lambda: driver.poll() is not None or scene.is_within(iteration, 3))
+        until(lambda: driver.poll() is not None or scene.is_within(iteration, 3), seconds=150)
         assert driver.poll() is None, driver.communicate()[0]
         yield driver
     finally:
@@ -186,7 +186,7 @@ def test_a_killed_driver_loses_no_iteration_and_no_bit(scene: Scene, undisturbed
 def test_a_signal_drains_an_iteration_and_resume_goes_on(scene: Scene, undisturbed: Scene) -> None:
     with running(scene, 1) as driver:
         driver.send_signal(signal.SIGTERM)
-        said, _ = driver.communicate(timeout=30)
+        said, _ = driver.communicate(timeout=120)
     assert driver.returncode == 75, said
     assert re.search(r"stopped on SIGTERM in iteration 2 of 6 with \d+ of 16 blocks done", said), said
     assert "Traceback" not in said
