@@ -193,6 +193,15 @@ def _fidelity_with_its_options(fidelity: FidelityChoice) -> Told:
         )
 
 
+def _start_of_fidelity(fidelity: FidelityChoice, aim: Aim) -> Told:
+    if fidelity.name == "poisson" and aim.start is None:
+        yield (
+            ("fidelity", "name"),
+            "poisson divides by what the image gives, and zeros give nothing; write start: FILE, an image above 0 such as "
+            "a measurement",
+        )
+
+
 def _exact_engines(operators: tuple[OperatorChoice, ...], aim: Aim) -> Told:
     for number, choice in enumerate(operators):
         if aim.exact and choice.options.get("engine") == "fft":
@@ -235,6 +244,7 @@ RULES: Mapping[type, tuple[Rule, ...]] = {
         _step_of_solver,
         _fidelity_of_solver,
         _fidelity_with_its_options,
+        _start_of_fidelity,
         _exact_engines,
         _every_block,
         _planes,
