@@ -197,7 +197,7 @@ def check_job(job: AnyJob) -> None:
 
     Examples
     --------
-    >>> from halotile.graphs.job import DenoiserChoice, Input, Output, Run
+    >>> from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run
     >>> check_job(Job(input=Input(path="a"), output=Output(path="b"), denoiser=DenoiserChoice(name="tv"),
     ...               run=Run(workers=0)))
     Traceback (most recent call last):
