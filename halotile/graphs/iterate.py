@@ -252,8 +252,10 @@ class Iterations:
             if wild
             else f"the misfit grew from {least:.4g} to {row[MISFIT]:.4g}"
         )
+        kept = self.state.iteration
+        where = f" in {self.vectors.path('x', kept)}" if kept and "x" in self.vectors.copies else ""
         raise Diverged(
-            f"iteration {row['iteration']:.0f}: {what}. The image of iteration {self.state.iteration} is kept. "
+            f"iteration {row['iteration']:.0f}: {what}. The image of iteration {kept} is kept{where}. "
             "Write a smaller solver.step, or step: auto."
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.plan import RunPlan
@@ -23,6 +24,8 @@ class Outcome:
     peak_memory_bytes: int
     output: str
     run_directory: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What the last iteration of a solver came to."""
 
 
 def ended_by(error: BaseException) -> str:

@@ -258,6 +258,8 @@ class FoldedGradient:
         scope = Scope.current()
         for cell, core in enumerate(scope.cells if scope else ()):
             assert scope is not None
+            if not core.inside(region):
+                continue  # a strip that is folded at the rim: its cells are noted by the read that holds them
             inner = core.relative_to(region).slices
             slope, b = (part[inner].astype(np.float64) for part in (gradient, back))
             value = np.sum(np.multiply(slope - b, self.image.read(core))) / 2
