@@ -56,47 +56,6 @@ app = typer.Typer(
 )
 
 
-<<<<<<< HEAD
-def _whole(text: str | int) -> int:
-    """A whole number from the command line."""
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number; write one such as 4.") from None
-
-
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]
-RunPath = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="A run directory, or the output it belongs to.", show_default=False),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=_whole, help="Worker processes; replaces run.workers."),
-]
-Level = Annotated[
-    int, typer.Option(metavar="N", parser=_whole, help="Resolution level of PATH; 0 is the finest.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, such as tile.size=256."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-NoDashboard = Annotated[bool, typer.Option("--no-dashboard", help="Do not serve Dask's dashboard.")]
-AllowImport = Annotated[
-    bool, typer.Option("--allow-import", help="Allow the job to run code of your own. Trust its file first.")
-]
-
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
-SameInput = Annotated[
-    bool, typer.Option("--same-input", help="The input was mended, copied or moved: it is the same picture.")
-]
-
-
-=======
->>>>>>> reconstruct-cli
 def _told(command: Callable[P, None]) -> Callable[P, None]:
     """Turn an error of a command into one message and its exit code."""
 
