@@ -201,7 +201,7 @@ def _cut(length: int, least: int, period: int) -> int:
     Examples
     --------
     >>> _cut(4097, 288, 192), _cut(203, 288, 192)
-    (385, 203)
+    (449, 203)
     """
     shorter = length % period + -(-(least - length % period) // period) * period
     return min(length, shorter)
