@@ -85,7 +85,7 @@ LIES = [
     ("weight: 1.0", "wieght: 2.0", 8, "prior.wieght: unknown key; did you mean weight?"),
     ("weight: 1.0", "sigma: 0", 8, "prior.sigma: 0 is too small; write more than 0"),
     ("name: pgd", "name: pdg", 9, "solver.name: no solver is called pdg; did you mean pgd?"),
-    ("name: pgd", "name: lanczos", 9, "solver.name: no solver is called lanczos; write one of cg, fista, gd, pgd"),
+    ("name: pgd", "name: lanczos", 9, "solver.name: no solver is called lanczos; write one of admm, cg, fista, gd, pgd"),
     ("name: pgd", "name: cg", 8, "prior.name: pnp with solver cg, which knows no prior"),
     ("iterations: 4", "iterations: 0", 9, "solver.iterations: 0 is too small; write at least 1"),
     ("step: auto", "step: -0.5", 9, "solver.step: -0.5 is too small; write more than 0"),
