@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.plan import RunPlan
+from halotile.graphs.progress import Progress
 from halotile.tasks.block import BadBlock
 
 
@@ -27,6 +29,22 @@ class Outcome:
     figures: Mapping[str, float] = field(default_factory=dict)
     """What the last iteration of a solver came to."""
 
+    @classmethod
+    def of(cls, plan: RunPlan, progress: Progress, quarantined: tuple[BadBlock, ...] = ()) -> Outcome:
+        """The outcome of a plan whose last word was this."""
+        return cls(
+            done=progress.done,
+            total=progress.total,
+            resumed=progress.resumed,
+            quarantined=quarantined,
+            seconds=progress.seconds,
+            megapixels_per_second=progress.megapixels_per_second,
+            peak_memory_bytes=progress.peak_memory_bytes,
+            output=str(plan.output),
+            run_directory=str(plan.run_directory),
+            figures=progress.figures,
+        )
+
 
 def ended_by(error: BaseException) -> str:
     """What ended a run, in its own words or, where it has none, by its name."""
@@ -45,6 +63,12 @@ def full_disk_in_words(plan: RunPlan, error: str, done: int) -> str:
         f"the others take up to {bytes_text(left)}, and {plan.output} has {bytes_text(free)} free. "
         "Free some space and run again."
     )
+
+
+def failure_of(plan: RunPlan, bad: tuple[BadBlock, ...]) -> BlockFailed:
+    """The error that blocks which failed are."""
+    kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
+    return kind(bad_blocks_in_words(plan, bad))
 
 
 def bad_blocks_in_words(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:

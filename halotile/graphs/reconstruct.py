@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stopped
+from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.damage import damaged_blocks, output_grid
+from halotile.graphs.damage import damaged_among
 from halotile.graphs.forms import Backprojection
 from halotile.graphs.iterate import Iterations, Row
-from halotile.graphs.outcome import Outcome, bad_blocks_in_words, ended_by, full_disk_in_words
+from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
 from halotile.graphs.progress import Observer, Progress, figures_in_words
 from halotile.graphs.reconstruction import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.session import Session
@@ -211,8 +211,7 @@ class _Driver:
             raise DiskRefused(full_disk_in_words(self.plan, sweep.disk_error, len(journal.done)))
         if sweep.bad:
             bad = tuple(sweep.bad[number] for number in sorted(sweep.bad))
-            kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
-            raise kind(bad_blocks_in_words(self.plan, bad))
+            raise failure_of(self.plan, bad)
         if sweep.untidy:
             sweep_partials(self.plan.output)
             sweep_partials(self.directory.state_path)
@@ -225,9 +224,8 @@ class _Driver:
 
     def _strike_damaged(self) -> None:
         """Take the blocks out of the output's journal whose bytes are not what was written."""
-        grid = output_grid(self.plan.layout, self.plan.grid.shape, self.plan.grid.block)
-        done = map(grid.block_at, self.journal.done)
-        self.journal.strike([n for n, _ in damaged_blocks(self.plan.output, self.plan.layout, done)])
+        done, plan = self.journal.done, self.plan
+        self.journal.strike(damaged_among(done, plan.output, plan.layout, plan.grid))
 
     def _progress(self) -> Progress:
         return self.status.progress("stop", done=len(self.journal.done), failed=0)
@@ -236,18 +234,7 @@ class _Driver:
         self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1)
         progress = self._progress()
         self.status.end("finished", progress, "")
-        return Outcome(
-            done=progress.done,
-            total=progress.total,
-            resumed=progress.resumed,
-            quarantined=(),
-            seconds=progress.seconds,
-            megapixels_per_second=progress.megapixels_per_second,
-            peak_memory_bytes=progress.peak_memory_bytes,
-            output=str(self.plan.output),
-            run_directory=str(self.plan.run_directory),
-            figures=self.status.figures,
-        )
+        return Outcome.of(self.plan, progress)
 
 
 def _is_done(tol: float, state: State, row: Row) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from halotile.errors import DiskRefused, InputError, MemoryRefused
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.amounts import bytes_text
+from halotile.graphs.cutting import overlap_pays
 from halotile.graphs.forms import Form, choose_form
 from halotile.graphs.identity import code_versions, differences, fingerprint
 from halotile.graphs.iterate import Target
@@ -56,7 +57,7 @@ from halotile.tasks.priors import Prior
 from halotile.tasks.roles import Roles
 
 WINDOWS_AT_ONCE = 10
-"""Images of a block's window that a step holds at once, besides the stored ones: measured, with the operators' scratch."""
+"""Images of a block's window that a step holds at once, besides the stored ones: an estimate, with the operators' scratch."""
 NORM_ITERATIONS = 15
 """Sweeps that find the step size."""
 
@@ -107,7 +108,7 @@ class ReconstructionPlan:
     @property
     def overlap(self) -> bool:
         """Whether reading and writing go on beside the computation."""
-        return (os.cpu_count() or 1) > self.job.run.workers
+        return overlap_pays(self.run)
 
     @property
     def finds_step(self) -> bool:
