@@ -13,6 +13,7 @@ import zarr
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from halotile.cli.config import load_job
 from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
 from halotile.graphs.planner import make_plan
 from halotile.graphs.resolve import make_denoiser
@@ -68,6 +69,13 @@ def job_of(
         run=Run(**(run or {})),
         allow_import=True,
     )
+
+
+def load_denoising(path: Path, *arguments: Any, **options: Any) -> Job:
+    """The denoising job of a configuration."""
+    job = load_job(path, *arguments, **options)
+    assert isinstance(job, Job)
+    return job
 
 
 def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Picture:

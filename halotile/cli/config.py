@@ -11,11 +11,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from halotile.cli.kinds import VERSION
 from halotile.cli.problems import raise_problems
-from halotile.cli.sections import VERSION, check_config
+from halotile.cli.sections import check_config
 from halotile.cli.yaml_source import Document, read_file, read_text
 from halotile.errors import ConfigError
-from halotile.graphs.job import Job
+from halotile.graphs.job import AnyJob
 
 
 def read_config(path: Path, overrides: Iterable[str] = (), *, workers: int | None = None) -> Document:
@@ -75,7 +76,7 @@ def load_job(
     workers: int | None = None,
     allow_import: bool = False,
     dashboard: bool = True,
-) -> Job:
+) -> AnyJob:
     """Read and check a configuration file.
 
     Raises
@@ -92,7 +93,7 @@ def load_job(
 
 def load_saved_job(
     path: Path, *, workers: int | None = None, allow_import: bool = False, dashboard: bool = True
-) -> Job:
+) -> AnyJob:
     """Read the job that a run directory keeps as JSON.
 
     Raises
@@ -118,7 +119,7 @@ def load_saved_job(
     return dataclasses.replace(job, import_folder=folder) if allow_import and isinstance(folder, str) else job
 
 
-def _finish(document: Document, base: Path, name: str, allow_import: bool, dashboard: bool) -> Job:
+def _finish(document: Document, base: Path, name: str, allow_import: bool, dashboard: bool) -> AnyJob:
     job, problems = check_config(document, base)
     raise_problems(name, problems)
     assert job is not None

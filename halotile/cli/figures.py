@@ -1,4 +1,4 @@
-"""The figures of a plan and of a finished run, as rows for people."""
+"""How a run or a check went, as rows for people and as JSON."""
 
 from __future__ import annotations
 
@@ -8,77 +8,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from halotile.cli.screen import Row
-from halotile.cli.units import bytes_text, counted, rate_text, seconds_text, shape_text
+from halotile.cli.units import bytes_text, counted, rate_text, seconds_text
+from halotile.graphs.progress import figures_in_words
 
 if TYPE_CHECKING:
-    from halotile.graphs.tiles import Outcome
+    from halotile.graphs.outcome import Outcome
     from halotile.graphs.verify import Verdict
-
-
-def plan_rows(figures: Mapping[str, Any]) -> list[Row]:
-    """What ``Plan.summary()`` says, in the order in which it is asked."""
-    return [
-        ("input", str(figures["input"])),
-        ("", f"{shape_text(figures['shape'])} {figures['dtype']}, axes {figures['axes']}"),
-        ("output", str(figures["output"])),
-        ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}"),
-        ("denoiser", str(figures["denoiser"])),
-        ("", ""),
-        ("blocks", _blocks(figures)),
-        ("shards", f"{shape_text(figures['shard'])}, in chunks of {shape_text(figures['chunk'])}"),
-        ("tiles", f"{shape_text(figures['tile'])}, {figures['batch']} at once"),
-        ("depth", f"{_depth(figures['depth'])} pixels, {figures['depth_from']}"),
-        ("boundary", str(figures["boundary"])),
-        ("read", f"{figures['read_amplification']:.2f} × the picture"),
-        ("computed", f"{figures['compute_redundancy']:.2f} × the picture"),
-        ("", ""),
-        ("memory", _memory(figures)),
-        ("disk", _disk(figures)),
-        ("workers", str(figures["workers"])),
-        *[("note", str(note)) for note in figures.get("notes", ())],
-    ]
-
-
-def headline(figures: Mapping[str, Any]) -> str:
-    """A plan in one line."""
-    blocks, workers = counted(figures["blocks"], "block"), counted(figures["workers"], "worker")
-    return (
-        f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {blocks}, "
-        f"depth {_depth(figures['depth'])} ({figures['depth_from']}), {workers}"
-    )
-
-
-def _blocks(figures: Mapping[str, Any]) -> str:
-    text = f"{figures['blocks']:,} of {shape_text(figures['block'])}"
-    resumed = figures.get("resumed_blocks", 0)
-    if resumed:
-        return f"{text}; {resumed:,} {'is' if resumed == 1 else 'are'} done already"
-    return f"{text}; goes on with the run that stands there" if figures.get("resumes") else text
-
-
-def _depth(depth: Any) -> str:
-    """Halo widths: one number where all sides are alike.
-
-    Examples
-    --------
-    >>> _depth([[8, 8], [8, 8]]), _depth([[8, 8], [4, 2]])
-    ('8', '8 × 4+2')
-    """
-    pairs = [(pair, pair) if isinstance(pair, int) else tuple(pair) for pair in depth]
-    words = [str(before) if before == after else f"{before}+{after}" for before, after in pairs]
-    return words[0] if len(set(words)) == 1 else " × ".join(words)
-
-
-def _memory(figures: Mapping[str, Any]) -> str:
-    peak, allowed = figures["peak_memory_per_worker_bytes"], figures["memory_per_worker_bytes"]
-    return f"{bytes_text(peak)} at the peak in each worker, of {bytes_text(allowed)} allowed"
-
-
-def _disk(figures: Mapping[str, Any]) -> str:
-    text = f"up to {bytes_text(figures['output_bytes'])} of output"
-    scratch = figures["scratch_bytes"]
-    text += f" and {bytes_text(scratch)} of scratch" if scratch else ", no scratch"
-    return f"{text}; {bytes_text(figures['free_disk_bytes'])} free"
 
 
 def outcome_rows(outcome: Outcome) -> list[Row]:
@@ -94,12 +29,27 @@ def outcome_rows(outcome: Outcome) -> list[Row]:
             ("throughput", f"{rate} over {seconds_text(outcome.seconds)}"),
             ("peak memory", f"{bytes_text(outcome.peak_memory_bytes)} in one worker"),
         ]
+    if outcome.figures:
+        rows.append(("iterations", iteration_text(outcome.figures)))
     return [
         *rows,
         ("journal", outcome.run_directory),
         ("look at it", f"recon-cli preview {_quoted(outcome.output)} {_quoted(_picture_of(outcome.output))}"),
         ("", f"napari {_quoted(outcome.output)}"),
     ]
+
+
+def iteration_text(figures: Mapping[str, float]) -> str:
+    """How far a solver is, and what its last iteration came to.
+
+    Examples
+    --------
+    >>> iteration_text({"iteration": 3, "iterations": 20, "change": 0.0123, "psnr": 27.31})
+    '3 of 20: change 0.0123, PSNR 27.31 dB'
+    """
+    count = f"{figures['iteration']:.0f} of {figures['iterations']:.0f}"
+    said = figures_in_words(figures)
+    return f"{count}: {said}" if said else count
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
@@ -123,7 +73,8 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         }
         for bad in outcome.quarantined
     ]
-    return {name: getattr(outcome, name) for name in plain} | {"quarantined": quarantined}
+    plainly = {name: getattr(outcome, name) for name in plain}
+    return plainly | {"quarantined": quarantined, "figures": dict(outcome.figures)}
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:

@@ -4,8 +4,9 @@ Each command reads its words, calls one function of another room, and shows what
 packages are imported by the command that needs them, so that ``--help`` answers at once. The
 interface of the engine that is used here::
 
-    halotile.graphs.planner.make_plan(job, *, fresh, same_input) -> Plan     Plan.summary() -> figures
-    halotile.graphs.tiles.run(plan, *, observer) -> Outcome
+    halotile.graphs.jobs.engine_of(job) -> Engine
+    Engine.plan(job, *, fresh, same_input) -> RunPlan     RunPlan.summary() -> figures
+    Engine.run(plan, *, observer) -> Outcome
     halotile.graphs.verify.verify(output, *, job, repair, observer) -> Verdict
 """
 
@@ -20,17 +21,32 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 import typer
 
 from halotile.cli import exits
+from halotile.cli.arguments import (
+    AllowImport,
+    Config,
+    Debug,
+    Fresh,
+    Json,
+    Level,
+    NoDashboard,
+    Overrides,
+    Quiet,
+    RunPath,
+    SameInput,
+    Workers,
+    whole,
+)
 from halotile.cli.screen import complain, print_json, print_rows, say
 from halotile.errors import HalotileError
 
 if TYPE_CHECKING:
-    from halotile.graphs.job import Job
+    from halotile.graphs.job import AnyJob
 
 P = ParamSpec("P")
 
 app = typer.Typer(
     name="recon-cli",
-    help="Denoise images bigger than memory: Zarr, OME-Zarr, TIFF, .npy or HDF5 in, Zarr out.",
+    help="Denoise and reconstruct images bigger than memory: Zarr, OME-Zarr, TIFF, .npy or HDF5 in, Zarr out.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 done but for quarantined blocks (verify: "
     "but for blocks not done), 4 bad input data, 5 refused for memory or disk, 75 stopped and resumable, 130 Ctrl-C.",
     no_args_is_help=True,
@@ -38,47 +54,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _whole(text: str | int) -> int:
-    """A whole number from the command line."""
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number; write one such as 4.") from None
-
-
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]
-RunPath = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="A run directory, or the output it belongs to.", show_default=False),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=_whole, help="Worker processes; replaces run.workers."),
-]
-Level = Annotated[
-    int, typer.Option(metavar="N", parser=_whole, help="Resolution level of PATH; 0 is the finest.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, such as tile.size=256."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-NoDashboard = Annotated[bool, typer.Option("--no-dashboard", help="Do not serve Dask's dashboard.")]
-AllowImport = Annotated[
-    bool, typer.Option("--allow-import", help="Allow the job to run code of your own. Trust its file first.")
-]
-
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
-SameInput = Annotated[
-    bool,
-    typer.Option(
-        "--same-input", help="The input was mended, copied or moved: go on, it is the same picture."
-    ),
-]
 
 
 def _told(command: Callable[P, None]) -> Callable[P, None]:
@@ -145,20 +120,21 @@ def run(
     _go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
 
 
-def _go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
-    from halotile.cli.figures import headline, outcome_json, outcome_rows
+def _go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
+    from halotile.cli.figures import outcome_json, outcome_rows
+    from halotile.cli.jobs import words_of
     from halotile.cli.report import make_report
     from halotile.cli.units import first_line
-    from halotile.graphs.planner import make_plan
-    from halotile.graphs.tiles import run as run_plan
+    from halotile.graphs.jobs import engine_of
 
-    plan = make_plan(job, fresh=fresh, same_input=same_input)
+    engine = engine_of(job)
+    plan = engine.plan(job, fresh=fresh, same_input=same_input)
     if not quiet:
-        complain(headline(plan.summary()))
+        complain(words_of(job).headline(plan.summary()))
         for note in plan.summary()["notes"]:
             complain(f"note: {note}")
     with make_report(quiet=quiet) as report:
-        outcome = run_plan(plan, observer=report)
+        outcome = engine.run(plan, observer=report)
     if as_json:
         print_json(outcome_json(outcome))
     elif not quiet:
@@ -188,14 +164,14 @@ def plan(
 ) -> None:
     """Show what a run would do and cost, or why it is refused."""
     from halotile.cli.config import load_job
-    from halotile.cli.figures import plan_rows
+    from halotile.cli.jobs import words_of
     from halotile.graphs.claim import look
-    from halotile.graphs.planner import make_plan
+    from halotile.graphs.jobs import engine_of
 
     job = load_job(
         config, overrides or (), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
     )
-    made = make_plan(job, fresh=fresh, same_input=same_input, refuse=False)
+    made = engine_of(job).plan(job, fresh=fresh, same_input=same_input, refuse=False)
     figures, refusal = made.summary() | {"resumed_blocks": 0}, None
     try:
         figures["resumed_blocks"] = look(made)
@@ -204,7 +180,7 @@ def plan(
     if as_json:
         print_json(figures)
     else:
-        print_rows("plan", plan_rows(figures))
+        print_rows("plan", words_of(job).rows(figures))
     made.check_fits()
     if refusal is not None:
         raise refusal
@@ -217,6 +193,7 @@ def validate(
 ) -> None:
     """Check a configuration; every mistake is shown at once."""
     from halotile.cli.config import read_config
+    from halotile.cli.jobs import words_of
     from halotile.cli.problems import raise_problems
     from halotile.cli.sections import check_config
 
@@ -225,7 +202,7 @@ def validate(
         print_json({"ok": not problems, "problems": [problem.to_json() for problem in problems]})
     raise_problems(str(config), problems)
     if job is not None and not as_json:
-        say(f"{config}: ok, {job.denoiser.name} from {job.input.path} to {job.output.path}")
+        say(f"{config}: ok, {words_of(job).job(job)}")
 
 
 @app.command()
@@ -342,7 +319,7 @@ def preview(
     ],
     size: Annotated[
         int | None,
-        typer.Option(metavar="N", parser=_whole, help="Longest side of a PNG in pixels; 1024 when left out."),
+        typer.Option(metavar="N", parser=whole, help="Longest side of a PNG in pixels; 1024 when left out."),
     ] = None,
     region: Annotated[
         str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halotile.errors import ConfigError, HalotileError, InputError
+from halotile.graphs.words import dotted
 
 KeyPath = tuple[str | int, ...]
 """Where a value stands in a configuration, such as ``("tile", "size")``."""
@@ -42,20 +43,6 @@ class Problem:
             "key": dotted(self.path),
             "message": self.message,
         }
-
-
-def dotted(path: KeyPath) -> str:
-    """A path as it is written on the command line.
-
-    Examples
-    --------
-    >>> dotted(("tile", "size", 1))
-    'tile.size[1]'
-    """
-    text = ""
-    for key in path:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
-    return text
 
 
 def raise_problems(source: str, problems: Sequence[Problem]) -> None:

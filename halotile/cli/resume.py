@@ -9,13 +9,13 @@ from pathlib import Path
 from halotile.cli.config import load_saved_job
 from halotile.cli.status import run_beside
 from halotile.errors import ConfigError
-from halotile.graphs.job import Job
+from halotile.graphs.job import AnyJob
 from halotile.storage.rundir import RunDirectory
 
 
 def saved_job(
     directory: Path, *, workers: int | None = None, allow_import: bool = False, dashboard: bool = True
-) -> Job:
+) -> AnyJob:
     """The job of a run directory. Where that was moved together with its output, the job moves with them.
 
     Raises
@@ -66,7 +66,7 @@ def _move_job(run: RunDirectory, output: Path) -> None:
         run.write_job(job)
 
 
-def saved_job_of(output: Path, *, allow_import: bool = False) -> Job | None:
+def saved_job_of(output: Path, *, allow_import: bool = False) -> AnyJob | None:
     """The job that wrote an output; None where no run directory lies beside it."""
     directory = run_beside(output)
     if not RunDirectory(directory).job_path.is_file():

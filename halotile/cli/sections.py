@@ -1,67 +1,31 @@
-"""The sections of a configuration, checked against the job they describe.
+"""The parts of a configuration, checked against the job they describe.
 
-The file is a ``version``, a kind of ``job``, and that job's sections. The schema is the job's own
-dataclass; the denoiser's options are checked against the denoiser's.
+The file is a ``version``, a kind of ``job``, and that job's parts. The schema is the job's own
+dataclass; the options of what is chosen by name are checked against what the name stands for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from halotile import registry
+from halotile.cli.choices import Chosen, read_choice
 from halotile.cli.fields import check_fields, field_types
+from halotile.cli.findings import Findings
+from halotile.cli.kinds import HEAD, JOBS, NAMED, PATHS, VERSION, JobKind, named_in
 from halotile.cli.problems import KeyPath, Problem
 from halotile.cli.yaml_source import Document
-from halotile.errors import ConfigError, HalotileError, InputError
-from halotile.graphs.checks import CHECKS, check_depth, check_sizes
-from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run, Tile
-from halotile.graphs.words import expected, nearest, shown
-from halotile.tasks.options import required_keys
+from halotile.graphs.agreement import disagreements
+from halotile.graphs.checks import CHECKS
+from halotile.graphs.job import AnyJob, Output
+from halotile.graphs.words import nearest, shown
 
-VERSION = 1
-
-
-@dataclass(frozen=True)
-class JobKind:
-    """A kind of job: the dataclass that is built, and the dataclass of each of its sections."""
-
-    schema: type[Job]
-    sections: Mapping[str, type]
-
-    def requires(self, section: str) -> bool:
-        """Whether the section has to be written."""
-        return section in required_keys(self.schema)
-
-
-JOBS: Mapping[str, JobKind] = {
-    "denoise": JobKind(
-        Job,
-        {
-            "input": Input,
-            "output": Output,
-            "denoiser": DenoiserChoice,
-            "tile": Tile,
-            "run": Run,
-            "cluster": Cluster,
-        },
-    )
-}
-"""The word after ``job:``, and what it means."""
-
-NAMED: Mapping[type, str] = {DenoiserChoice: "denoisers"}
-"""Sections that are a name and its options, written side by side; and where the name is looked up."""
-
-_HEAD = ("version", "job")
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
 
 
-def check_config(document: Document, base: Path) -> tuple[Job | None, list[Problem]]:
+def check_config(document: Document, base: Path) -> tuple[AnyJob | None, list[Problem]]:
     """The job that a document describes, or every problem it has.
 
     Parameters
@@ -71,204 +35,205 @@ def check_config(document: Document, base: Path) -> tuple[Job | None, list[Probl
     base : Path
         The folder that relative paths start from.
     """
-    check = _Check(document, base)
-    job = check.job()
-    return job, sorted(check.problems, key=_line)
+    found = Findings(document, base)
+    kind = _head(found, document.tree)
+    check = _Check(found, document.tree, kind) if kind else None
+    parts = check.parts() if check else {}
+    problems = found.problems()
+    return (kind.schema(**parts) if kind and not problems else None), problems
 
 
-def _line(problem: Problem) -> int:
-    """Problems are told in the order of the file; what the command line set comes last."""
-    line = problem.place.rpartition(":")[2]
-    return int(line) if line.isdigit() else sys.maxsize
+def _head(found: Findings, tree: Mapping[str, Any]) -> JobKind | None:
+    version, kind = tree.get("version"), tree.get("job")
+    if "version" not in tree:
+        found.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
+    elif version != VERSION or isinstance(version, bool | float):
+        found.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
+    if isinstance(kind, str) and kind in JOBS:
+        return JOBS[kind]
+    if kind is None:
+        found.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in JOBS)}")
+        return max(JOBS.values(), key=lambda kind: len({*kind.keys} & tree.keys()))
+    near = nearest(str(kind), JOBS)
+    hint = f"did you mean {near}?" if near else f"write one of {', '.join(JOBS)}"
+    found.fault(("job",), f"no job is called {shown(kind)}; {hint}")
+    return JOBS[near] if near else None
 
 
 class _Check:
-    """Goes through a document once and collects what is wrong."""
+    """Goes through a document once and builds what its parts describe."""
 
-    def __init__(self, document: Document, base: Path) -> None:
-        self.document = document
-        self.base = Path(os.path.abspath(base))
-        self.tree: dict[str, Any] = document.tree
-        self.problems = list(document.problems)
-        self.written: dict[str, str] = {}
-        """The section that is meant, and the key it is written under."""
-        self._declared: dict[str, Any] = {}
-        """What a name with its options stands for."""
+    def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKind) -> None:
+        self.found = found
+        self.tree = tree
+        self.kind = kind
+        self.written = {part: self._key_of(part) for part in kind.keys}
+        """The part that is meant, and the key it is written under."""
+        self.declared: dict[str, Any] = {}
+        """What the names in sections stand for, by what they are."""
 
-    def fault(self, path: KeyPath, message: str, error: type[HalotileError] = ConfigError) -> None:
-        """Enter a problem, once for each key."""
-        if all(problem.path != path for problem in self.problems):
-            self.problems.append(Problem(self.document.place_of(path), path, message, error))
+    def parts(self) -> dict[str, Any]:
+        """The parts of the job, those that are wrong or left out missing."""
+        self._unknown_parts()
+        built = {name: self._section(name, schema) for name, schema in self.kind.sections.items()}
+        built |= {name: self._list(name, schema) for name, schema in self.kind.lists.items()}
+        aim = self._values(self.kind.values) if self.kind.values else None
+        self._checks()
+        self._together(built | {"aim": aim})
+        made = {key: value for key, value in built.items() if value is not None}
+        return made | ({f.name: getattr(aim, f.name) for f in dataclasses.fields(aim)} if aim else {})
 
-    def job(self) -> Job | None:
-        """The job, if nothing is wrong with it."""
-        kind = self._head()
-        if kind is None:
-            return None
-        self._unknown_sections(kind)
-        self.written = {section: self._key_of(section, kind) for section in kind.sections}
-        built = {section: self._section(section, schema, kind) for section, schema in kind.sections.items()}
-        self._values()
-        self._together(built)
-        self._on_disk(built)
-        if self.problems:
-            return None
-        return kind.schema(**{key: value for key, value in built.items() if value is not None})
-
-    def _head(self) -> JobKind | None:
-        version, kind = self.tree.get("version"), self.tree.get("job")
-        if "version" not in self.tree:
-            self.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
-        elif version != VERSION or isinstance(version, bool | float):
-            self.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
-        if isinstance(kind, str) and kind in JOBS:
-            return JOBS[kind]
-        if kind is None:
-            self.fault(("job",), f"missing; write `job: {next(iter(JOBS))}`")
-            return JOBS[next(iter(JOBS))]
-        near = nearest(str(kind), JOBS)
-        hint = f"did you mean {near}?" if near else f"write one of {', '.join(JOBS)}"
-        self.fault(("job",), f"no job is called {shown(kind)}; {hint}")
-        return JOBS[near] if near else None
-
-    def _unknown_sections(self, kind: JobKind) -> None:
+    def _unknown_parts(self) -> None:
         for key in self.tree:
             if key in FLAGS:
-                self.fault((key,), FLAGS[key])
-            elif key not in kind.sections and key not in _HEAD:
-                self.fault((key,), _unknown(key, [*_HEAD, *kind.sections], kind))
+                self.found.fault((key,), FLAGS[key])
+            elif key not in self.kind.keys and key not in HEAD:
+                self.found.fault((key,), self._unknown(key, [*HEAD, *self.kind.keys]))
 
-    def _key_of(self, section: str, kind: JobKind) -> str:
-        """The key that a section is written under: what is inside a misspelt one is checked all the same."""
-        others = (key for key in self.tree if key not in (*kind.sections, *_HEAD, *FLAGS))
-        misspelt = next((key for key in others if nearest(key, kind.sections) == section), section)
-        return section if section in self.tree else misspelt
+    def _key_of(self, part: str) -> str:
+        """The key that a part is written under: what is inside a misspelt one is checked all the same."""
+        known = self.kind.keys
+        others = (key for key in self.tree if key not in (*known, *HEAD, *FLAGS))
+        misspelt = next((key for key in others if nearest(key, known) == part), part)
+        return part if part in self.tree else misspelt
 
-    def _section(self, section: str, schema: type, kind: JobKind) -> Any:
+    def _unknown(self, key: str, here: Iterable[str]) -> str:
+        """What to say of an unknown key: the key that was meant, here or in another section."""
+        here, sections = list(here), self.kind.sections
+        elsewhere = [f"{name}.{key}" for name, schema in sections.items() if key in field_types(schema)]
+        meant = " or ".join(elsewhere) or nearest(key, here)
+        return (
+            f"unknown key; did you mean {meant}?" if meant else f"unknown key; write one of {', '.join(here)}"
+        )
+
+    def _section(self, section: str, schema: type) -> Any:
         """One section as its dataclass, or None where it has faults or is left out."""
         key = self.written[section]
         values = self.tree.get(key)
         first = next(iter(field_types(schema)))
         if values is None:
-            if kind.requires(section):
-                self.fault((key,), f"missing; write `{section}: {{{first}: ...}}`")
+            if self.kind.requires(section):
+                self.found.fault((key,), f"missing; write `{section}: {{{first}: ...}}`")
             return None
         if not isinstance(values, dict):
             instead = f"{section}: {{{first}: {shown(values)}}}"
-            self.fault((key,), f"{shown(values)} is not a section; write `{instead}`")
+            self.found.fault((key,), f"{shown(values)} is not a section; write `{instead}`")
             return None
         if schema in NAMED:
-            return self._choice(section, schema, values)
-        built, faults = check_fields(schema, values)
+            return self._choice((key,), section, schema, values)
+        nested = {
+            name: self._nested((key, name), name, part, values) for name, part in named_in(schema).items()
+        }
+        plain = {name: value for name, value in values.items() if name not in nested}
+        built, faults = check_fields(schema, self._with_paths((key,), schema, plain))
         known = field_types(schema)
         for path, message in faults:
             unknown = len(path) == 1 and path[0] not in known
-            self.fault((key, *path), _unknown(str(path[0]), known, kind) if unknown else message)
+            self.found.fault((key, *path), self._unknown(str(path[0]), known) if unknown else message)
+        wrong = any(self.found.is_wrong((key, name)) for name in nested)
+        return dataclasses.replace(built, **nested) if built is not None and not wrong else None
+
+    def _nested(self, path: KeyPath, name: str, schema: type, values: Mapping[str, Any]) -> Any:
+        """A choice by name inside a section, None where it is left out."""
+        value = values.get(name)
+        if value is None or isinstance(value, dict):
+            return None if value is None else self._choice(path, name, schema, value)
+        self.found.fault(path, f"{shown(value)} is not a mapping; write `{name}: {{name: {shown(value)}}}`")
+        return None
+
+    def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
+        chosen = read_choice(self.found, path, NAMED[schema], values)
+        if chosen is None:
+            return None
+        self.declared[part] = chosen.declared
+        return _as_choice(schema, chosen)
+
+    def _list(self, name: str, schema: type) -> Any:
+        """The entries of a list, or None where one of them is wrong."""
+        key = self.written[name]
+        values = self.tree.get(key)
+        entry = f"- {{{', '.join(f'{field}: ...' for field in field_types(schema) if field in ('name', 'data'))}}}"
+        if values is None:
+            if self.kind.requires(name):
+                self.found.fault((key,), f"missing; write `{name}:` and below it `{entry}`")
+            return None
+        if not isinstance(values, list):
+            self.found.fault(
+                (key,), f"{shown(values)} is not a list; write entries below it, such as `{entry}`"
+            )
+            return None
+        made = []
+        for number, value in enumerate(values):
+            if isinstance(value, dict):
+                chosen = read_choice(self.found, (key, number), NAMED[schema], value)
+                made.append(_as_choice(schema, chosen) if chosen and chosen.declared else None)
+            else:
+                self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
+        return None if self.found.is_wrong((key,)) else tuple(made)
+
+    def _values(self, schema: type) -> Any:
+        """What stands in no section, as its dataclass."""
+        known = field_types(schema)
+        keys = {self.written[name]: name for name in known if self.tree.get(self.written[name]) is not None}
+        values = self._with_paths((), schema, {name: self.tree[key] for key, name in keys.items()})
+        built, faults = check_fields(schema, values)
+        for path, message in faults:
+            self.found.fault((self.written[str(path[0])], *path[1:]), message)
         return built
 
-    def _choice(self, section: str, kind: type, values: Mapping[str, Any]) -> Any:
-        """A name with its options: the options are checked against what the name stands for."""
-        key, known = self.written[section], registry.names(NAMED[kind])
-        named = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
-        name = values.get(named)
-        options = {option: value for option, value in values.items() if option != named}
-        if named != "name":
-            self.fault((key, named), "unknown key; did you mean name?")
-        if name is None:
-            self.fault((key, "name"), f"missing; write one of {', '.join(known)}")
-            return None
-        if not isinstance(name, str):
-            self.fault((key, named), f"{shown(name)} is not {expected(str)}; write one of {', '.join(known)}")
-            return None
-        if name not in known:
-            near = nearest(name, known)
-            hint = f"did you mean {near}?" if near else f"write one of {', '.join(known)}"
-            self.fault((key, named), f"no {section} is called {name}; {hint}")
-            if near is None:
-                return None
-            name = near
-        try:
-            declared = registry.find(NAMED[kind], name).DENOISER
-        except HalotileError as error:
-            self.fault((key, named), str(error))
-            return None
-        except AttributeError:
-            self.fault((key, named), f"the plug-in {name} declares no DENOISER; repair or uninstall it")
-            return None
-        return self._options(key, kind, name, declared, options)
+    def _with_paths(self, path: KeyPath, schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values with whole paths, those that are read noted."""
+        whole = dict(values)
+        for key in PATHS.get(schema, ()):
+            value = values.get(key)
+            if isinstance(value, dict):
+                whole[key] = {name: self.found.read((*path, key, name), file) for name, file in value.items()}
+            elif key in values:
+                # Outside of sections the key may be misspelt, and its file is looked for all the same.
+                whole[key] = self.found.read((*path, key if path else self.written[key]), value)
+        if schema is Output and isinstance(values.get("path"), str):
+            whole["path"] = self.found.absolute(values["path"])
+        return whole
 
-    def _options(self, key: str, kind: type, name: str, declared: type, options: dict[str, Any]) -> Any:
-        for option in path_fields(declared) & options.keys():
-            if isinstance(options[option], str):
-                options[option] = self._absolute(options[option])
-        built, faults = check_fields(declared, options)
-        for path, message in faults:
-            self.fault((key, *path), message)
-        for file in built.files() if built is not None else ():
-            if not os.path.exists(file):
-                option = next((name for name in options if str(options[name]) == str(file)), "")
-                self.fault((key, option) if option else (key,), f"{file} does not exist")
-        self._declared[name] = built
-        return kind(name=name, options=options)
-
-    def _values(self) -> None:
+    def _checks(self) -> None:
         """What the types allow and the job does not."""
-        wrong = {problem.path[:2] for problem in self.problems}
         for (section, key), check in CHECKS.items():
-            path = (self.written[section], key)
-            values = self.tree.get(path[0])
-            if not isinstance(values, dict) or values.get(key) is None or path in wrong:
-                continue
-            if message := check(values[key]):
-                self.fault(path, message)
+            for path, value in self._places(section, key):
+                if value is not None and not self.found.is_wrong(path) and (message := check(value)):
+                    self.found.fault(path, message)
+
+    def _places(self, section: str, key: str) -> Iterator[tuple[KeyPath, Any]]:
+        """Where a key of a section stands, with its value."""
+        if not section:
+            if key in self.written:
+                yield (self.written[key],), self.tree.get(self.written[key])
+            return
+        values = self.tree.get(self.written.get(section, ""))
+        if isinstance(values, dict) and section in self.kind.sections:
+            yield (self.written[section], key), values.get(key)
+        elif isinstance(values, list) and section in self.kind.lists:
+            for number, value in enumerate(values):
+                if isinstance(value, dict):
+                    yield (self.written[section], number, key), value.get(key)
 
     def _together(self, built: dict[str, Any]) -> None:
         """What each value alone allows, and the others do not."""
-        wrong = {problem.path[:2] for problem in self.problems}
-        tile, output, choice = (built[section] for section in ("tile", "output", "denoiser"))
-        denoiser = self._declared.get(choice.name) if choice is not None else None
-        if denoiser is None:
-            return
-        tile = tile or Tile()
-        found = dict(check_sizes(output, tile, denoiser)) if output is not None else {}
-        if message := check_depth(tile, denoiser):
-            found["tile", "depth"] = message
-        for (section, key), message in found.items():
-            if (path := (self.written[section], key)) not in wrong:
-                self.fault(path, message)
-
-    def _on_disk(self, built: dict[str, Any]) -> None:
-        """Make paths absolute, and see that what is to be read is there."""
-        if (output := built["output"]) is not None:
-            built["output"] = dataclasses.replace(output, path=self._absolute(output.path))
-        if (source := built["input"]) is None:
-            return
-        sides = {name: self._absolute(path) for name, path in source.sides.items()}
-        built["input"] = dataclasses.replace(source, path=self._absolute(source.path), sides=sides)
-        key = self.written["input"]
-        wanted: dict[KeyPath, str] = {(key, "path"): built["input"].path}
-        wanted |= {(key, "sides", name): path for name, path in sides.items()}
-        for path, file in wanted.items():
-            if "://" not in file and not os.path.exists(file):
-                self.fault(path, f"{file} does not exist", InputError)
-
-    def _absolute(self, path: str) -> str:
-        """A path as the file's folder sees it; addresses such as s3:// stay."""
-        if "://" in path:
-            return path
-        whole = self.base / os.path.expanduser(path)
-        # Where a link comes before "..", only the file system knows what is meant.
-        return os.path.realpath(whole) if ".." in whole.parts else str(whole)
+        known = {name: part for name, part in built.items() if part is not None}
+        for name, schema in self.kind.sections.items():
+            if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
+                known[name] = schema()
+        if "denoiser" in self.kind.sections or "denoiser" in self.declared:
+            known.pop("denoiser", None)
+            known |= {name: made for name, made in self.declared.items() if made is not None}
+        for (part, *rest), message in disagreements(self.kind.schema, known).items():
+            path = (self.written[str(part)], *rest)
+            if not self.found.is_wrong(path[:2]):
+                self.found.fault(path, message)
 
 
-def _unknown(key: str, here: Iterable[str], kind: JobKind) -> str:
-    """What to say of an unknown key: the key that was meant, here or in another section."""
-    here = list(here)
-    elsewhere = [f"{name}.{key}" for name, schema in kind.sections.items() if key in field_types(schema)]
-    meant = " or ".join(elsewhere) or nearest(key, here)
-    return f"unknown key; did you mean {meant}?" if meant else f"unknown key; write one of {', '.join(here)}"
-
-
-def path_fields(schema: type) -> set[str]:
-    """Options that name files: a relative one starts from the configuration's folder."""
-    return {name for name, kind in field_types(schema).items() if name == "weights" or "Path" in str(kind)}
+def _as_choice(schema: type, chosen: Chosen) -> Any:
+    """A choice as its dataclass: its own keys, and all others as options."""
+    own = {field.name for field in dataclasses.fields(schema)} - {"name", "options"}
+    options = {key: value for key, value in chosen.values.items() if key not in own}
+    values = {key: value for key, value in chosen.values.items() if key in own}
+    return schema(name=chosen.name, **values, options=options)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.cli.bad_blocks import GivenUp, blocks_given_up, rows_of
+from halotile.cli.figures import iteration_text
 from halotile.cli.report import Lines, Report, counts
 from halotile.cli.screen import Row
 from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
@@ -190,6 +191,8 @@ def status_rows(status: Status) -> list[Row]:
                 f"{rate}, {progress.megabytes_per_second:.0f} MB/s over {seconds_text(progress.seconds)}",
             )
         )
+    if progress.figures:
+        rows.append(("iteration", iteration_text(progress.figures)))
     if not status.over:
         rows.append(("left", seconds_text(progress.eta_seconds)))
         rows.append(("workers", str(progress.workers)))

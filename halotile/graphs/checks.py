@@ -7,15 +7,14 @@ takes the picture to know, and a denoiser its own options.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from halotile import registry
 from halotile.errors import ConfigError
-from halotile.graphs.job import Auto, Job, Output, Size, Tile, parse_bytes
+from halotile.graphs.job import Aim, AnyJob, Reconstruction, parse_bytes
 from halotile.graphs.words import expected, fits, nearest, shown
-from halotile.tasks.denoisers.base import Denoiser
 
 Check = Callable[[Any], str | None]
 """What is wrong with a value, or None. It sees only values of the right type."""
@@ -51,9 +50,40 @@ class Above:
 
     bound: float
 
-    def __call__(self, value: float) -> str | None:
+    def __call__(self, value: float | str) -> str | None:
         """What is wrong with the value, if anything."""
-        return None if value > self.bound else f"{value} is too small; write more than {self.bound:g}"
+        if isinstance(value, str) or value > self.bound:
+            return None
+        return f"{value} is too small; write more than {self.bound:g}"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A check that a word names an extension. It is looked up by name only: to import it would load Dask.
+
+    Examples
+    --------
+    >>> Named("solver", "solvers", without=("lanczos",))("fitsa")
+    'no solver is called fitsa; did you mean fista?'
+    """
+
+    word: str
+    registry: str
+    without: tuple[str, ...] = ()
+    """Names that are not for jobs."""
+
+    @property
+    def names(self) -> list[str]:
+        """What may be written."""
+        return [name for name in registry.names(self.registry) if name not in self.without]
+
+    def __call__(self, value: str) -> str | None:
+        """What is wrong with the value, if anything."""
+        if value in self.names:
+            return None
+        near = nearest(value, self.names, likeness=0.5)  # they are short
+        hint = f"did you mean {near}?" if near else f"write one of {', '.join(self.names)}"
+        return f"no {self.word} is called {value}; {hint}"
 
 
 def _memory(value: str | int) -> str | None:
@@ -102,15 +132,19 @@ def _output(value: str) -> str | None:
     return _filled(value)
 
 
-def _cluster(value: str) -> str | None:
-    """The kind is looked up by name only: to import it would load Dask."""
-    known = registry.names("clusters")
-    if value in known:
-        return None
-    near = nearest(value, known)
-    return f"no cluster is called {value}; " + (
-        f"did you mean {near}?" if near else f"write one of {', '.join(known)}"
-    )
+def _shape(value: Any) -> str | None:
+    if value != "auto" and len(value) < 2:
+        return f"{shown(value)} is no image; write its length along each axis, such as [4096, 4096]"
+    return AtLeast(1)(value)
+
+
+def _every(value: int) -> str | None:
+    if value != 1:
+        return (
+            f"{value} is not 1, and each iteration leaves its images on disk anyway, so a checkpoint costs nothing; "
+            "write 1, or leave it out"
+        )
+    return None
 
 
 CHECKS: Mapping[tuple[str, str], Check] = {
@@ -131,69 +165,29 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("run", "retries"): AtLeast(0),
     ("run", "memory_per_worker"): _memory,
     ("run", "stall_seconds"): Above(0),
-    ("cluster", "kind"): _cluster,
+    ("cluster", "kind"): Named("cluster", "clusters"),
+    ("operators", "data"): _filled,
+    ("operators", "noise_sigma"): Above(0),
+    ("fidelity", "background"): AtLeast(0),
+    ("prior", "sigma"): Above(0),
+    ("prior", "weight"): Above(0),
+    ("prior", "iterations"): AtLeast(1),
+    ("solver", "name"): Named("solver", "solvers", without=("lanczos",)),
+    ("solver", "iterations"): AtLeast(1),
+    ("solver", "step"): Above(0),
+    ("solver", "tol"): AtLeast(0),
+    ("solver", "checkpoint_every"): _every,
+    ("", "shape"): _shape,
+    ("", "start"): _filled,
+    ("", "reference"): _filled,
 }
-"""By section and key."""
+"""By section and key; keys that stand in no section are in the section "". Nothing is checked that is left empty."""
 
 
-def check_sizes(output: Output, tile: Tile, denoiser: Denoiser) -> Mapping[tuple[str, str], str]:
-    """What is wrong with sizes that have to fit one another, by section and key; a picture may add to it.
-
-    Examples
-    --------
-    >>> from halotile.graphs.job import Output, Tile
-    >>> from halotile.tasks.denoisers.median import Median
-    >>> check_sizes(Output(path="a", shard=1000, chunk=256), Tile(block=1000), Median(size=3))
-    {('output', 'shard'): '1000 is no multiple of output.chunk 256; a shard holds whole chunks: write 1024'}
-    """
-    shard, chunk, block = output.shard, output.chunk, tile.block
-    if message := _multiple(shard, chunk, "output.chunk", "a shard holds whole chunks"):
-        return {("output", "shard"): message}
-    if denoiser.scale == 1 and (
-        message := _multiple(block, shard, "output.shard", "a block writes whole shards")
-    ):
-        return {("tile", "block"): message}
-    return {}
+_SECTIONS = ("input", "output", "fidelity", "prior", "solver", "tile", "run", "cluster")
 
 
-def check_depth(tile: Tile, denoiser: Denoiser) -> str | None:
-    """What is wrong with the depth for a denoiser that declares how far it looks."""
-    needed = denoiser.receptive_field()
-    if tile.depth == "auto" or tile.seams == "allow" or needed is None:
-        return None
-    least = min(_numbers(tile.depth))
-    return (
-        f"{shown(tile.depth)} is less than {denoiser.title}'s receptive field {needed}: seams would show; "
-        f"write {needed}, auto, or seams: allow"
-        if least < needed
-        else None
-    )
-
-
-def _numbers(size: Size) -> tuple[int, ...]:
-    return (size,) if isinstance(size, int) else tuple(size)
-
-
-def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | None:
-    """What is wrong with a size that has to be a multiple of another, where both are told on the same axes."""
-    if isinstance(size, str) or isinstance(unit, str):
-        return None
-    sizes, units = _numbers(size), _numbers(unit)
-    axes = max(len(sizes), len(units))
-    if not {len(sizes), len(units)} <= {1, axes}:
-        return None
-    pairs = list(zip(sizes * (axes // len(sizes)), units * (axes // len(units)), strict=True))
-    if all(s % u == 0 for s, u in pairs):
-        return None
-    instead = [-(-s // u) * u for s, u in pairs]
-    better = shown(instead[0] if len(sizes) == 1 and len(set(instead)) == 1 else instead)
-    return f"{shown(size)} is no multiple of {of} {shown(unit)}; {why}: write {better}"
-
-
-_SECTIONS = ("input", "output", "tile", "run", "cluster")
-
-
-def check_job(job: Job) -> None:
+def check_job(job: AnyJob) -> None:
     """Refuse a job with values that no picture could make right.
 
     Raises
@@ -203,31 +197,41 @@ def check_job(job: Job) -> None:
 
     Examples
     --------
-    >>> from halotile.graphs.job import DenoiserChoice, Input, Output, Run
+    >>> from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run
     >>> check_job(Job(input=Input(path="a"), output=Output(path="b"), denoiser=DenoiserChoice(name="tv"),
     ...               run=Run(workers=0)))
     Traceback (most recent call last):
     halotile.errors.ConfigError: run.workers: 0 is too small; write at least 1
     """
-    faults = [
-        f"{section}.{key}: {message}"
-        for section in _SECTIONS
-        for key, message in _faults(section, getattr(job, section))
-    ]
+    faults = [f"{path}: {message}" for path, message in _job_faults(job)]
     if len(faults) > 1:
         faults.insert(0, f"{len(faults)} problems in the job; nothing was started")
     if faults:
         raise ConfigError("\n".join(faults))
 
 
-def _faults(section: str, part: Any) -> list[tuple[str, str]]:
+def _job_faults(job: AnyJob) -> Iterator[tuple[str, str]]:
+    for section in _SECTIONS:
+        for key, message in _faults(section, getattr(job, section, None)):
+            yield f"{section}.{key}", message
+    if isinstance(job, Reconstruction):
+        for number, choice in enumerate(job.operators):
+            for key, message in _faults("operators", choice):
+                yield f"operators[{number}].{key}", message
+        yield from _faults("", job, Aim)
+
+
+def _faults(section: str, part: Any, schema: type | None = None) -> list[tuple[str, str]]:
     """Keys of one section with what is wrong there."""
-    hints, found = get_type_hints(type(part)), []
-    for field in dataclasses.fields(part):
+    if part is None:
+        return []
+    kind, found = schema or type(part), []
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
         value, hint = getattr(part, field.name), hints[field.name]
         check = CHECKS.get((section, field.name))
         if not fits(value, hint):
             found.append((field.name, f"{shown(value)} is not {expected(hint)}"))
-        elif check is not None and (message := check(value)):
+        elif check is not None and value is not None and (message := check(value)):
             found.append((field.name, message))
     return found

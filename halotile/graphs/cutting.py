@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from halotile.graphs.job import Job, Size, Tile, parse_bytes
+from halotile.graphs.job import Job, Run, Size, Tile, parse_bytes
 from halotile.graphs.memory import Footprint, share_bytes
 from halotile.graphs.reach import Reach
 from halotile.graphs.sizes import (
@@ -123,9 +123,9 @@ def grid_of(geometry: Geometry, roles: Roles, reach: Reach, block: tuple[int, ..
     )
 
 
-def overlap_pays(job: Job) -> bool:
+def overlap_pays(run: Run) -> bool:
     """Whether there are cores to spare for reading and writing beside the computation."""
-    return (os.cpu_count() or 1) > job.run.workers
+    return (os.cpu_count() or 1) > run.workers
 
 
 def choose_block(

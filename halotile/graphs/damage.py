@@ -60,3 +60,11 @@ def damaged_blocks(
                 number, future = pending.popleft()
                 if problems := future.result():
                     yield number, problems
+
+
+def damaged_among(
+    numbers: Iterable[int], path: Path, layout: Layout, grid: Grid, *, thorough: bool = True
+) -> list[int]:
+    """Which of these blocks of a run are damaged in an output; ``grid`` is that of the run."""
+    blocks = map(output_grid(layout, grid.shape, grid.block).block_at, numbers)
+    return [number for number, _ in damaged_blocks(path, layout, blocks, thorough=thorough)]

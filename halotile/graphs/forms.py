@@ -31,21 +31,22 @@ class Form:
     def reach(self) -> int:
         """How far, in pixels, the operators look, there and back."""
         far = 2 * max(term.operator.reach for term in self.terms)
-        return far + (REACH_OF_CELLS if self._is_fft else 0)
+        return far + (REACH_OF_CELLS if self.is_fft else 0)
 
     @property
-    def _is_fft(self) -> bool:
+    def is_fft(self) -> bool:
+        """Whether convolutions are computed by Fourier transforms."""
         used = [self.folded] if self.folded else [term.operator for term in self.terms]
         return any(getattr(operator, "engine", "direct") == "fft" for operator in used)
 
     def in_words(self) -> str:
         """The form, for the plan."""
         if self.folded is None:
-            engines = "Fourier transforms where kernels are large" if self._is_fft else "direct convolutions"
+            engines = "Fourier transforms where kernels are large" if self.is_fft else "direct convolutions"
             count = len(self.terms)
             return f"plain, {count} operator{'s' if count > 1 else ''} there and back; {engines}"
         rows, columns = self.folded.kernel.shape[-2:]
-        engine = "Fourier transforms" if self._is_fft else "direct convolution"
+        engine = "Fourier transforms" if self.is_fft else "direct convolution"
         return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"
 
     def gradient(self, image: Readable, backprojection: Readable | None) -> Readable:

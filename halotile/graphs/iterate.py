@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
-from halotile.graphs.damage import damaged_blocks, output_grid
+from halotile.graphs.damage import damaged_among, damaged_blocks, output_grid
 from halotile.graphs.solvers.base import (
     CHANGE,
     ERROR,
@@ -192,11 +192,9 @@ class Iterations:
         if not journal.done:
             return
         lost = {number for number in journal.done if number not in ledger.sums}
-        blocks = output_grid(self.vectors.layout, self.grid.shape, self.grid.block)
         for name in self.vectors.copies:
             path = self.vectors.path(name, iteration + 1)
-            done = map(blocks.block_at, journal.done)
-            lost |= {n for n, _ in damaged_blocks(path, self.vectors.layout, done, thorough=False)}
+            lost.update(damaged_among(journal.done, path, self.vectors.layout, self.grid, thorough=False))
         journal.strike(sorted(lost))
 
     def _clear(self, iteration: int) -> None:
@@ -252,8 +250,10 @@ class Iterations:
             if wild
             else f"the misfit grew from {least:.4g} to {row[MISFIT]:.4g}"
         )
+        kept = self.state.iteration
+        where = f" in {self.vectors.path('x', kept)}" if kept and "x" in self.vectors.copies else ""
         raise Diverged(
-            f"iteration {row['iteration']:.0f}: {what}. The image of iteration {self.state.iteration} is kept. "
+            f"iteration {row['iteration']:.0f}: {what}. The image of iteration {kept} is kept{where}. "
             "Write a smaller solver.step, or step: auto."
         )
 

@@ -156,7 +156,7 @@ class Job:
 
     input: Input
     output: Output
-    denoiser: Any
+    denoiser: DenoiserChoice | Any
     """A :class:`DenoiserChoice`, or from Python a denoiser itself."""
     tile: Tile = field(default_factory=Tile)
     run: Run = field(default_factory=Run)
@@ -201,7 +201,7 @@ class PriorChoice:
 
     name: Literal["none", "pnp", "tv", "l1"] = "none"
     """pnp: a denoiser (with solver gd: RED); tv: total variation; l1: sparse."""
-    denoiser: Any = None
+    denoiser: DenoiserChoice | Any = None
     """pnp: a denoiser as a denoising job has it."""
     sigma: float | None = None
     """pnp: the noise level that the denoiser is told."""
@@ -226,18 +226,15 @@ class SolverChoice:
     tol: float = 0.0
     """Stop when the image changes by less than this, relative to its length."""
     checkpoint_every: int = 1
-    """Iterations between two checkpoints."""
+    """Iterations between two checkpoints: 1, since the images of each are on disk anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reconstruction:
-    """A whole reconstruction job."""
+class Aim:
+    """What is looked for."""
 
-    output: Output
-    operators: tuple[OperatorChoice, ...]
-    fidelity: FidelityChoice = field(default_factory=FidelityChoice)
-    prior: PriorChoice = field(default_factory=PriorChoice)
-    solver: SolverChoice = field(default_factory=SolverChoice)
+    __pydantic_config__ = STRICT
+
     shape: tuple[int, ...] | Auto = "auto"
     """Shape of the image in pixels; auto: that of the measurements."""
     start: str | None = None
@@ -246,6 +243,17 @@ class Reconstruction:
     """The true image, to tell the PSNR of every iteration."""
     exact: bool = False
     """Keep to the plain form and to direct convolutions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(Aim):
+    """A whole reconstruction job."""
+
+    output: Output
+    operators: tuple[OperatorChoice, ...]
+    fidelity: FidelityChoice = field(default_factory=FidelityChoice)
+    prior: PriorChoice = field(default_factory=PriorChoice)
+    solver: SolverChoice = field(default_factory=SolverChoice)
     tile: Tile = field(default_factory=Tile)
     run: Run = field(default_factory=Run)
     cluster: Cluster = field(default_factory=Cluster)
@@ -253,3 +261,6 @@ class Reconstruction:
     """Whether the job may import code of the user's own."""
     import_folder: str | None = None
     """The folder that such imports start from, before all others: that of the job file."""
+
+
+AnyJob = Job | Reconstruction

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.plan import RunPlan
+from halotile.graphs.progress import Progress
 from halotile.tasks.block import BadBlock
 
 
@@ -23,6 +26,24 @@ class Outcome:
     peak_memory_bytes: int
     output: str
     run_directory: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What the last iteration of a solver came to."""
+
+    @classmethod
+    def of(cls, plan: RunPlan, progress: Progress, quarantined: tuple[BadBlock, ...] = ()) -> Outcome:
+        """The outcome of a plan whose last word was this."""
+        return cls(
+            done=progress.done,
+            total=progress.total,
+            resumed=progress.resumed,
+            quarantined=quarantined,
+            seconds=progress.seconds,
+            megapixels_per_second=progress.megapixels_per_second,
+            peak_memory_bytes=progress.peak_memory_bytes,
+            output=str(plan.output),
+            run_directory=str(plan.run_directory),
+            figures=progress.figures,
+        )
 
 
 def ended_by(error: BaseException) -> str:
@@ -42,6 +63,12 @@ def full_disk_in_words(plan: RunPlan, error: str, done: int) -> str:
         f"the others take up to {bytes_text(left)}, and {plan.output} has {bytes_text(free)} free. "
         "Free some space and run again."
     )
+
+
+def failure_of(plan: RunPlan, bad: tuple[BadBlock, ...]) -> BlockFailed:
+    """The error that blocks which failed are."""
+    kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
+    return kind(bad_blocks_in_words(plan, bad))
 
 
 def bad_blocks_in_words(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:

@@ -84,6 +84,14 @@ class RunPlan(Protocol):
         """Whether what an earlier run left is thrown away."""
         ...
 
+    def check_fits(self) -> None:
+        """Refuse what needs more memory or disk than there is."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """The figures, for people and for programs."""
+        ...
+
     def reads(self) -> Iterator[Path]:
         """Files that the job reads besides pictures that the planner has looked after."""
         ...
@@ -213,12 +221,13 @@ class Plan:
         }
         parts["output"]["path"] = str(self.output)
         choice = self.job.denoiser
-        chosen = isinstance(choice, DenoiserChoice)
         return {
             "version": 1,
             "job": "denoise",
             **parts,
-            "denoiser": {"name": choice.name, **choice.options} if chosen else describe_denoiser(choice),
+            "denoiser": {"name": choice.name, **choice.options}
+            if isinstance(choice, DenoiserChoice)
+            else describe_denoiser(choice),
             "allow_import": self.job.allow_import,
             "import_folder": self.job.import_folder,
         }

@@ -114,7 +114,7 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
             channels_out=denoiser.channels[1],
             precision=job.run.precision,
             on_nan=job.run.on_nan,
-            overlap=overlap_pays(job),
+            overlap=overlap_pays(job.run),
         )
         return task, _footprint(task, layout, denoiser, original.chunks if not original.mapped else (1,))
 

@@ -57,3 +57,17 @@ class Progress:
 
 Observer = Callable[[Progress], None]
 """Called from the driver about twice a second, and whenever there is a message."""
+
+
+_FIGURES = {"misfit": "misfit {:.4g}", "change": "change {:.3g}", "psnr": "PSNR {:.2f} dB"}
+
+
+def figures_in_words(figures: Mapping[str, float]) -> str:
+    """What an iteration came to, in a line.
+
+    Examples
+    --------
+    >>> figures_in_words({"iteration": 3, "misfit": 1234.5, "change": 0.01234, "psnr": 27.31, "seconds": 1.5})
+    'misfit 1234, change 0.0123, PSNR 27.31 dB'
+    """
+    return ", ".join(text.format(figures[name]) for name, text in _FIGURES.items() if name in figures)

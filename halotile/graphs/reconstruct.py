@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stopped
+from halotile.errors import DiskRefused, Stopped
+from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.damage import damaged_blocks, output_grid
+from halotile.graphs.damage import damaged_among
 from halotile.graphs.forms import Backprojection
 from halotile.graphs.iterate import Iterations, Row
-from halotile.graphs.outcome import Outcome, bad_blocks_in_words, ended_by, full_disk_in_words
-from halotile.graphs.progress import Observer, Progress
+from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
+from halotile.graphs.progress import Observer, Progress, figures_in_words
 from halotile.graphs.reconstruction import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.session import Session
 from halotile.graphs.signals import Signals
@@ -85,6 +86,8 @@ class _Driver:
         self.signals = signals
         self.status = StatusFile(directory, plan, observer)
         self.session = Session(plan.run, plan.job.cluster, self.status, cluster)
+        self.begun = False
+        """Whether a sweep was begun."""
 
     def run(self) -> Outcome:
         """Every sweep that is left."""
@@ -113,15 +116,20 @@ class _Driver:
         solver, job = self.plan.solver, self.plan.job.solver
         with suppress(OSError):
             self.directory.write_iterations(iterations.rows)
+        self._note(iterations.rows[-1:])
         for row in iterations.run(job.iterations, partial(_is_done, job.tol)):
-            self.status.figures = row | {"iterations": job.iterations}
+            self._note([row])
             with suppress(OSError):
                 self.directory.append_iteration(row)
-            self.status.say(f"iteration {row['iteration']:.0f} of {job.iterations}: {in_words(row)}")
-        left_out = job.iterations - iterations.state.iteration
-        if left_out:
-            self.status.say(f"{solver.name} is done {left_out} iterations early")
+            self.status.say(f"iteration {row['iteration']:.0f} of {job.iterations}: {figures_in_words(row)}")
+        if left_out := job.iterations - iterations.state.iteration:
+            self.status.say(f"{solver.name} is done {counted(left_out, 'iteration')} early")
         self._write_output(iterations)
+
+    def _note(self, rows: list[Row]) -> None:
+        """Have the status tell of an iteration."""
+        for row in rows:
+            self.status.figures = row | {"iterations": self.plan.job.solver.iterations}
 
     def _step_size(self) -> float:
         """What was asked for, or ``1 / |A|²``."""
@@ -183,6 +191,9 @@ class _Driver:
         before = {NORM: 0, ADJOINT: self.plan.before_iterations - 1, ITERATE: self.plan.before_iterations}
         if phase in before:
             self.status.earlier = len(self.plan.grid) * (before[phase] + iteration)
+        if not self.begun:
+            # What earlier runs did is no measure of how fast this one is.
+            self.begun, self.status.resumed = True, self.status.earlier + len(journal.done)
         sweep = Sweep(
             task,
             phase=phase,
@@ -193,25 +204,28 @@ class _Driver:
             status=self.status,
             import_folder=self.plan.job.import_folder,
             ledger=ledger,
+            title=self._title(phase, iteration),
         )
         self.session.through(sweep)
         if sweep.disk_error:
             raise DiskRefused(full_disk_in_words(self.plan, sweep.disk_error, len(journal.done)))
         if sweep.bad:
             bad = tuple(sweep.bad[number] for number in sorted(sweep.bad))
-            kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
-            raise kind(bad_blocks_in_words(self.plan, bad))
+            raise failure_of(self.plan, bad)
         if sweep.untidy:
             sweep_partials(self.plan.output)
             sweep_partials(self.directory.state_path)
 
+    def _title(self, phase: str, iteration: int) -> str:
+        """Which sweep it is, in words that follow on what happened."""
+        if phase == ITERATE:
+            return f" in iteration {iteration + 1} of {self.plan.job.solver.iterations}"
+        return {NORM: " while the step size is found", ADJOINT: " before the first iteration"}.get(phase, "")
+
     def _strike_damaged(self) -> None:
-        """Take the blocks out of the output's journal whose files are gone or cut short."""
-        grid = output_grid(self.plan.layout, self.plan.grid.shape, self.plan.grid.block)
-        done = map(grid.block_at, self.journal.done)
-        self.journal.strike(
-            [n for n, _ in damaged_blocks(self.plan.output, self.plan.layout, done, thorough=False)]
-        )
+        """Take the blocks out of the output's journal whose bytes are not what was written."""
+        done, plan = self.journal.done, self.plan
+        self.journal.strike(damaged_among(done, plan.output, plan.layout, plan.grid))
 
     def _progress(self) -> Progress:
         return self.status.progress("stop", done=len(self.journal.done), failed=0)
@@ -220,31 +234,9 @@ class _Driver:
         self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1)
         progress = self._progress()
         self.status.end("finished", progress, "")
-        return Outcome(
-            done=progress.done,
-            total=progress.total,
-            resumed=progress.resumed,
-            quarantined=(),
-            seconds=progress.seconds,
-            megapixels_per_second=progress.megapixels_per_second,
-            peak_memory_bytes=progress.peak_memory_bytes,
-            output=str(self.plan.output),
-            run_directory=str(self.plan.run_directory),
-        )
+        return Outcome.of(self.plan, progress)
 
 
 def _is_done(tol: float, state: State, row: Row) -> bool:
     """Whether the image has come to rest."""
     return row.get(CHANGE, 1.0) <= tol
-
-
-def in_words(row: Row) -> str:
-    """An iteration in a line.
-
-    Examples
-    --------
-    >>> in_words({"iteration": 3, "misfit": 1234.5, "change": 0.01234, "psnr": 27.31, "seconds": 1.5})
-    'misfit 1234, change 0.0123, PSNR 27.31 dB'
-    """
-    shown = {MISFIT: "misfit {:.4g}", CHANGE: "change {:.3g}", "psnr": "PSNR {:.2f} dB"}
-    return ", ".join(text.format(row[name]) for name, text in shown.items() if name in row)

@@ -6,14 +6,16 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from halotile.errors import DiskRefused, InputError, MemoryRefused
+from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.amounts import bytes_text
+from halotile.graphs.cutting import overlap_pays
 from halotile.graphs.forms import Form, choose_form
 from halotile.graphs.identity import code_versions, differences, fingerprint
 from halotile.graphs.iterate import Target
@@ -21,7 +23,7 @@ from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, par
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
-from halotile.graphs.resolve import check_paths
+from halotile.graphs.resolve import check_paths, describe_denoiser
 from halotile.graphs.sizes import (
     Geometry,
     block_unit,
@@ -31,7 +33,16 @@ from halotile.graphs.sizes import (
     choose_shard,
 )
 from halotile.graphs.solvers.base import Problem, Solver
-from halotile.graphs.stack import describe_operator, image_shape, make_operator, make_terms, open_measurements
+from halotile.graphs.stack import (
+    describe_operator,
+    files_of,
+    image_shape,
+    make_operators,
+    make_terms,
+    open_measurements,
+    written,
+)
+from halotile.graphs.summary import summary_of
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
@@ -46,7 +57,7 @@ from halotile.tasks.priors import Prior
 from halotile.tasks.roles import Roles
 
 WINDOWS_AT_ONCE = 10
-"""Images of a block's window that a step holds at once, besides the stored ones: measured, with the operators' scratch."""
+"""Images of a block's window that a step holds at once, besides the stored ones: an estimate, with the operators' scratch."""
 NORM_ITERATIONS = 15
 """Sweeps that find the step size."""
 
@@ -97,7 +108,7 @@ class ReconstructionPlan:
     @property
     def overlap(self) -> bool:
         """Whether reading and writing go on beside the computation."""
-        return (os.cpu_count() or 1) > self.job.run.workers
+        return overlap_pays(self.run)
 
     @property
     def finds_step(self) -> bool:
@@ -190,20 +201,22 @@ class ReconstructionPlan:
             )
 
     def reads(self) -> Iterator[Path]:
-        """The files of the denoiser, and the measurements."""
+        """The files that operators and the denoiser name."""
         yield from self.files
 
     def job_json(self) -> dict[str, Any]:
         """The job as a configuration: the same shape as the YAML, with an absolute output."""
-        parts = asdict(self.job)
+        named = ("operators", "prior")
+        plain = {f.name: getattr(self.job, f.name) for f in fields(self.job) if f.name not in named}
+        parts = {name: _plainly(part) for name, part in plain.items()}
         parts["output"]["path"] = str(self.output)
-        parts["operators"] = [
-            {key: value for key, value in asdict(choice).items() if key != "options"} | dict(choice.options)
-            for choice in self.job.operators
-        ]
+        parts["operators"] = [written(choice) for choice in self.job.operators]
+        parts["prior"] = {f.name: getattr(self.job.prior, f.name) for f in fields(self.job.prior)}
         denoiser = self.job.prior.denoiser
         if isinstance(denoiser, DenoiserChoice):
             parts["prior"]["denoiser"] = {"name": denoiser.name, **denoiser.options}
+        elif denoiser is not None:
+            parts["prior"]["denoiser"] = describe_denoiser(denoiser)
         return {"version": 1, "job": "reconstruct", **parts}
 
     def resolved_json(self) -> dict[str, Any]:
@@ -229,31 +242,7 @@ class ReconstructionPlan:
 
     def summary(self) -> dict[str, Any]:
         """The figures of the plan, for people and for ``--json``."""
-        side = [n + 2 * self.halo for n in self.grid.block[-2:]]
-        return {
-            "output": str(self.output),
-            "shape": list(self.grid.shape),
-            "operators": [term.operator.name for term in self.form.terms],
-            "form": self.form.in_words(),
-            "solver": self.solver.name,
-            "iterations": self.job.solver.iterations,
-            "blocks": len(self.grid),
-            "block": list(self.grid.block),
-            "shard": list(self.layout.shard),
-            "chunk": list(self.layout.chunk),
-            "codec": self.layout.codec,
-            "halo": self.halo,
-            "read_amplification": round(math.prod(side) / math.prod(self.grid.block[-2:]), 4),
-            "peak_memory_per_worker_bytes": self.memory_bytes,
-            "memory_per_worker_bytes": parse_bytes(self.job.run.memory_per_worker),
-            "output_bytes": self.output_bytes,
-            "scratch_bytes": self.scratch_bytes,
-            "free_disk_bytes": self.free_disk_bytes,
-            "workers": self.job.run.workers,
-            "resumes": self.resumes,
-            "fingerprint": self.fingerprint,
-            "notes": list(self.notes),
-        }
+        return summary_of(self)
 
 
 def make_reconstruction_plan(
@@ -268,15 +257,18 @@ def make_reconstruction_plan(
     MemoryRefused, DiskRefused
         When it does not fit.
     """
+    check_reconstruction(job)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
-    operators = tuple(make_operator(choice) for choice in job.operators)
+    operators = make_operators(job.operators)
     data = open_measurements(job.operators)
-    shape = image_shape(operators, data, job.shape)
+    given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
+    images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
+    shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
+    for key, other in images.items():
+        _check_image(other, key, shape)
     image = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
-    given = _image(job.start, "start", shape)
-    reference = _image(job.reference, "reference", shape)
     for source in (*data, given, reference):
         if source is not None:
             check_paths(source, output)
@@ -288,10 +280,13 @@ def make_reconstruction_plan(
     block = _block(job, geometry, layout, previous)
     prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block)
     identity = {
-        "operators": [
-            describe_operator(operator) | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
-            for operator, source, choice in zip(operators, data, job.operators, strict=True)
-        ],
+        "operators": {
+            str(number): describe_operator(operator)
+            | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
+            for number, (operator, source, choice) in enumerate(
+                zip(operators, data, job.operators, strict=True)
+            )
+        },
         "fidelity": asdict(job.fidelity),
         "prior": describe_prior(job.prior, denoiser, reach),
         "probed": list(reach.probed) if reach.probed else None,
@@ -322,7 +317,7 @@ def make_reconstruction_plan(
         differs=differs,
         resumes=previous is not None and not differs,
         fresh=fresh,
-        files=tuple(denoiser.files()) if denoiser else (),
+        files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
     )
     if refuse:
@@ -330,16 +325,18 @@ def make_reconstruction_plan(
     return plan
 
 
-def _image(path: str | None, key: str, shape: tuple[int, ...]) -> Source | None:
-    """An image of the job besides its measurements."""
-    if path is None:
-        return None
-    source = open_source(path)
+def _plainly(part: Any) -> Any:
+    """A section as a mapping, anything else as it is."""
+    return asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
+
+
+def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
+    """Refuse an image of another shape than the one that is looked for."""
     if source.shape != shape:
         raise InputError(
-            f"{key}: {path} has shape {list(source.shape)}, and the image has {list(shape)}. Give one of that shape."
+            f"{key}: {source.path} has shape {list(source.shape)}, and the image has {list(shape)}. "
+            "Give one of that shape."
         )
-    return source
 
 
 def _roles(source: Source, shape: tuple[int, ...]) -> Roles:

@@ -67,9 +67,10 @@ class Session:
             sweep.stop_if_asked()
             before = len(sweep.journal.done)
             try:
-                with self.status.ticking(partial(sweep.progress, "start")):
+                phase = sweep.phase if self._used is not None else "start"
+                with self.status.ticking(partial(sweep.progress, phase)):
                     cluster = self._cluster()
-                sweep.through(cluster)
+                sweep.through(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
                 sweep.untidy = True
                 self._end()

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.job import FidelityChoice, OperatorChoice
+from halotile.graphs.written import Kind, stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_numbers, open_source
 from halotile.storage.grid import Region
 from halotile.tasks.fidelity import L2, Fidelity, Poisson, Term
 from halotile.tasks.operators.base import Operator, Shape
+from halotile.tasks.options import job_key, required_keys
 from halotile.tasks.shared import Shared
-
-ARRAYS = ("kernel",)
-"""Options that are small arrays: a job file names a file."""
-IMAGES = ("mask",)
-"""Options that are as large as the image: they are read by regions."""
 
 
 def make_operator(choice: OperatorChoice) -> Operator:
@@ -34,28 +32,60 @@ def make_operator(choice: OperatorChoice) -> Operator:
     ConfigError, InputError
         When its options are wrong, or a file that they name is not there.
     """
-    options = dict(choice.options)
-    if "operator" in options:
-        given: Operator = options["operator"]
+    if "operator" in choice.options:
+        given: Operator = choice.options["operator"]
         return given
     kind = find("operators", choice.name).OPERATOR
-    known = [field.name for field in dataclasses.fields(kind)]
-    if unknown := sorted(set(options) - set(known)):
+    fields = {job_key(field.name): field.name for field in dataclasses.fields(kind)}
+    if unknown := sorted(set(choice.options) - set(fields)):
         raise ConfigError(
-            f"operator {choice.name} has no option {unknown[0]!r}. Write some of {', '.join(known)}."
+            f"operator {choice.name} has no option {unknown[0]!r}. Write some of {', '.join(fields)}."
         )
-    for name in ARRAYS:
-        if isinstance(options.get(name), str):
-            source = open_numbers(options[name])
-            options[name] = np.array(source.read(Region.whole(source.shape)))
-    for name in IMAGES:
-        if isinstance(options.get(name), str):
-            options[name] = open_numbers(options[name])
+    if left_out := [key for key in required_keys(kind) if key not in choice.options]:
+        raise ConfigError(f"operator {choice.name}: write {' and '.join(left_out)}, which has no default.")
+    meant = stand_ins(kind)
     try:
-        operator: Operator = kind(**options)
+        operator: Operator = kind(
+            **{fields[key]: _given(value, meant.get(key)) for key, value in choice.options.items()}
+        )
     except TypeError as error:
         raise ConfigError(f"operator {choice.name}: {error}.") from None
     return operator
+
+
+def _given(value: Any, kind: Kind | None) -> Any:
+    """What a job writes, as the operator takes it; from Python it may be that already."""
+    if kind == "operators":
+        return tuple(_nested(inner) for inner in value)
+    if kind is not None and isinstance(value, str):
+        source = open_numbers(value)
+        return source if kind == "image" else np.array(source.read(Region.whole(source.shape)))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _nested(value: Any) -> Any:
+    """An operator among the options of another: a name and its options."""
+    if not isinstance(value, Mapping):
+        return value
+    options = {key: inner for key, inner in value.items() if key != "name"}
+    return make_operator(OperatorChoice(name=value["name"], data="", options=options))
+
+
+def make_operators(choices: Iterable[OperatorChoice]) -> tuple[Operator, ...]:
+    """The operators of a job.
+
+    Raises
+    ------
+    ConfigError, InputError
+        As :func:`make_operator`, saying which of them.
+    """
+    made = []
+    for number, choice in enumerate(choices):
+        try:
+            made.append(make_operator(choice))
+        except (ConfigError, InputError) as error:
+            raise type(error)(f"operators[{number}]: {error}") from None
+    return tuple(made)
 
 
 def describe_operator(operator: Operator) -> dict[str, Any]:
@@ -82,13 +112,41 @@ def _as_json(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
+def written(choice: OperatorChoice) -> dict[str, Any]:
+    """A choice as a job file has it; what only Python can say is described."""
+    options = {key: _as_json(value) for key, value in choice.options.items()}
+    return {"name": choice.name, "data": choice.data, "noise_sigma": choice.noise_sigma} | options
+
+
+def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
+    """The files that options name."""
+    for choice in choices:
+        if "operator" not in choice.options:
+            meant = stand_ins(find("operators", choice.name).OPERATOR)
+            values = (value for key, value in choice.options.items() if meant.get(key) in ("array", "image"))
+            yield from (Path(value) for value in values if isinstance(value, str))
+
+
 def open_measurements(choices: Iterable[OperatorChoice]) -> tuple[Source, ...]:
     """What each operator measured, as it lies on the disk."""
     return tuple(open_source(choice.data) for choice in choices)
 
 
-def image_shape(operators: tuple[Operator, ...], data: tuple[Source, ...], given: Any) -> Shape:
+def image_shape(
+    operators: tuple[Operator, ...], data: tuple[Source, ...], given: Any, others: Iterable[Shape] = ()
+) -> Shape:
     """The shape of the image that all measurements are of.
+
+    Parameters
+    ----------
+    operators : tuple of Operator
+        The stack.
+    data : tuple of Source
+        What each of them measured.
+    given : tuple of int or "auto"
+        The shape, where it is told.
+    others : iterable of tuple of int
+        Shapes that it probably has, before those of the measurements.
 
     Raises
     ------
@@ -98,19 +156,17 @@ def image_shape(operators: tuple[Operator, ...], data: tuple[Source, ...], given
         When a measurement is not one of that image.
     """
     if given != "auto":
-        shape = tuple(given)
-    else:
-        fitting = [s for s in _candidates(operators, data) if _misfits(operators, data, s) is None]
-        if not fitting:
-            shapes = ", ".join(str(list(source.shape)) for source in data)
-            raise ConfigError(
-                f"the measurements have the shapes {shapes}: what image they are of is not clear. "
-                "Write its shape, such as shape: [4096, 4096]."
-            )
-        shape = fitting[0]
-    if wrong := _misfits(operators, data, shape):
-        raise InputError(wrong)
-    return shape
+        if wrong := _misfits(operators, data, tuple(given)):
+            raise InputError(wrong)
+        return tuple(given)
+    tried = {shape: _misfits(operators, data, shape) for shape in (*others, *_candidates(operators, data))}
+    fitting = (shape for shape, wrong in tried.items() if wrong is None)
+    if (found := next(fitting, None)) is not None:
+        return found
+    shape, wrong = next(iter(tried.items()))
+    raise ConfigError(
+        f"{wrong} If the image is not {' x '.join(map(str, shape))}, write its shape, such as shape: [4096, 4096]."
+    )
 
 
 def _candidates(operators: tuple[Operator, ...], data: tuple[Source, ...]) -> Iterable[Shape]:
@@ -125,10 +181,10 @@ def _misfits(operators: tuple[Operator, ...], data: tuple[Source, ...], shape: S
         try:
             expected = operator.measured(shape)
         except ConfigError as error:
-            return f"operators.{number}: {error}"
+            return f"operators[{number}]: {error}"
         if expected != source.shape:
             return (
-                f"operators.{number}: {source.path} has shape {list(source.shape)}, but {operator.name} of an image of "
+                f"operators[{number}]: {source.path} has shape {list(source.shape)}, but {operator.name} of an image of "
                 f"shape {list(shape)} gives {list(expected)}. Write shape as it is, or the data that belong to it."
             )
     return None

@@ -53,6 +53,8 @@ class Sweep:
         Where imports of the user's own code start from.
     ledger : Ledger, optional
         Where the sums of the blocks go.
+    title : str
+        Which of several sweeps it is, such as ``" in iteration 3 of 20"``.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Sweep:
         status: StatusFile,
         import_folder: str | None,
         ledger: Ledger | None = None,
+        title: str = "",
     ) -> None:
         self.task = task
         self.phase = phase
@@ -77,6 +80,7 @@ class Sweep:
         self.status = status
         self.import_folder = import_folder
         self.ledger = ledger
+        self.title = title
         self.attempts: dict[int, int] = {}
         self.bad: dict[int, BadBlock] = {}
         self.disk_error: str | None = None
@@ -89,8 +93,15 @@ class Sweep:
         """How many blocks are neither done nor given up."""
         return len(self.task.grid) - len(self.journal.done) - len(self.bad)
 
-    def through(self, cluster: Cluster) -> None:
+    def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
         """Send what is left through a cluster, until nothing is or the disk is full.
+
+        Parameters
+        ----------
+        cluster : Cluster
+            Running workers.
+        preparing : str
+            What the reports call the time in which they load the job.
 
         Raises
         ------
@@ -102,7 +113,7 @@ class Sweep:
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.import_folder)
         with ExitStack() as held:
-            with self.status.ticking(partial(self.progress, "start")):
+            with self.status.ticking(partial(self.progress, preparing)):
                 held.enter_context(prepared(cluster.client, plugin))
             self.stop_if_asked()
             if cluster.dashboard:
@@ -116,7 +127,7 @@ class Sweep:
         """Raise :class:`Stopped` when a signal came and blocks are left."""
         if self.signals.asked and self.left():
             raise Stopped(
-                f"stopped on {self.signals.name} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
+                f"stopped on {self.signals.name}{self.title} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
                 "Run again to go on."
             )
 

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterable
 from contextlib import suppress
 
-from halotile.errors import BlockFailed, BlockInputFailed, DiskRefused, Stopped
+from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.damage import damaged_blocks, output_grid
-from halotile.graphs.outcome import Outcome, bad_blocks_in_words, ended_by, full_disk_in_words
+from halotile.graphs.damage import damaged_among
+from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
 from halotile.graphs.plan import Plan
 from halotile.graphs.progress import Observer
 from halotile.graphs.session import Session
@@ -107,12 +107,8 @@ class _Driver:
 
     def _strike_damaged(self, numbers: Iterable[int], *, thorough: bool) -> int:
         """Take the blocks out of the journal whose files are damaged; returns how many there were."""
-        grid = output_grid(self.plan.layout, self.plan.grid.shape, self.plan.grid.block)
-        wanted = itertools.takewhile(lambda _: not self.sweep.signals.asked, numbers)
-        blocks = map(grid.block_at, wanted)
-        damaged = [
-            n for n, _ in damaged_blocks(self.plan.output, self.plan.layout, blocks, thorough=thorough)
-        ]
+        plan, wanted = self.plan, itertools.takewhile(lambda _: not self.sweep.signals.asked, numbers)
+        damaged = damaged_among(wanted, plan.output, plan.layout, plan.grid, thorough=thorough)
         self.journal.strike(damaged)
         return len(damaged)
 
@@ -141,17 +137,6 @@ class _Driver:
         bad = tuple(self.sweep.bad[number] for number in sorted(self.sweep.bad))
         if bad and self.plan.job.run.on_bad_block == "fail":
             self.status.end("failed", progress, f"{counted(len(bad), 'block')} failed")
-            kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
-            raise kind(bad_blocks_in_words(self.plan, bad))
+            raise failure_of(self.plan, bad)
         self.status.end("finished", progress, "")
-        return Outcome(
-            done=progress.done,
-            total=progress.total,
-            resumed=progress.resumed,
-            quarantined=bad,
-            seconds=progress.seconds,
-            megapixels_per_second=progress.megapixels_per_second,
-            peak_memory_bytes=progress.peak_memory_bytes,
-            output=str(self.plan.output),
-            run_directory=str(self.plan.run_directory),
-        )
+        return Outcome.of(self.plan, progress, bad)

@@ -11,11 +11,10 @@ from typing import Any
 from halotile.errors import OutputRefused
 from halotile.graphs.claim import check_same_job
 from halotile.graphs.damage import damaged_blocks, output_grid
-from halotile.graphs.job import Job
+from halotile.graphs.job import AnyJob
+from halotile.graphs.jobs import engine_of
 from halotile.graphs.plan import run_directory_of
-from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Observer
-from halotile.graphs.tiles import run
 from halotile.storage.journal import Journal
 from halotile.storage.output import Layout, create_metadata, metadata_digest, open_output
 from halotile.storage.rundir import RunDirectory
@@ -42,7 +41,7 @@ class Verdict:
 
 
 def verify(
-    output: str | Path, *, job: Job | None = None, repair: bool = False, observer: Observer | None = None
+    output: str | Path, *, job: AnyJob | None = None, repair: bool = False, observer: Observer | None = None
 ) -> Verdict:
     """Check every block that the journal calls done, or every shard where there is no journal.
 
@@ -50,11 +49,11 @@ def verify(
     ----------
     output : path
         The Zarr that a run wrote.
-    job : Job, optional
+    job : Job or Reconstruction, optional
         The job that wrote it; needed to repair.
     repair : bool
         Restore the metadata, strike damaged blocks from the journal and run the job again: for them alone,
-        if it was finished.
+        if it was finished. A reconstruction is iterated again, and then writes them alone.
     observer : callable, optional
         Called with the progress of a repair.
 
@@ -107,19 +106,20 @@ def _repair(
     directory: RunDirectory,
     stored: dict[str, Any],
     damaged: Iterable[int],
-    job: Job | None,
+    job: AnyJob | None,
     observer: Observer | None,
 ) -> None:
     if job is None:
         raise OutputRefused(f"{path} cannot be repaired without its job. Give the job that wrote it.")
-    plan = make_plan(job)
+    engine = engine_of(job)
+    plan = engine.plan(job)
     check_same_job(plan, stored)
     with directory.lock():
         create_metadata(path, plan.layout)
         journal = Journal.open(directory.journal_path, stored["fingerprint"], len(plan.grid))
         journal.strike(damaged)
         journal.close()
-    run(plan, observer=observer)
+    engine.run(plan, observer=observer)
 
 
 def _metadata_problems(path: Path, layout: Layout, digest: str) -> list[str]:

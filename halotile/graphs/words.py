@@ -28,6 +28,20 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def dotted(path: Iterable[str | int]) -> str:
+    """A place in a job as it is written on the command line.
+
+    Examples
+    --------
+    >>> dotted(("tile", "size", 1)), dotted(("operators", 1, "kernel"))
+    ('tile.size[1]', 'operators[1].kernel')
+    """
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text
+
+
 def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | None:
     """The word that was probably meant, if one is near.
 

@@ -3,6 +3,7 @@
 torch computes an elementwise function on whole vectors of the processor, and what is left over at the end of a
 tensor one by one, by another formula: a sigmoid, or anything made of exponentials, may differ there in its last bit.
 In a window, that end is a pixel that may be kept. So what is left over is computed once more, as part of a whole vector.
+This is for one thread, which is what a worker has: several would each have an end of their own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
             queue = iter(ends)
             again = [next(queue) if isinstance(arg, torch.Tensor) else arg for arg in args]
             left = len(into) % VECTORS
-            into[len(into) - left :] = func(*again, **kwargs)[:left]
+            into[len(into) - left :] = func(*again, **kwargs).as_strided((left,), (1,))
         return result
 
     def _without_gaps(self, func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Any:
@@ -89,12 +90,16 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _end(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What may be left over at the end of a tensor, copied and filled up to whole vectors."""
+    """What may be left over at the end of a tensor, copied and filled up to whole vectors.
+
+    Where the tensor is not contiguous (channels last, say), neither is the copy: another library may take those that are.
+    """
     flat = _flat(tensor)
     if flat is None:
         return None
     end = flat[len(flat) - len(flat) % VECTORS :]
-    return torch.cat([end, end.new_ones(VECTORS - len(end))])
+    filled = torch.cat([end, end.new_ones(VECTORS - len(end))])
+    return filled if tensor.is_contiguous() else filled.view(1, VECTORS // 2, 1, 2).permute(0, 3, 1, 2)
 
 
 class SteadyNetwork(torch.nn.Module):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Operator, Shape, working_dtype
+from halotile.tasks.operators.base import Derived, Operator, Shape
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope
 
@@ -133,7 +133,7 @@ class Slope:
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Derived):
     """``sum_i weight_i A_i^T slope_i(A_i x)``; of squares, ``sum_i weight_i A_i^T (A_i x - y_i)``.
 
     The terms are added in their order, so any region has the bits of the whole. Inside a
@@ -156,18 +156,7 @@ class Gradient:
     [[1.0, 1.0]]
     """
 
-    image: Readable
     terms: tuple[Term, ...]
-
-    @property
-    def shape(self) -> Shape:
-        """Shape in pixels."""
-        return self.image.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.image.dtype)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -188,7 +177,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class NormalImage:
+class NormalImage(Derived):
     """``sum_i weight_i A_i^T A_i x``.
 
     Parameters
@@ -207,18 +196,7 @@ class NormalImage:
     [[2.0, 2.0]]
     """
 
-    image: Readable
     terms: tuple[Term, ...]
-
-    @property
-    def shape(self) -> Shape:
-        """Shape in pixels."""
-        return self.image.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.image.dtype)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -230,26 +208,15 @@ class NormalImage:
 
 
 @dataclass(frozen=True)
-class FoldedGradient:
+class FoldedGradient(Derived):
     """``N x - b``: the gradient of squares, with ``N = sum_i weight_i A_i^T A_i`` and ``b = sum_i weight_i A_i^T y_i``.
 
     Inside a :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well, less that of 0:
     ``x^T N x / 2 - b^T x``.
     """
 
-    image: Readable
     normal: Normal
     backprojection: Readable
-
-    @property
-    def shape(self) -> Shape:
-        """Shape in pixels."""
-        return self.image.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.image.dtype)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -258,6 +225,8 @@ class FoldedGradient:
         scope = Scope.current()
         for cell, core in enumerate(scope.cells if scope else ()):
             assert scope is not None
+            if not core.inside(region):
+                continue  # a strip that is folded at the rim: its cells are noted by the read that holds them
             inner = core.relative_to(region).slices
             slope, b = (part[inner].astype(np.float64) for part in (gradient, back))
             value = np.sum(np.multiply(slope - b, self.image.read(core))) / 2

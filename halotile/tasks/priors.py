@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.denoised import Denoised
 from halotile.tasks.denoisers.tv import TotalVariation
-from halotile.tasks.operators.base import working_dtype
+from halotile.tasks.operators.base import Derived
 from halotile.tasks.operators.sum import Total
+from halotile.tasks.shared import Shared
 
 
 class Prior(Protocol):
@@ -121,21 +122,10 @@ class Plugged:
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class Shrunk(Derived):
     """``sign(x) max(|x| - by, 0)``."""
 
-    image: Readable
     by: float
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return self.image.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.image.dtype)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -146,21 +136,10 @@ class Shrunk:
 
 
 @dataclass(frozen=True)
-class Signs:
+class Signs(Derived):
     """``scale sign(x)``."""
 
-    image: Readable
     scale: float
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return self.image.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.image.dtype)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -181,3 +160,5 @@ def denoised_in(image: Readable) -> Iterator[Denoised]:
     elif isinstance(image, Total):
         for part in image.parts:
             yield from denoised_in(part)
+    elif isinstance(image, Shared):
+        yield from denoised_in(image.source)

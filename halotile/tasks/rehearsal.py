@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Depth, Region
 from halotile.tasks.denoisers.base import Denoiser, Model
-from halotile.tasks.device import Device
+from halotile.tasks.device import Device, one_thread
 from halotile.tasks.trial import Trial
 from halotile.tasks.window import TileRunner, Tiling
 
@@ -64,12 +64,17 @@ def rehearse(denoiser: Denoiser, depth: Depth, picture: tuple[int, ...], *, sear
     search : bool
         Whether larger alignments are tried where the tiles do not agree.
     """
-    stage = _Stage.of(denoiser, depth, picture)
+    with one_thread():
+        return _rehearsed(_Stage.of(denoiser, depth, picture), search)
+
+
+def _rehearsed(stage: _Stage, search: bool) -> Rehearsal:
     everything = Region.whole(stage.lengths)
     whole = stage.denoised(everything, stage.lengths, 1)
     most = float(np.abs(whole).max()) or 1.0
-    best = Rehearsal(denoiser.alignment, math.inf)
-    for alignment in _alignments(denoiser.alignment, search):
+    first = stage.denoiser.alignment
+    best = Rehearsal(first, math.inf)
+    for alignment in _alignments(first, search):
         tiled = stage.denoised(everything, stage.tile(alignment), alignment)
         difference = float(np.abs(tiled - whole).max())
         for window, core in stage.far_ends(alignment):
@@ -196,7 +201,7 @@ def _cut(length: int, least: int, period: int) -> int:
     Examples
     --------
     >>> _cut(4097, 288, 192), _cut(203, 288, 192)
-    (385, 203)
+    (449, 203)
     """
     shorter = length % period + -(-(least - length % period) // period) * period
     return min(length, shorter)

@@ -82,7 +82,7 @@ class Scope:
         wide = region.grow(((0, 0),) * front + ((image.slack, image.slack),) * 2)
         wide = wide.clip(Region.whole(image.shape))
         pixels = image.source.read(wide)
-        self.read_bytes += pixels.nbytes
+        self.read_bytes += 0 if image.computed else pixels.nbytes
         parts.append((wide, pixels))
         return pixels[region.relative_to(wide).slices]
 
@@ -101,10 +101,13 @@ class Shared:
     slack : int
         Pixels more that are read on each side of the last two axes: operators of a stack ask for nearly the same
         window, one after the other, and a periodic one asks for a slab on either side.
+    computed : bool
+        Whether reading it is computing, not reading: then it does not count as read.
     """
 
     source: Readable
     slack: int = 0
+    computed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

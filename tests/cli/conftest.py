@@ -1,4 +1,4 @@
-"""A folder with a picture and the configuration that the README opens with."""
+"""Folders with pictures, each with the configuration of a job on them."""
 
 from __future__ import annotations
 
@@ -25,4 +25,35 @@ def config(tmp_path: Path) -> Path:
     np.save(tmp_path / "noisy.npy", np.zeros((96, 80), np.float32))
     path = tmp_path / "config.yaml"
     path.write_text(README_CONFIG)
+    return path
+
+
+RECONSTRUCTION = """\
+version: 1
+job: reconstruct
+output: {path: x.zarr, shard: 64, chunk: 32}
+operators:
+  - {name: blur, kernel: k0.npy, boundary: circular, data: y0.npy, noise_sigma: 0.03}
+  - {name: mask, mask: m.npy, data: y1.npy}
+fidelity: {name: l2, background: 0.0}
+prior: {name: pnp, denoiser: {name: gaussian, sigma: 0.5}, weight: 1.0}
+solver: {name: pgd, iterations: 4, step: auto, tol: 1.0e-4, checkpoint_every: 1}
+tile: {depth: auto, axes: auto}
+run: {workers: 2}
+shape: auto
+start: truth.npy
+reference: truth.npy
+exact: false
+"""
+
+
+@pytest.fixture
+def reconstruction(tmp_path: Path) -> Path:
+    """A reconstruction from a blurred copy and from one with pixels left out."""
+    pixels = np.random.default_rng(0).random((96, 80), np.float32)
+    for name in ("y0", "y1", "m", "truth"):
+        np.save(tmp_path / f"{name}.npy", pixels)
+    np.save(tmp_path / "k0.npy", np.full((3, 3), 1 / 9, np.float32))
+    path = tmp_path / "reconstruct.yaml"
+    path.write_text(RECONSTRUCTION)
     return path

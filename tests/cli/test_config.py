@@ -9,15 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile.cli.config import load_job, load_saved_job, read_config
+from halotile.cli.kinds import JOBS
 from halotile.cli.main import app
-from halotile.cli.sections import JOBS, check_config
+from halotile.cli.sections import check_config
 from halotile.errors import ConfigError, InputError
+from tests.support import load_denoising
 
 RUNNER = CliRunner()
 
 
 def test_the_config_of_the_readme_becomes_a_job(config: Path) -> None:
-    job = load_job(config)
+    job = load_denoising(config)
     assert job.input.path == str(config.parent / "noisy.npy")
     assert job.output.path == str(config.parent / "clean.zarr")
     assert job.output.chunk == 256
@@ -188,7 +190,7 @@ def test_a_value_over_several_lines_is_told_with_the_line_of_its_own_key(config:
 
 def test_numbers_are_those_of_yaml_1_2(config: Path) -> None:
     config.write_text(config.read_text().replace("strength: 0.1", "strength: 1e-3"))
-    assert load_job(config).denoiser.options["strength"] == 1e-3
+    assert load_denoising(config).denoiser.options["strength"] == 1e-3
 
 
 def test_a_section_without_entries_is_left_at_its_defaults(config: Path) -> None:
@@ -219,7 +221,7 @@ def test_paths_start_from_the_folder_of_the_file(config: Path, monkeypatch: pyte
     (config.parent / "net.safetensors").write_bytes(b"")
     text = config.read_text().replace("{name: tv, strength: 0.1}", "{name: dncnn, weights: net.safetensors}")
     config.write_text(text.replace("path: clean.zarr", "path: ../other/clean.zarr"))
-    job = load_job(config)
+    job = load_denoising(config)
     assert job.input.path == str(config.parent / "noisy.npy")
     assert job.output.path == str(config.parent.parent.resolve() / "other" / "clean.zarr")
     assert job.denoiser.options["weights"] == str(config.parent / "net.safetensors")
@@ -234,7 +236,7 @@ def test_two_dots_after_a_link_lead_where_the_file_system_says(config: Path) -> 
 
 def test_addresses_are_not_paths(config: Path) -> None:
     config.write_text(config.read_text().replace("path: noisy.npy", "path: 's3://bucket/noisy.zarr'"))
-    assert load_job(config).input.path == "s3://bucket/noisy.zarr"
+    assert load_denoising(config).input.path == "s3://bucket/noisy.zarr"
 
 
 def test_set_replaces_values_in_order(config: Path) -> None:
@@ -250,7 +252,7 @@ def test_set_makes_a_section_that_is_not_written(config: Path) -> None:
 
 
 def test_set_replaces_a_whole_section(config: Path) -> None:
-    job = load_job(config, ["denoiser={name: gaussian, sigma: 2}"])
+    job = load_denoising(config, ["denoiser={name: gaussian, sigma: 2}"])
     assert (job.denoiser.name, job.denoiser.options) == ("gaussian", {"sigma": 2})
 
 

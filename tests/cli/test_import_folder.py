@@ -10,11 +10,12 @@ import pytest
 
 from halotile.cli.config import load_job, load_saved_job
 from halotile.errors import ConfigError
+from tests.support import load_denoising
 
 
 def saved_of(config: Path, folder: Path) -> Path:
     """What a run directory keeps of a job whose file lies in another folder."""
-    job = load_job(config)
+    job = load_denoising(config)
     parts = {name: asdict(getattr(job, name)) for name in ("input", "output", "tile", "run", "cluster")}
     denoiser = {"name": job.denoiser.name, **job.denoiser.options}
     tree = {"version": 1, "job": "denoise", **parts, "denoiser": denoiser, "allow_import": True}

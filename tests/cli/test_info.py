@@ -11,10 +11,10 @@ import pytest
 import tifffile
 from typer.testing import CliRunner
 
-from halotile.cli.config import load_job
 from halotile.cli.info import describe
 from halotile.cli.main import app
 from halotile.graphs.planner import make_plan
+from tests.support import load_denoising
 
 RUNNER = CliRunner()
 
@@ -27,7 +27,7 @@ def test_the_suggested_configuration_is_valid(tmp_path: Path, name: str) -> None
     facts = describe(str(tmp_path / name))
     config = tmp_path / "config.yaml"
     config.write_text(facts["config"])
-    job = load_job(config)
+    job = load_denoising(config)
     assert job.input.path == str(tmp_path / name)
     assert job.output.path == str(tmp_path / name.replace(".npy", ".denoised.zarr"))
 
@@ -68,7 +68,7 @@ def test_the_suggested_strength_suits_any_unit(tmp_path: Path, dtype: str, large
     np.save(tmp_path / "a.npy", pixels.astype(dtype))
     config = tmp_path / "config.yaml"
     config.write_text(describe(str(tmp_path / "a.npy"))["config"])
-    plan = make_plan(load_job(config))
+    plan = make_plan(load_denoising(config))
     scale = 65535 if dtype == "uint16" else 1
     noise: Any = plan.identity["noise_level"]
     assert np.isclose(noise * scale, 0.1 * largest, rtol=0.1)

@@ -59,6 +59,7 @@ class Ending:
     peak_memory_bytes: int = 2**29
     output: str = "/data/clean.zarr"
     run_directory: str = "/data/clean.zarr.run"
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,9 +12,9 @@ from typer.testing import CliRunner
 
 from halotile import registry
 from halotile.cli.fields import field_types
+from halotile.cli.kinds import JOBS, NAMED
 from halotile.cli.main import app
 from halotile.cli.schema import config_schema
-from halotile.cli.sections import JOBS
 from halotile.cli.yaml_source import read_text
 
 
@@ -26,32 +27,59 @@ def test_it_is_written_as_json(schema: dict[str, Any]) -> None:
     assert json.loads(CliRunner().invoke(app, ["schema"]).stdout) == schema
 
 
-@pytest.mark.parametrize("section", [name for name in JOBS["denoise"].sections if name != "denoiser"])
+def of(schema: dict[str, Any], job: str) -> dict[str, Any]:
+    """The part of the schema that a kind of job has."""
+    found: dict[str, Any] = schema["anyOf"][list(JOBS).index(job)]
+    return found
+
+
+SECTIONS = [
+    (job, name)
+    for job, kind in JOBS.items()
+    for name, section in kind.sections.items()
+    if section not in NAMED
+]
+
+
+@pytest.mark.parametrize(("job", "section"), SECTIONS)
 def test_every_key_is_there_with_a_description_and_no_other_is_allowed(
-    schema: dict[str, Any], section: str
+    schema: dict[str, Any], job: str, section: str
 ) -> None:
-    part = schema["properties"][section]
-    assert set(part["properties"]) == set(field_types(JOBS["denoise"].sections[section]))
+    part = of(schema, job)["properties"][section]
+    assert set(part["properties"]) == set(field_types(JOBS[job].sections[section]))
     assert all(entry["description"] for entry in part["properties"].values())
     assert part["additionalProperties"] is False
 
 
 def test_every_denoiser_is_a_choice_by_its_name(schema: dict[str, Any]) -> None:
-    choices = {
-        choice["properties"]["name"]["const"]: choice for choice in schema["properties"]["denoiser"]["anyOf"]
-    }
-    assert set(choices) == set(registry.names("denoisers"))
+    nested = of(schema, "reconstruct")["properties"]["prior"]["properties"]["denoiser"]["anyOf"][0]
+    for choice in (of(schema, "denoise")["properties"]["denoiser"], nested):
+        choices = {each["properties"]["name"]["const"]: each for each in choice["anyOf"]}
+        assert set(choices) == set(registry.names("denoisers"))
+        for name, each in choices.items():
+            options = field_types(registry.find("denoisers", name).DENOISER)
+            assert set(each["properties"]) == {"name", *options}
+            assert each["additionalProperties"] is False
+            assert "name" in each["required"]
+
+
+def test_every_operator_is_a_choice_with_its_measurement(schema: dict[str, Any]) -> None:
+    entries = of(schema, "reconstruct")["properties"]["operators"]["items"]["anyOf"]
+    choices = {entry["properties"]["name"]["const"]: entry for entry in entries}
+    assert set(choices) == set(registry.names("operators")) - {"normal"}
     for name, choice in choices.items():
-        options = field_types(registry.find("denoisers", name).DENOISER)
-        assert set(choice["properties"]) == {"name", *options}
-        assert choice["additionalProperties"] is False
-        assert "name" in choice["required"]
+        options = field_types(registry.find("operators", name).OPERATOR)
+        assert set(choice["properties"]) == {"name", "data", "noise_sigma", *options}
+        assert all(entry["description"] for entry in choice["properties"].values())
+        assert {"name", "data"} <= set(choice["required"])
+    assert choices["blur"]["properties"]["kernel"]["type"] == "string", "an array is written as its file"
 
 
 def test_what_must_be_written_is_required(schema: dict[str, Any]) -> None:
-    assert schema["required"] == ["version", "job", "input", "output", "denoiser"]
-    assert schema["properties"]["input"]["required"] == ["path"]
-    assert schema["additionalProperties"] is False
+    assert of(schema, "denoise")["required"] == ["version", "job", "input", "output", "denoiser"]
+    assert of(schema, "denoise")["properties"]["input"]["required"] == ["path"]
+    assert of(schema, "reconstruct")["required"] == ["version", "job", "output", "operators"]
+    assert of(schema, "denoise")["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(
@@ -81,3 +109,23 @@ def test_the_config_of_the_readme_fits_and_a_misspelt_one_does_not(
         jsonschema.validate(tree | {"tile": {"siez": 1}}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(tree | {"denoiser": {"name": "tv", "strenght": 1}}, schema)
+
+
+def test_a_reconstruction_fits_and_a_misspelt_one_does_not(
+    schema: dict[str, Any], reconstruction: Path
+) -> None:
+    tree = read_text(reconstruction.read_text(), "reconstruct.yaml").tree
+    jsonschema.validate(tree, schema)
+    blur = tree["operators"][0]
+    wrong: list[dict[str, Any]] = [
+        {"operators": []},
+        {"operators": [blur | {"kernle": "k.npy"}]},
+        {"operators": [blur | {"noise_sigma": 0}]},
+        {"prior": {"name": "pnp", "denoiser": {"name": "tv", "strenght": 1}}},
+        {"solver": {"name": "lanczos"}},
+        {"exact": "no"},
+        {"input": {"path": "y0.npy"}},
+    ]
+    for parts in wrong:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(tree | parts, schema)

@@ -12,7 +12,17 @@ import halotile
 from halotile.errors import ConfigError
 from halotile.graphs import denoise as main_job
 from halotile.graphs.checks import CHECKS, check_job
-from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.job import (
+    Cluster,
+    DenoiserChoice,
+    Input,
+    Job,
+    OperatorChoice,
+    Output,
+    Reconstruction,
+    Run,
+    Tile,
+)
 
 
 def job(section: str, part: Any) -> Job:
@@ -69,8 +79,10 @@ def test_values_that_can_be_pass() -> None:
 
 
 def test_every_check_is_of_a_key_that_there_is() -> None:
-    whole = job("tile", Tile())
-    assert [key for section, key in CHECKS if not hasattr(getattr(whole, section), key)] == []
+    operator = OperatorChoice(name="mask", data="y.npy")
+    solved = Reconstruction(output=Output(path="b.zarr"), operators=(operator,))
+    places = vars(job("tile", Tile())) | vars(solved) | {"": solved, "operators": operator}
+    assert [key for section, key in CHECKS if not hasattr(places[section], key)] == []
 
 
 @pytest.mark.parametrize(

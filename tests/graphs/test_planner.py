@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tifffile
 
-from halotile.cli.config import load_job
 from halotile.errors import (
     ConfigError,
     DiskRefused,
@@ -28,7 +27,15 @@ from halotile.errors import (
 from halotile.graphs import planner
 from halotile.graphs.job import Cluster
 from halotile.graphs.planner import make_plan
-from tests.support import dncnn_weights, job_of, noisy_picture, run_inline, whole_picture, write_zarr
+from tests.support import (
+    dncnn_weights,
+    job_of,
+    load_denoising,
+    noisy_picture,
+    run_inline,
+    whole_picture,
+    write_zarr,
+)
 
 NETWORK = "tests.networks:"
 
@@ -76,7 +83,7 @@ def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> Non
         plan = make_plan(job)
         file = tmp_path / f"{number}.yaml"
         file.write_text(json.dumps(plan.resolved_json()))
-        again = make_plan(load_job(file))
+        again = make_plan(load_denoising(file))
         assert "auto" not in again.job.tile.__dict__.values()
         ours, theirs = plan.identity, again.identity
         told = {"denoiser", "noise_level"}  # as a number, where it was estimated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
 from halotile.graphs.iterate import Target
+from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.solvers.fista import Fista
@@ -42,6 +44,7 @@ SOLVERS: dict[str, Any] = {
     "gd": GradientDescent(),
     "pgd": ProximalGradient(),
     "fista": Fista(),
+    "admm": Admm(),
     "cg": ConjugateGradients(),
 }
 STEP = 0.5
@@ -72,7 +75,7 @@ def test_every_solver_is_tried() -> None:
 
 @pytest.mark.parametrize("boundary", ["circular", "reflect", "zero"])
 @pytest.mark.parametrize("prior", ["none", "l1", "tv", "gaussian", "dncnn"])
-@pytest.mark.parametrize("solver", ["gd", "pgd", "fista"])
+@pytest.mark.parametrize("solver", ["gd", "pgd", "fista", "admm"])
 def test_fused_sweeps_have_the_bits_of_whole_images(
     tmp_path: Path, solver: str, prior: str, boundary: str
 ) -> None:
@@ -134,6 +137,22 @@ def test_cg_finds_the_least_misfit(tmp_path: Path) -> None:
         pass
     assert np.allclose(read_all(run.image()).ravel(), np.linalg.solve(matrix, right), atol=1e-9)
     assert run.state.iteration < 190
+
+
+def test_solvers_with_a_prior_find_the_same_minimum() -> None:
+    image = scene((14, 12)).astype("float64")
+    weights = 0.6 + 0.4 * np.random.default_rng(3).random(image.shape)  # no pixel goes unseen
+    operators = (*blurs("reflect", (3,)), Mask(mask=InMemory(weights)))
+    problem = replace(problem_of(image, terms_of(image, operators)), prior=Sparse(0.05))
+    largest = float(np.linalg.eigvalsh(dense(problem)[0])[-1])
+    problem = replace(problem, step_size=1 / largest)
+    images = {name: in_memory(SOLVERS[name], problem, 200)[0] for name in ("pgd", "fista", "admm")}
+    step = read_all(
+        ProximalGradient().step(problem, State(), lambda *_: InMemory(images["fista"])).images["x"]
+    )
+    assert np.abs(step - images["fista"]).max() < 1e-9, "it does not move any more"
+    assert np.abs(images["pgd"] - images["fista"]).max() < 1e-8
+    assert np.abs(images["admm"] - images["fista"]).max() < 1e-8
 
 
 def test_lanczos_finds_the_norm(tmp_path: Path) -> None:

@@ -164,7 +164,8 @@ def test_the_readme_lists_every_exit_code() -> None:
 
 def test_the_readme_lists_every_denoiser() -> None:
     text = (ROOT / "README.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \| \*\*`\w+`.* \| .* \|$", text, re.MULTILINE)
+    table = text[text.index("| denoiser |") : text.index("The bold ones must be written")]
+    listed = re.findall(r"^\| `(\w+)` \| \*\*`\w+`.* \| .* \|$", table, re.MULTILINE)
     ours = {path.stem for path in (ROOT / "halotile/tasks/denoisers").glob("[!_]*.py")} - {"base"}
     assert set(listed) == ours
     assert ours <= set(registry.names("denoisers"))

@@ -11,33 +11,43 @@ import pytest
 
 from halotile import registry
 from halotile.cli.fields import field_types
+from halotile.cli.kinds import JOBS, NAMED
 from halotile.cli.schema import config_schema
-from halotile.cli.sections import JOBS, NAMED
 from halotile.cli.yaml_source import read_text
+from halotile.graphs.job import Aim, OperatorChoice
 from halotile.tasks.options import job_key, required_keys
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-SECTIONS = JOBS["denoise"].sections
+EXAMPLES = {"denoise": "every-key.yaml", "reconstruct": "every-key-of-a-reconstruction.yaml"}
+AS_BEFORE = ("output", "tile", "run", "cluster")
+"""Sections of a reconstruction that are those of a denoising job."""
+SECTIONS = [
+    (job, name)
+    for job, kind in JOBS.items()
+    for name in kind.sections
+    if job == "denoise" or name not in AS_BEFORE
+]
 
 
 @pytest.fixture(scope="module")
-def example() -> dict[str, Any]:
-    """The job file that says everything."""
-    found = re.search(r"```yaml\n# every-key\.yaml\n(.*?)```", README, re.DOTALL)
-    assert found
-    tree: dict[str, Any] = read_text(found[1], "README.md").tree
-    return tree
+def examples() -> dict[str, dict[str, Any]]:
+    """The job files that say everything, by their kinds."""
+    found = {}
+    for job, name in EXAMPLES.items():
+        block = re.search(rf"```yaml\n# {re.escape(name)}\n(.*?)```", README, re.DOTALL)
+        assert block
+        found[job] = read_text(block[1], "README.md").tree
+    return found
 
 
-def test_the_example_has_every_section(example: dict[str, Any]) -> None:
-    assert list(example) == list(config_schema()["properties"])
+def test_the_examples_have_every_part(examples: dict[str, dict[str, Any]]) -> None:
+    for job, part in zip(JOBS, config_schema()["anyOf"], strict=True):
+        left_out = {"tile", "run", "cluster"} if job == "reconstruct" else set()
+        assert set(examples[job]) == set(part["properties"]) - left_out
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_example_has_every_key_with_its_default(example: dict[str, Any], section: str) -> None:
-    written, schema = dict(example[section]), SECTIONS[section]
-    if schema in NAMED:
-        schema = registry.find(NAMED[schema], written.pop("name")).DENOISER
+def check_values(written: dict[str, Any], schema: type) -> None:
+    """Assert that every key is there with its default."""
     assert set(written) == set(field_types(schema))
     for field in dataclasses.fields(schema):
         if (key := job_key(field.name)) not in required_keys(schema):
@@ -45,10 +55,43 @@ def test_the_example_has_every_key_with_its_default(example: dict[str, Any], sec
             assert written[key] == usual, key
 
 
+@pytest.mark.parametrize(("job", "section"), SECTIONS)
+def test_the_examples_have_every_key_with_its_default(
+    examples: dict[str, dict[str, Any]], job: str, section: str
+) -> None:
+    written, schema = dict(examples[job][section]), JOBS[job].sections[section]
+    if schema in NAMED:
+        schema = NAMED[schema].find(written.pop("name"))
+    check_values(written, schema)
+
+
+def test_a_reconstruction_has_every_key_outside_of_its_sections(examples: dict[str, dict[str, Any]]) -> None:
+    tree = examples["reconstruct"]
+    check_values({field.name: tree[field.name] for field in dataclasses.fields(Aim)}, Aim)
+    (operator,) = tree["operators"]
+    named = NAMED[OperatorChoice]
+    check_values(
+        {k: v for k, v in operator.items() if k != "name"}, named.written(named.find(operator["name"]))
+    )
+
+
 @pytest.mark.parametrize("name", registry.names("denoisers"))
 def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: str) -> None:
     row = re.search(rf"^\| `{name}` \| (.*?) \|", README, re.MULTILINE)
     assert row, f"the table of denoisers has no {name}"
     schema = registry.find("denoisers", name).DENOISER
-    assert set(re.findall(r"`(\w+)`", row[1])) == set(field_types(schema))
-    assert set(re.findall(r"\*\*`(\w+)`\*\*", row[1])) == set(required_keys(schema))
+    check_row(row[1], schema)
+
+
+@pytest.mark.parametrize("name", NAMED[OperatorChoice].names)
+def test_the_table_has_every_operator(name: str) -> None:
+    table = README[README.index("| operator |") :]
+    row = re.search(rf"^\| `{name}` \| (.*?) \|", table, re.MULTILINE)
+    assert row, f"the table of operators has no {name}"
+    check_row(row[1], NAMED[OperatorChoice].find(name))
+
+
+def check_row(row: str, schema: type) -> None:
+    """Assert that a row of a table has every option, and marks those that must be written."""
+    assert set(re.findall(r"`(\w+)`", row)) == set(field_types(schema))
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == set(required_keys(schema))

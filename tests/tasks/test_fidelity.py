@@ -11,8 +11,10 @@ import pytest
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.tasks.fidelity import L2, MISFIT, Fidelity, Gradient, Poisson, Term, share_of
+from halotile.tasks.fidelity import L2, MISFIT, Fidelity, FoldedGradient, Gradient, Poisson, Term, share_of
 from halotile.tasks.operators.base import InMemory, Operator, read_all
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.step import cells_of
 from tests.tasks.operators.test_operators import IMAGE, OPERATORS, numbers
@@ -112,6 +114,21 @@ def test_a_misfit_does_not_depend_on_what_else_was_read() -> None:
     for region in (cell, Region.whole(IMAGE)):
         with Scope([cell]) as scope:
             Gradient(InMemory(x.astype("float32")), terms).read(region)
+        sums.append(scope.sums())
+    assert sums[0] == sums[1]
+
+
+def test_a_strip_beside_the_core_of_a_block_notes_nothing() -> None:
+    """A rim that is folded asks for strips: their cells are noted by the read that holds them."""
+    blur = Blur(kernel=np.full((3, 3), 1 / 9), boundary="reflect")
+    x = InMemory(numbers(12, 10, seed=9))
+    gradient = FoldedGradient(x, Normal(operators=(blur,), weights=(1.0,)), InMemory(numbers(12, 10, seed=2)))
+    cell = Region((0, 0), (6, 10))
+    sums = []
+    for strips in ([], [Region((0, 0), (2, 10)), Region((4, 0), (8, 10))]):
+        with Scope([cell]) as scope:
+            for region in (*strips, cell):
+                gradient.read(region)
         sums.append(scope.sums())
     assert sums[0] == sums[1]
 

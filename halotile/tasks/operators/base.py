@@ -102,6 +102,23 @@ def with_engine(operator: Some, dtype: np.dtype[Any], exact: bool) -> Some:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """An image that is computed from another one of its shape; what derives from it says how, in ``read``."""
+
+    image: Readable
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.image.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return working_dtype(self.image.dtype)
+
+
+@dataclass(frozen=True)
 class InMemory:
     """An array in memory as a Readable."""
 

@@ -14,7 +14,13 @@ from halotile.tasks.operators.base import Kind, Operator, Shape, window_of, with
 
 @dataclass(frozen=True)
 class Composition:
-    """``y = A_n ... A_2 A_1 x``; the first of ``operators`` acts first."""
+    """``y = A_n ... A_2 A_1 x``; the first of ``operators`` acts first.
+
+    Parameters
+    ----------
+    operators : tuple of Operator
+        In the order in which they act.
+    """
 
     name: ClassVar[str] = "composition"
 

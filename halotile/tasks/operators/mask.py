@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Kind, Shape, working_dtype
+from halotile.tasks.operators.base import Derived, Kind, Shape
 
 
 @dataclass(frozen=True)
-class Masked:
+class Masked(Derived):
     """``m * x``, the mask repeated along the axes in front of its own."""
 
-    image: Readable
     mask: Readable
-
-    @property
-    def shape(self) -> Shape:
-        """Shape in pixels."""
-        return self.image.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.image.dtype)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""

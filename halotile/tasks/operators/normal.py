@@ -15,7 +15,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.operators._frame import Frame
 from halotile.tasks.operators._kernel import Seen
-from halotile.tasks.operators.base import Kind, Operator, Shape, working_dtype
+from halotile.tasks.operators.base import Derived, Kind, Operator, Shape
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.overlap_save import Engine, engine_for
@@ -140,7 +140,7 @@ class Normal:
     def forward(self, image: Readable) -> Folded:
         """``N x``."""
         self.measured(image.shape)
-        return Folded(self, image)
+        return Folded(image, self)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Folded:
         """``N y``: N is its own adjoint."""
@@ -152,21 +152,10 @@ class Normal:
 
 
 @dataclass(frozen=True)
-class Folded:
+class Folded(Derived):
     """``N x``, each pixel in the form that its place asks for."""
 
     normal: Normal
-    image: Readable
-
-    @property
-    def shape(self) -> Shape:
-        """Shape in pixels."""
-        return self.image.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.image.dtype)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""

@@ -41,7 +41,15 @@ class Total:
 
 @dataclass(frozen=True)
 class Sum:
-    """``y = sum_j weights[j] A_j x``."""
+    """``y = sum_j weights[j] A_j x``.
+
+    Parameters
+    ----------
+    operators : tuple of Operator
+        What is added up: their measurements have one shape.
+    weights : tuple of float
+        One for each.
+    """
 
     name: ClassVar[str] = "sum"
 
@@ -73,6 +81,11 @@ class Sum:
 
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement, which all of them share."""
+        if not self.operators or len(self.operators) != len(self.weights):
+            raise ConfigError(
+                f"there are {len(self.operators)} operators and {len(self.weights)} weights: write one weight for each "
+                "operator, and at least one operator."
+            )
         shapes = {operator.measured(image) for operator in self.operators}
         if len(shapes) != 1:
             raise ConfigError(

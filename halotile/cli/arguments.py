@@ -1,0 +1,49 @@
+"""The words that several commands take, each with its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def whole(text: str | int) -> int:
+    """A whole number from the command line."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number; write one such as 4.") from None
+
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]
+RunPath = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run directory, or the output it belongs to.", show_default=False),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=whole, help="Worker processes; replaces run.workers."),
+]
+Level = Annotated[
+    int, typer.Option(metavar="N", parser=whole, help="Resolution level of PATH; 0 is the finest.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, such as tile.size=256."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+NoDashboard = Annotated[bool, typer.Option("--no-dashboard", help="Do not serve Dask's dashboard.")]
+AllowImport = Annotated[
+    bool, typer.Option("--allow-import", help="Allow the job to run code of your own. Trust its file first.")
+]
+
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
+SameInput = Annotated[
+    bool,
+    typer.Option(
+        "--same-input", help="The input was mended, copied or moved: go on, it is the same picture."
+    ),
+]

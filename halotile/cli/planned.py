@@ -1,0 +1,50 @@
+"""The figures that every plan has, as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from halotile.cli.screen import Row
+from halotile.cli.units import bytes_text, shape_text
+
+Figures = Mapping[str, Any]
+"""What ``summary()`` of a plan says."""
+
+
+def output_rows(figures: Figures) -> list[Row]:
+    """What is cut how."""
+    return [
+        ("blocks", _blocks(figures)),
+        ("shards", f"{shape_text(figures['shard'])}, in chunks of {shape_text(figures['chunk'])}"),
+    ]
+
+
+def cost_rows(figures: Figures) -> list[Row]:
+    """What it takes, and what there is to be said."""
+    return [
+        ("memory", _memory(figures)),
+        ("disk", _disk(figures)),
+        ("workers", str(figures["workers"])),
+        *[("note", str(note)) for note in figures.get("notes", ())],
+    ]
+
+
+def _blocks(figures: Figures) -> str:
+    text = f"{figures['blocks']:,} of {shape_text(figures['block'])}"
+    resumed = figures.get("resumed_blocks", 0)
+    if resumed:
+        return f"{text}; {resumed:,} {'is' if resumed == 1 else 'are'} done already"
+    return f"{text}; goes on with the run that stands there" if figures.get("resumes") else text
+
+
+def _memory(figures: Figures) -> str:
+    peak, allowed = figures["peak_memory_per_worker_bytes"], figures["memory_per_worker_bytes"]
+    return f"{bytes_text(peak)} at the peak in each worker, of {bytes_text(allowed)} allowed"
+
+
+def _disk(figures: Figures) -> str:
+    text = f"up to {bytes_text(figures['output_bytes'])} of output"
+    scratch = figures["scratch_bytes"]
+    text += f" and {bytes_text(scratch)} of scratch" if scratch else ", no scratch"
+    return f"{text}; {bytes_text(figures['free_disk_bytes'])} free"

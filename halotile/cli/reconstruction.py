@@ -1,0 +1,94 @@
+"""A reconstruction job and its plan, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from halotile.cli.planned import Figures, cost_rows, output_rows
+from halotile.cli.screen import Row
+from halotile.cli.units import bytes_text, counted, shape_text
+from halotile.graphs.job import Reconstruction
+
+SHOWN = 8
+"""Operators that are named one by one; `--json` has all."""
+
+
+def job_text(job: Reconstruction) -> str:
+    """A job in a few words."""
+    return f"{job.solver.name} with {counted(len(job.operators), 'operator')} to {job.output.path}"
+
+
+def plan_rows(figures: Figures) -> list[Row]:
+    """What ``ReconstructionPlan.summary()`` says, in the order in which it is asked."""
+    return [
+        *_operator_rows(figures),
+        ("output", str(figures["output"])),
+        ("", f"{shape_text(figures['shape'])} {figures['dtype']}"),
+        ("fidelity", str(figures["fidelity"])),
+        ("form", str(figures["form"])),
+        ("prior", prior_text(figures)),
+        ("solver", _solver(figures)),
+        ("", ""),
+        *output_rows(figures),
+        ("halo", f"{figures['halo']} pixels, {figures['read_amplification']:.2f} × the image is read"),
+        ("iteration", traffic_text(figures)),
+        ("", ""),
+        *cost_rows(figures),
+    ]
+
+
+def headline(figures: Figures) -> str:
+    """A plan in one line."""
+    operators, workers = counted(len(figures["operators"]), "operator"), counted(figures["workers"], "worker")
+    form = str(figures["form"]).partition(",")[0]
+    return (
+        f"{figures['solver']}: {shape_text(figures['shape'])} {figures['dtype']} from {operators} ({form} form), "
+        f"prior {prior_text(figures)}; {counted(figures['iterations'], 'iteration')} of "
+        f"{counted(figures['blocks'], 'block')}, {workers}"
+    )
+
+
+def _operator_rows(figures: Figures) -> list[Row]:
+    pairs = list(zip(figures["operators"], figures["data"], strict=True))
+    lines = [f"{name} of {data}" for name, data in pairs[:SHOWN]]
+    if more := Counter(name for name, _ in pairs[SHOWN:]):
+        lines.append("and " + ", ".join(f"{count:,} × {name}" for name, count in more.items()))
+    return [("" if place else "operators", line) for place, line in enumerate(lines)]
+
+
+def prior_text(figures: Figures) -> str:
+    """The prior in a word or two.
+
+    Examples
+    --------
+    >>> prior_text({"prior": "pnp", "denoiser": "dncnn"}), prior_text({"prior": "tv", "denoiser": None})
+    ('pnp with dncnn', 'tv')
+    """
+    return f"{figures['prior']} with {figures['denoiser']}" if figures["denoiser"] else str(figures["prior"])
+
+
+def _solver(figures: Figures) -> str:
+    iterations = f"{figures['solver']}, {counted(figures['iterations'], 'iteration')} at most"
+    before = figures["sweeps_before"]
+    if not before:
+        return iterations
+    return (
+        f"{iterations}, after {'one sweep' if before == 1 else f'at most {before} sweeps'} that prepare them"
+    )
+
+
+def traffic_text(figures: Figures) -> str:
+    """What an iteration moves, against what it would in two passes.
+
+    Examples
+    --------
+    >>> traffic_text({"iteration_bytes": 3 * 2**20, "iteration_bytes_unfused": 5 * 2**20})
+    '3 MiB read and written in one pass; 5 MiB if the denoiser had its own, so 0.60 of that'
+    >>> traffic_text({"iteration_bytes": 3 * 2**20, "iteration_bytes_unfused": None})
+    '3 MiB read and written in one pass'
+    """
+    fused, unfused = figures["iteration_bytes"], figures["iteration_bytes_unfused"]
+    text = f"{bytes_text(fused)} read and written in one pass"
+    if unfused is None:
+        return text
+    return f"{text}; {bytes_text(unfused)} if the denoiser had its own, so {fused / unfused:.2f} of that"

@@ -1,0 +1,47 @@
+"""ADMM with a linearised x-step: one pass over the image an iteration, no inner solver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.tasks.operators.sum import Total
+from halotile.tasks.shared import Shared
+
+
+@dataclass(frozen=True)
+class Admm:
+    """``x' = x - step/2 (∇f(x) + rho (x - z + u))``, ``z' = prox(x' + u)``, ``u' = u + x' - z'`` with ``rho = 1 / step``.
+
+    The x-step of ADMM is taken by one gradient step, which converges like it (the step is below 1 / (|A|² + rho)).
+
+    References
+    ----------
+    S. Boyd et al., Distributed optimization and statistical learning via the alternating direction method of
+    multipliers, Found. Trends Mach. Learn. 3 (2011); section 3.4 of E. Esser et al., SIAM J. Imaging Sci. 3 (2010).
+    """
+
+    name: ClassVar[str] = "admm"
+    vectors: ClassVar[Mapping[str, int]] = {"z": 2, "x": 2, "u": 2}
+
+    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+        """All three in one pass: what the prox asks of x' around a block is computed once."""
+        x, size = read("x", 0), problem.step_size
+        # At first z is x, and u is 0.
+        duals = (read("u", 0),) if state.iteration else ()
+        z = read("z", 0) if state.iteration else x
+        moved = Total((x, problem.gradient(x), z, *duals), (0.5, -size / 2, 0.5, *[-0.5 for _ in duals]))
+        ahead = Shared(moved, problem.prior.reach(), computed=True)
+        pulled = Total((ahead, *duals), (1.0,) * (1 + len(duals)))
+        denoised = Shared(problem.prior.prox(pulled, size), computed=True)
+        left = Total((ahead, *duals, denoised), (1.0,) * (1 + len(duals)) + (-1.0,))
+        return Step({"z": denoised, "x": ahead, "u": left})
+
+    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+        """The next iteration: nothing is carried."""
+        return advanced(state)
+
+
+SOLVER = Admm

@@ -1,0 +1,116 @@
+"""The normal form of a stack: chosen where it can be, the same image and misfit, whatever the number of operators."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halotile.graphs.forms import Backprojection, Form, choose_form
+from halotile.graphs.iterate import Iterations
+from halotile.graphs.solvers.base import Problem
+from halotile.graphs.solvers.cg import ConjugateGradients
+from halotile.graphs.solvers.pgd import ProximalGradient
+from halotile.storage.views import Constant
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.fidelity import Poisson
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.mask import Mask
+from halotile.tasks.priors import Plugged
+from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, problem_of, terms_of
+from tests.graphs.test_solvers import scene
+
+BOUNDARIES = ("circular", "reflect", "zero", "replicate")
+
+
+def in_form(form: Form, plain: Problem, folder: Path, block: int) -> Problem:
+    """A problem in the normal form, its backprojection stored."""
+    zeros = Constant(plain.shape, plain.dtype)
+    run = iterations_of(Backprojection(), plain.beginning_at(zeros), folder, block=block)
+    assert len(list(run.run(1, lambda *_: False))) == 1
+    back = run.image("b")
+    return replace(
+        plain,
+        gradient=lambda x: form.gradient(x, back),
+        normal=form.normal,
+        misfit_of_zero=run.state.numbers["misfit"],
+    )
+
+
+def image_of(run: Iterations, iterations: int) -> Pixels:
+    for _ in run.run(iterations, lambda *_: False):
+        pass
+    return read_all(run.image())
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_the_normal_form_finds_the_image_of_the_plain_one(tmp_path: Path, boundary: str) -> None:
+    image = scene()
+    terms = terms_of(image, blurs(boundary))
+    prior = Plugged(denoised_by(Gaussian(sigma=0.7), image, 64, 64))
+    plain = problem_of(image, terms, prior, 0.5)
+    form = choose_form(terms, image.dtype, exact=False)
+    assert form.folded is not None
+    first = iterations_of(ProximalGradient(), plain, tmp_path / "plain")
+    second = iterations_of(ProximalGradient(), in_form(form, plain, tmp_path / "b", 64), tmp_path / "normal")
+    assert np.abs(image_of(first, 4) - image_of(second, 4)).max() < 2e-6
+    for ours, theirs in zip(second.rows, first.rows, strict=True):
+        assert ours["misfit"] == pytest.approx(theirs["misfit"], rel=1e-3)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_the_normal_form_has_the_same_bits_for_any_block(tmp_path: Path, boundary: str) -> None:
+    image = scene()
+    terms = terms_of(image, blurs(boundary))
+    form = choose_form(terms, image.dtype, exact=False)
+    images = []
+    for block in (32, 96, 160):
+        problem = in_form(form, problem_of(image, terms, step=0.5), tmp_path / f"b{block}", block)
+        images.append(
+            image_of(iterations_of(ProximalGradient(), problem, tmp_path / f"x{block}", block=block), 3)
+        )
+    assert np.array_equal(images[0], images[1])
+    assert np.array_equal(images[0], images[2])
+
+
+def test_cg_works_in_the_normal_form(tmp_path: Path) -> None:
+    image = scene().astype("float64")
+    terms = terms_of(image, blurs("reflect"))
+    plain = problem_of(image, terms)
+    form = choose_form(terms, image.dtype, exact=False)
+    first = image_of(iterations_of(ConjugateGradients(), plain, tmp_path / "plain"), 6)
+    second = in_form(form, plain, tmp_path / "b", 64)
+    assert np.allclose(
+        first, image_of(iterations_of(ConjugateGradients(), second, tmp_path / "n"), 6), atol=1e-9
+    )
+
+
+def test_what_does_not_fold_stays_plain() -> None:
+    image = scene()
+    stack = blurs("reflect")
+    mask = Mask(mask=InMemory(np.ones_like(image)))
+    assert choose_form(terms_of(image, stack), image.dtype, exact=True).folded is None
+    assert choose_form(terms_of(image, (*stack, mask)), image.dtype, exact=False).folded is None
+    counts = tuple(replace(term, fidelity=Poisson()) for term in terms_of(image, stack))
+    assert choose_form(counts, image.dtype, exact=False).folded is None
+
+
+def test_exact_means_direct_convolutions() -> None:
+    image = scene()
+    terms = terms_of(image, blurs("reflect", (3, 31)))
+    exact, fast = (choose_form(terms, image.dtype, exact=exact) for exact in (True, False))
+    assert "plain, 3 operators" not in exact.in_words()
+    assert exact.in_words() == "plain, 2 operators there and back; direct convolutions"
+    assert fast.in_words() == "normal, all operators in one kernel of 61 × 61; Fourier transforms"
+    assert fast.reach > exact.reach
+
+
+def test_a_form_travels() -> None:
+    image = scene((40, 40))
+    terms = terms_of(image, blurs("reflect"))
+    form = choose_form(terms, image.dtype, exact=False)
+    again = pickle.loads(pickle.dumps(form))
+    assert np.array_equal(read_all(again.normal(InMemory(image))), read_all(form.normal(InMemory(image))))

@@ -1,0 +1,228 @@
+"""A reconstruction by the command line: whatever kills it, it goes on to the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from halotile.cli.config import load_job
+from halotile.cli.main import app
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import Reconstruction
+from halotile.graphs.reconstruct import reconstruct
+from halotile.graphs.reconstruction import make_reconstruction_plan
+from halotile.storage.rundir import RunDirectory
+from tests.faults import REPOSITORY, flip_bit, members, until
+from tests.graphs.solving import kernel
+from tests.support import write_zarr
+
+pytestmark = pytest.mark.cluster
+
+RUNNER = CliRunner()
+ITERATIONS = 6
+CONFIG = """\
+version: 1
+job: reconstruct
+output: {path: x.zarr, shard: 32, chunk: 16}
+operators:
+  - {name: blur, kernel: k0.npy, boundary: circular, data: y0.zarr, noise_sigma: 0.02}
+  - {name: blur, kernel: k1.npy, boundary: reflect, data: y1.zarr, noise_sigma: 0.03}
+prior: {name: pnp, denoiser: {name: function, import: "tests.slow:slow", options: {folder: FOLDER}, depth: 0}}
+solver: {name: fista, iterations: 6, step: 2.5e-4}
+reference: truth.zarr
+tile: {block: 32}
+run: {workers: 2, memory_per_worker: 3GiB}
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A blurred picture, twice, and a job that makes it sharp."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path) -> Scene:
+        """Nothing written yet."""
+        scene = cls(folder)
+        rng = np.random.default_rng(3)
+        y, x = np.mgrid[:128, :112]
+        image = (np.sin(y / 5) * np.cos(x / 4) / 3 + 0.5).astype("float32")
+        write_zarr(folder / "truth.zarr", image)
+        for number, edge in enumerate((3, 7)):
+            np.save(folder / f"k{number}.npy", kernel(edge))
+            noise = 0.02 * rng.standard_normal(image.shape).astype("float32")
+            write_zarr(folder / f"y{number}.zarr", image + noise)
+        scene.config.write_text(CONFIG.replace("FOLDER", json.dumps(str(folder))))
+        scene.set_pace(0)
+        return scene
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "job.yaml"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "x.zarr"
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.folder / "x.zarr.run")
+
+    def set_pace(self, seconds: float) -> None:
+        """How long each block takes to denoise."""
+        (self.folder / "pace").write_text(str(seconds))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Run the job with the command line, as the leader of a process group of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "halotile", "run", str(self.config), "--allow-import", *arguments],
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the iterations so far came to, but for the time they took."""
+        path = self.directory.iterations_path
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+    def is_within(self, iteration: int, blocks: int) -> bool:
+        """Whether the sweep after an iteration has done some blocks, and not all."""
+        sums = self.directory.state_path / "iterate" / f"sums.{iteration}"
+        return sums.exists() and blocks <= len(sums.read_bytes().splitlines()) < 14
+
+    def files(self) -> dict[str, bytes]:
+        """Everything in the output."""
+        found = sorted(path for path in self.output.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.output)): path.read_bytes() for path in found}
+
+
+def call(*words: object) -> Result:
+    """A command, in this process."""
+    return RUNNER.invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene.create(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """A run without trouble."""
+    scene = Scene.create(tmp_path_factory.mktemp("undisturbed"))
+    job = load_job(scene.config, allow_import=True)
+    assert isinstance(job, Reconstruction)
+    outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    assert outcome.figures["iteration"] == ITERATIONS
+    assert len(scene.rows()) == ITERATIONS
+    return scene
+
+
+@contextmanager
+def running(scene: Scene, iteration: int) -> Iterator[subprocess.Popen[str]]:
+    """A run that is in the middle of the sweep after an iteration."""
+    scene.set_pace(0.1)
+    driver = scene.start()
+    try:
+        until(lambda: driver.poll() is not None or scene.is_within(iteration, 3), seconds=150)
+        assert driver.poll() is None, driver.communicate()[0]
+        scene.set_pace(2)  # so that it is still there when it has been looked at
+        yield driver
+    finally:
+        for pid in members(driver.pid):
+            os.kill(pid, signal.SIGKILL)
+        driver.communicate()
+
+
+def check_resumes(scene: Scene, undisturbed: Scene) -> None:
+    """Go on, and find what a run without trouble writes."""
+    scene.set_pace(0)
+    iteration = len(scene.rows())
+    assert 0 < iteration < ITERATIONS
+    done = call("resume", scene.directory.path, "--allow-import", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert f"iteration {iteration} of {ITERATIONS}:" not in done.stderr, "it was done already"
+    assert f"iteration {iteration + 1} of {ITERATIONS}:" in done.stderr
+    assert json.loads(done.stdout)["figures"]["iterations"] == ITERATIONS
+    assert scene.files() == undisturbed.files()
+    assert scene.rows() == undisturbed.rows()
+    assert call("verify", scene.output).exit_code == 0
+    assert not scene.directory.state_path.exists()
+
+
+def test_a_killed_driver_loses_no_iteration_and_no_bit(scene: Scene, undisturbed: Scene) -> None:
+    with running(scene, 2) as driver:
+        until(lambda: (scene.directory.read_status() or {})["figures"].get("iteration") == 2)
+        shown = call("status", scene.output)
+        assert shown.stdout.startswith("running\n")
+        assert re.search(rf"iteration +2 of {ITERATIONS}: misfit .*, change .*, PSNR .* dB", shown.stdout)
+        figures = json.loads(call("status", scene.output, "--json").stdout)["figures"]
+        assert (figures["iteration"], figures["iterations"]) == (2, ITERATIONS)
+        refused = call("run", scene.config, "--allow-import")
+        assert (refused.exit_code, "in use" in refused.stderr) == (2, True)
+        driver.kill()
+        driver.wait()
+        assert call("status", scene.output).stdout.startswith("interrupted\n")
+        planned = call("plan", scene.config, "--allow-import")
+        assert "goes on with the run that stands there" in planned.stdout, planned.stderr
+        check_resumes(scene, undisturbed)
+
+
+def test_a_signal_drains_an_iteration_and_resume_goes_on(scene: Scene, undisturbed: Scene) -> None:
+    with running(scene, 1) as driver:
+        driver.send_signal(signal.SIGTERM)
+        said, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 75, said
+    assert re.search(r"stopped on SIGTERM in iteration \d of 6 with \d+ of 16 blocks done", said), said
+    assert "Traceback" not in said
+    assert scene.directory.read_status()["state"] == "stopped"  # type: ignore[index]
+    check_resumes(scene, undisturbed)
+
+
+def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> None:
+    scene, before = undisturbed, undisturbed.files()
+    flip_bit(scene.output / "c" / "1" / "2", -50)
+    found = call("verify", scene.output)
+    assert (found.exit_code, "block 6: " in found.stdout) == (4, True)
+    mended = call("verify", scene.output, "--repair", "--allow-import")
+    assert mended.exit_code == 0, mended.stderr
+    assert "1 problem repaired" in mended.stdout
+    assert scene.files() == before
+    again = call("run", scene.config, "--allow-import")
+    assert "nothing left to do" in again.stderr
+    another = call("run", scene.config, "--allow-import", "--set", "solver.iterations=7")
+    assert another.exit_code == 2
+    assert "solver.iterations was 6, is 7" in another.stderr
+
+
+def test_numbers_that_grow_end_the_run_with_its_last_good_image(scene: Scene) -> None:
+    words = ["--set", "solver={name: gd, step: 1.0, iterations: 30}", "--set", "prior={name: none}"]
+    failed = call("run", scene.config, *words)
+    assert failed.exit_code == 1, failed.stderr
+    said = re.search(
+        r"error: iteration \d+: the misfit grew from .* is kept in (\S+)\. Write a smaller", failed.stderr
+    )
+    assert said, failed.stderr
+    assert (Path(said[1]) / "zarr.json").exists()
+    shown = call("status", scene.output)
+    assert shown.stdout.startswith("failed\n")
+    assert "the misfit grew" in shown.stdout

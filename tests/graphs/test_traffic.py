@@ -1,0 +1,119 @@
+"""What a plan says that an iteration moves is what it moves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.graphs.iterate import Iterations
+from halotile.graphs.job import (
+    DenoiserChoice,
+    OperatorChoice,
+    Output,
+    PriorChoice,
+    Reconstruction,
+    SolverChoice,
+)
+from halotile.graphs.reconstruction import ReconstructionPlan, make_reconstruction_plan
+from halotile.graphs.traffic import pixels_read
+from halotile.storage.grid import Grid
+from halotile.storage.views import Constant
+from halotile.tasks.block import BlockRunner
+from halotile.tasks.shared import Shared
+from tests.graphs.solving import kernel
+from tests.support import write_zarr
+
+SHAPE = (512, 448)
+EDGES = (3, 5, 5)
+"""Small enough for direct sums, also when they are folded: transforms read whole cells, which are larger than these blocks."""
+PRIORS = {
+    "none": PriorChoice(),
+    "tv": PriorChoice(name="tv", weight=2.0, iterations=8),
+    "pnp": PriorChoice(name="pnp", denoiser=DenoiserChoice(name="gaussian", options={"sigma": 3.0})),
+}
+
+
+def plan_of(
+    folder: Path, *, prior: str, solver: str, exact: bool, boundary: str = "reflect"
+) -> ReconstructionPlan:
+    """A plan for three blurs."""
+    rng = np.random.default_rng(0)
+    operators = []
+    for number, edge in enumerate(EDGES):
+        pixels = rng.random(SHAPE, np.float32)
+        path = folder / f"y{number}.zarr"
+        if not path.exists():
+            write_zarr(path, pixels, 64)
+        options = {"kernel": kernel(edge), "boundary": boundary}
+        operators.append(OperatorChoice(name="blur", data=str(path), options=options))
+    return make_reconstruction_plan(
+        Reconstruction(
+            output=Output(path=str(folder / "x.zarr"), shard=128, chunk=64, codec="none"),
+            operators=tuple(operators),
+            prior=PRIORS[prior],
+            solver=SolverChoice(name=solver, step="auto" if solver == "cg" else 0.1),
+            exact=exact,
+        )
+    )
+
+
+def moved(plan: ReconstructionPlan) -> int:
+    """Bytes that the third iteration reads and writes."""
+    receipts: list[Any] = []
+
+    def sweep(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
+        receipts.append(BlockRunner(task).run(range(len(task.grid))))
+        assert not receipts[-1].bad, receipts[-1].bad[0].traceback
+        ledger.enter(receipts[-1].sums)
+        journal.mark(receipts[-1].done)
+
+    folded = plan.form.folded is not None
+    back = Shared(Constant(SHAPE, np.dtype("float32"))) if folded else None
+    run = Iterations(
+        plan.solver,
+        plan.problem(0.1, back),
+        plan.vectors(plan.solver, "iterate"),
+        plan.grid,
+        "a job",
+        halo=plan.halo,
+        slack=plan.reach,
+        overlap=False,
+        sweep=sweep,
+    )
+    assert len(list(run.run(3, lambda *_: False))) == 3
+    return int(receipts[-1].read_bytes + receipts[-1].written_bytes)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    ("prior", "solver"), [("none", "pgd"), ("tv", "fista"), ("pnp", "pgd"), ("pnp", "gd"), ("none", "cg")]
+)
+def test_a_plan_tells_what_an_iteration_moves(tmp_path: Path, prior: str, solver: str, exact: bool) -> None:
+    plan = plan_of(tmp_path, prior=prior, solver=solver, exact=exact)
+    told = plan.summary()["iteration_bytes"]
+    assert told == pytest.approx(moved(plan), rel=0.15)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_pass_moves_less_than_two(tmp_path: Path, exact: bool) -> None:
+    figures = plan_of(tmp_path, prior="pnp", solver="pgd", exact=exact).summary()
+    assert figures["iteration_bytes"] < 0.8 * figures["iteration_bytes_unfused"]
+    alone = plan_of(tmp_path, prior="none", solver="pgd", exact=exact).summary()
+    assert alone["iteration_bytes_unfused"] is None
+
+
+def test_transforms_read_whole_cells() -> None:
+    grid = Grid((4096, 4096), (1024, 4096), ((0, 0), (0, 0)))
+    assert pixels_read(grid, 20, 8, cells=True) == pixels_read(grid, 32 + 8)
+    assert pixels_read(grid, 40, 8, cells=True) > 1.4 * pixels_read(grid, 40 + 8), "into the cell after"
+
+
+def test_a_job_of_arrays_is_written_down_all_the_same(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, prior="pnp", solver="pgd", exact=False)
+    for tree in (plan.job_json(), plan.resolved_json(), plan.to_json()):
+        json.dumps(tree)
+    assert plan.job_json()["operators"][0]["kernel"]["shape"] == [3, 3]
