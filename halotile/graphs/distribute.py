@@ -18,6 +18,7 @@ def distribute(
     dtype: Any = None,
     gather_strategy: str = "concatenated",
     reduction: str | None = "sum",
+    exact: bool = False,
     shared: Mapping[str, Any] | None = None,
     factory_kwargs: Mapping[str, Any] | None = None,
     tiling_strategy: Any = None,
@@ -50,6 +51,9 @@ def distribute(
         ``naive``, ``concatenated`` or ``broadcast``: accepted for deepinv's sake, with one meaning.
     reduction : str, optional
         How the adjoints of operators, or the terms of a fidelity, become one: ``sum``, ``mean``, or None for a list.
+    exact : bool
+        Convolutions of large images by direct sums alone, and ``A^T A`` as it is written. Otherwise large kernels go by
+        Fourier transforms, and the blurs of a stack become one kernel: within 1e-6 (root mean square), and faster.
     shared, factory_kwargs : mapping, optional
         What a factory is given besides. The two are the same.
     tiling_strategy : str or object, optional
@@ -107,6 +111,7 @@ def distribute(
         dtype=dtype,
         gather_strategy=gather_strategy,
         reduction=reduction,
+        exact=exact,
     )
 
 

@@ -83,10 +83,12 @@ def stack_of(
 
         from halotile.tasks.distributed.linear import DistributedStackedLinearPhysics
         from halotile.tasks.distributed.physics import DistributedStackedPhysics
+        from halotile.tasks.distributed.rewritten import Rewriting, rewritten
     except ImportError as error:
         raise MissingPackage(
             "a distributed physics is one of deepinv's. Install it: pip install 'halotile[deepinv]'"
         ) from error
+    exact = bool(options.get("exact"))
     kinds = {"physics": DistributedStackedPhysics, "linear_physics": DistributedStackedLinearPhysics}
     if isinstance(thing, Physics | list | tuple):
         parts = unstacked([thing] if isinstance(thing, Physics) else thing)
@@ -95,8 +97,9 @@ def stack_of(
             raise WrongKind(
                 f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write deepinv.physics objects."
             )
-        return kinds[kind](ctx, carry_all(ctx, parts), **options)
-    return kinds[kind](ctx, make_all(ctx, thing, count, shared), **options)
+        operators = carry_all(ctx, [rewritten(part, exact) for part in parts], here=parts)
+        return kinds[kind](ctx, operators, **options)
+    return kinds[kind](ctx, make_all(ctx, Rewriting(thing, exact), count, shared), **options)
 
 
 def fidelity_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,6 +87,8 @@ class Method:
         if self.kind is not None:
             check_kind(thing, self.kind)
         words: Mapping[str, Any] = self.words.get() if self.words else {}
+        if words:  # which a physics may keep: what is computed would depend on what this worker did before
+            thing = copy.deepcopy(thing)
         with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
             if self.seed is not None:
                 torch.manual_seed(self.seed)

@@ -35,10 +35,10 @@ class Operators:
         return len(self.things)
 
 
-def carry_all(engine: Engine, things: Sequence[Any]) -> Operators:
-    """Objects as they are now; what is done to them later is not seen."""
+def carry_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None = None) -> Operators:
+    """Objects as they are now; what is done to them later is not seen. ``here`` is what they are in this process."""
     carried = tuple(carry(engine, thing) for thing in things)
-    return Operators(carried, tuple(things))
+    return Operators(carried, tuple(things if here is None else here))
 
 
 def carrier(engine: Engine, thing: Any) -> Carrier:

@@ -39,6 +39,8 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         read by the one process that wants it.
     reduction : str, optional
         How adjoints of the operators become one: ``sum``, ``mean``, or None for a list.
+    exact : bool
+        Whether local operators on large images are computed by direct sums alone.
 
     Raises
     ------
@@ -54,6 +56,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         dtype: torch.dtype | None = None,
         gather_strategy: str = "concatenated",
         reduction: str | None = "sum",
+        exact: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -66,6 +69,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         self.dtype = dtype or torch.float32
         self.gather_strategy = gather_strategy
         self.reduction = None if reduction == "none" else reduction
+        self.exact = exact
         self.operators = operators
         self.num_operators = len(operators)
         self.local_indexes = list(range(len(operators)))

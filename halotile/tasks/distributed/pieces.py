@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,19 +17,21 @@ from halotile.tasks.distributed.calls import Call, Tensors
 from halotile.tasks.distributed.carry import Carried
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch
+from halotile.tasks.distributed.maps import Linear, Many, image_measured_as, is_real, own
 from halotile.tasks.distributed.operators import carry
-from halotile.tasks.distributed.tensors import to_tensor
 from halotile.tasks.distributed.typed import empty
 from halotile.tasks.fidelity import Gradient, NormalImage, Term, share_of
 from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
+from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
 
 LARGE = 2**19
 """Pixels of an image from which it is worth while to cut it: smaller ones cost less than a task."""
-BLOCK = 512
+BLOCK = 1024
+SINGLE = np.dtype(np.float32)
+"""What the way of computing a convolution is chosen for."""
 Wants = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
-Many = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,14 @@ class Piece:
         given = [InMemory(tensor.numpy()) for tensor in tensors]
         if self.wants == "normal":
             terms = tuple(Term(operator, given[0]) for operator in operators)
-            return (_own(NormalImage(given[0], terms).read(self.region)),)
+            return (own(NormalImage(given[0], terms).read(self.region)),)
         if self.wants == "adjoint":
             parts = (o.adjoint(source, self.image) for o, source in zip(operators, given, strict=True))
-            return (_own(Total(tuple(parts), (1.0,) * len(operators)).read(self.region)),)
+            return (own(Total(tuple(parts), (1.0,) * len(operators)).read(self.region)),)
         shares = tuple(share_of(self.region, self.image, o.measured(self.image)) for o in operators)
         if self.wants == "gradient":
             weighted = zip(operators, given[1:], self.weights, strict=True)
-            return (_own(Gradient(given[0], tuple(Term(*each) for each in weighted)).read(self.region)),)
+            return (own(Gradient(given[0], tuple(Term(*each) for each in weighted)).read(self.region)),)
         seen = [o.forward(given[0]).read(share) for o, share in zip(operators, shares, strict=True)]
         if self.wants == "misfit":
             return (
@@ -76,7 +78,7 @@ class Piece:
                     seen, [source.read(share) for source, share in zip(given[1:], shares, strict=True)]
                 ),
             )
-        return tuple(_own(pixels) for pixels in seen)
+        return tuple(own(pixels) for pixels in seen)
 
     def _misfit(self, seen: Sequence[Any], measured: Sequence[Any]) -> torch.Tensor:
         """``sum_i w_i |A_i x - y_i|² / 2`` of each image of a batch, over what the block answers for."""
@@ -84,36 +86,7 @@ class Piece:
             weight * np.square(np.subtract(a, b, dtype=np.float64)).reshape(len(a), -1).sum(1) / 2
             for a, b, weight in zip(seen, measured, self.weights, strict=True)
         )
-        return _own(np.sum(list(squares), axis=0))
-
-
-def _own(pixels: Any) -> torch.Tensor:
-    return to_tensor(pixels, str(pixels.dtype))
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A linear map of several tensors to several, with its transpose."""
-
-    apply: Callable[[Many], Many]
-    transpose: Callable[[Many], Many]
-
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Many:
-        """Its values, differentiable as often as wanted."""
-        return list(_Linear.apply(self, *tensors))
-
-
-class _Linear(torch.autograd.Function):  # type: ignore[misc]
-    """Forward: the map. Backward: its transpose, whose backward is the map."""
-
-    @staticmethod
-    def forward(ctx: Any, linear: Linear, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.linear = linear
-        return tuple(linear.apply(list(tensors)))
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (None, *Linear(ctx.linear.transpose, ctx.linear.apply)(cotangents))
+        return own(np.sum(list(squares), axis=0))
 
 
 class LocalStack:
@@ -125,12 +98,15 @@ class LocalStack:
         Who computes the blocks.
     operators : tuple of Operator
         The stack.
+    exact : bool
+        Whether every convolution is a direct sum, and ``A^T A`` is taken as it is written.
     """
 
-    def __init__(self, engine: Engine, operators: tuple[Operator, ...]) -> None:
+    def __init__(self, engine: Engine, operators: tuple[Operator, ...], exact: bool = False) -> None:
         self.engine = engine
-        self.operators = operators
-        self.carried = carry(engine, operators)
+        self.operators = tuple(with_engine(operator, SINGLE, exact) for operator in operators)
+        self.carried = carry(engine, self.operators)
+        self._folded = None if exact else _folded(engine, operators)
         self._image: Shape | None = None
 
     def forward(self, x: torch.Tensor) -> Many:
@@ -146,6 +122,8 @@ class LocalStack:
     def normal(self, x: torch.Tensor) -> torch.Tensor:
         """``sum_i A_i^T A_i x``."""
         image = self._image = tuple(x.shape)
+        if self._folded is not None:
+            return self._folded.adjoint([x], image)
 
         def apply(tensors: Many) -> Many:
             return self._run("normal", tensors, image)
@@ -182,19 +160,8 @@ class LocalStack:
         return total.to(x.dtype)
 
     def image_of(self, y: Sequence[torch.Tensor]) -> Shape | None:
-        """Shape of the image that has such measurements: the last one seen, or one as large as a measurement."""
-        shapes = [tuple(part.shape) for part in y]
-        guesses = [
-            (*shape[:-2], *(n * getattr(o, "factor", 1) for n in shape[-2:]))
-            for o, shape in zip(self.operators, shapes, strict=True)
-        ]
-        for image in [*([self._image] if self._image else []), *guesses]:
-            try:
-                if [o.measured(image) for o in self.operators] == shapes:
-                    return image
-            except ConfigError:
-                continue
-        return None
+        """Shape of the image that has such measurements: the last one seen, or what fits."""
+        return image_measured_as(self.operators, [tuple(part.shape) for part in y], self._image)
 
     def _run(self, wants: Wants, tensors: Many, image: Shape, weights: tuple[float, ...] = ()) -> Many:
         regions = list(blocks_of(image))
@@ -220,7 +187,7 @@ class LocalStack:
 
 
 def blocks_of(image: Shape) -> list[Region]:
-    """The blocks of an image, with all of its other axes.
+    """The blocks of an image, with all of its other axes; smaller ones where there would be fewer than four.
 
     Examples
     --------
@@ -228,25 +195,29 @@ def blocks_of(image: Shape) -> list[Region]:
     [(1, 2, 512, 512), (1, 2, 88, 512)]
     """
     front, (rows, columns) = image[:-2], image[-2:]
-    corners = itertools.product(range(0, rows, BLOCK), range(0, columns, BLOCK))
+    side = BLOCK if rows * columns >= 4 * BLOCK**2 else BLOCK // 2
+    corners = itertools.product(range(0, rows, side), range(0, columns, side))
     return [
-        Region((*(0 for _ in front), y, x), (*front, min(y + BLOCK, rows), min(x + BLOCK, columns)))
+        Region((*(0 for _ in front), y, x), (*front, min(y + side, rows), min(x + side, columns)))
         for y, x in corners
     ]
 
 
 def is_large(x: Any) -> bool:
     """Whether an image is worth cutting, and of a type that blocks are computed in."""
-    return (
-        isinstance(x, torch.Tensor)
-        and x.dim() == 4
-        and x.dtype in (torch.float32, torch.float64)
-        and x.device.type == "cpu"
-        and math.prod(x.shape[-2:]) > LARGE
-    )
+    return is_real(x) and math.prod(x.shape[-2:]) > LARGE
 
 
-def local_stack(engine: Engine, things: Sequence[Any]) -> LocalStack | None:
+def _folded(engine: Engine, operators: tuple[Operator, ...]) -> LocalStack | None:
+    """``A^T A`` as a stack of one operator, its own adjoint, where a single kernel does the work of all."""
+    blurs = tuple(operator for operator in operators if can_fold(operator))
+    if len(blurs) != len(operators):
+        return None
+    normal = Normal(operators=blurs, weights=(1.0,) * len(blurs)).with_engine(SINGLE, exact=False)
+    return LocalStack(engine, (normal,), exact=True)
+
+
+def local_stack(engine: Engine, things: Sequence[Any], exact: bool = False) -> LocalStack | None:
     """The stack as local operators; None where one of them sees more than a neighbourhood."""
     found: list[Operator] = []
     for thing in things:
@@ -256,5 +227,5 @@ def local_stack(engine: Engine, things: Sequence[Any]) -> LocalStack | None:
                 return None
         except (ConfigError, ValueError, RuntimeError):
             return None
-        found.append(with_engine(operator.ours or operator, np.dtype(np.float32), exact=False))
-    return LocalStack(engine, tuple(found)) if found else None
+        found.append(operator.ours or operator)
+    return LocalStack(engine, tuple(found), exact) if found else None
