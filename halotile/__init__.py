@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from halotile.graphs.context import DistributedContext
     from halotile.graphs.denoise import denoise
+    from halotile.graphs.distribute import distribute
     from halotile.graphs.overlap import map_overlap
     from halotile.storage.arrays import open_source
 
-__all__ = ["denoise", "map_overlap", "open_source"]
+__all__ = ["DistributedContext", "denoise", "distribute", "map_overlap", "open_source"]
 
 _PUBLIC = {
+    "DistributedContext": "halotile.graphs.context",
+    "distribute": "halotile.graphs.distribute",
     "denoise": "halotile.graphs.denoise",
     "map_overlap": "halotile.graphs.overlap",
     "open_source": "halotile.storage.arrays",

@@ -5,6 +5,7 @@
     HalotileError                     everything raised on purpose
     ├── ConfigError (ValueError)      a wrong word or value in a job; nothing was touched
     │   ├── UnknownName (LookupError) a name that no file here and no plug-in answers to
+    │   ├── WrongKind (TypeError)     an object of another kind than is needed
     │   ├── OutputRefused             the output may not be written (not ours, same as the input, in use)
     │   └── ResumeRefused             the run directory belongs to a different job
     ├── MissingPackage (ImportError)  an optional package is needed; the message names the extra
@@ -16,6 +17,7 @@
     │   └── DiskRefused (OSError)
     ├── BlockFailed (RuntimeError)    blocks failed after their retries
     │   └── BlockInputFailed          all of them for their input (an InputError as well)
+    ├── TaskFailed (RuntimeError)     an operator or a tile of a distributed object failed on a worker
     ├── Diverged (ArithmeticError)    a solver's numbers grow without bound; its last good state is kept
     ├── Stalled (TimeoutError)        the cluster stopped making progress
     └── Stopped (RuntimeError)        drained on request; the run can be resumed
@@ -37,6 +39,10 @@ class ConfigError(HalotileError, ValueError):
 
 class UnknownName(ConfigError, LookupError):
     """A name that no file of halotile and no installed plug-in answers to."""
+
+
+class WrongKind(ConfigError, TypeError):
+    """An object of another kind than is needed."""
 
 
 class OutputRefused(ConfigError):
@@ -81,6 +87,10 @@ class BlockFailed(HalotileError, RuntimeError):
 
 class BlockInputFailed(BlockFailed, InputError):
     """Blocks failed after their retries, all of them because their input cannot be used."""
+
+
+class TaskFailed(HalotileError, RuntimeError):
+    """An operator or a tile of a distributed object failed on a worker; the message has its number."""
 
 
 class Diverged(HalotileError, ArithmeticError):

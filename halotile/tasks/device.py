@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
@@ -114,3 +116,37 @@ def all_finite(pixels: NDArray[Any]) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         total = pixels.sum(dtype=np.float64)
     return bool(np.isfinite(total)) or bool(np.isfinite(pixels).all())
+
+
+def choose_device(mode: str | None) -> torch.device:
+    """The device of a mode: ``cpu``, ``gpu``, or None for a GPU where there is one.
+
+    Raises
+    ------
+    ConfigError
+        For another word, and for ``gpu`` where there is none.
+
+    Examples
+    --------
+    >>> choose_device("cpu")
+    device(type='cpu')
+    """
+    import torch
+
+    if mode not in (None, "cpu", "gpu"):
+        raise ConfigError(f"device_mode is {mode!r}. Write 'cpu', 'gpu', or leave it out.")
+    has_gpu = mode != "cpu" and torch.cuda.is_available()
+    if mode == "gpu" and not has_gpu:
+        raise ConfigError("device_mode is 'gpu', but torch sees no CUDA device. Write device_mode='cpu'.")
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
+def seed_everything(seed: int | None, deterministic: bool) -> None:
+    """Set what torch draws from in this process, and keep cuDNN to deterministic algorithms if asked."""
+    import torch
+
+    if seed is not None:
+        torch.manual_seed(seed)
+    if deterministic:
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True

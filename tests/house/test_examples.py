@@ -106,3 +106,13 @@ def test_a_trained_network_is_one_that_a_job_can_use(tmp_path: Path) -> None:
     picture = torch.rand(1, 1, 20, 20)
     with torch.no_grad():
         assert torch.allclose(model(picture), picture - stack(picture), atol=1e-6)
+
+
+@pytest.mark.cluster
+def test_the_distributed_example_improves_its_picture_twice() -> None:
+    command = [sys.executable, str(ROOT / "examples/distribute.py"), "--size", "160", "--iterations", "10"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"([\d.]+) dB before, ([\d.]+) dB after", done.stdout)
+    assert len(lines) == 2
+    assert all(float(after) > float(before) + 2 for before, after in lines)

@@ -1,0 +1,279 @@
+"""The context of distributed objects: a cluster, a folder for arrays in transit, and one driver."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psutil
+from distributed import Client
+
+from halotile.errors import ConfigError
+from halotile.graphs import lazy
+from halotile.graphs.awaiting import results
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import parse_bytes
+from halotile.graphs.reduce import plan_calls
+from halotile.tasks.device import choose_device, seed_everything
+from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.processed import Processed
+from halotile.tasks.distributed.stored import Array, Stored, store
+from halotile.tasks.distributed.tiles import Tiles
+from halotile.tasks.distributed.work import Work
+
+ADDRESS = "DASK_SCHEDULER_ADDRESS"
+"""Where Dask itself looks for a running cluster."""
+MOST_WORKERS = 4
+"""Workers that are started unasked."""
+
+Some = TypeVar("Some")
+
+
+class DistributedContext:
+    """A cluster of workers for :func:`halotile.distribute`, with one driver: the process that opens it.
+
+    It stands in the place of ``deepinv.distributed.DistributedContext``. There the script runs once on every rank;
+    here it runs once, so ``rank`` is 0, every index is local, and collectives have nothing to do.
+
+    Parameters
+    ----------
+    backend : str, optional
+        Accepted for deepinv's sake; Dask has none to choose.
+    cleanup : bool
+        Whether the folder for arrays is removed at the end.
+    seed : int, optional
+        For torch in this process, and for noise that workers draw: the same for any number of workers.
+    seed_offset : bool
+        Accepted for deepinv's sake: there is one rank.
+    deterministic : bool
+        Whether torch is to use deterministic algorithms of cuDNN.
+    device_mode : str, optional
+        ``cpu``, ``gpu``, or None: a GPU where there is one.
+    workers : int, optional
+        Processes to start on this machine. Left out, the cluster that the environment variable
+        ``DASK_SCHEDULER_ADDRESS`` names is joined; where it is not set, up to four processes start.
+    cluster : Cluster or distributed.Client, optional
+        A running cluster, which is used, and left running.
+    memory_per_worker : str or int, optional
+        Such as ``4GB``: a worker that grows past it is ended. By default an equal share of the machine.
+    scratch : path, optional
+        Where a private folder for arrays is made. Workers on other machines have to see it.
+    split_every : int
+        Partial sums that one task adds up.
+    accumulate : str, optional
+        ``float64`` keeps sums over operators in double precision until the last.
+    stall_seconds : float
+        Give up when no task ends for so long.
+
+    Raises
+    ------
+    ConfigError
+        For options that cannot be, and when workers cannot start.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from halotile import DistributedContext, distribute
+    >>> with DistributedContext(workers=1) as ctx:
+    ...     smooth = distribute(torch.nn.AvgPool2d(3, 1, 1), ctx, type_object="denoiser", patch_size=8, overlap=1)
+    ...     ctx.rank, ctx.world_size, tuple(smooth(torch.ones(1, 1, 20, 20)).shape)
+    (0, 1, (1, 1, 20, 20))
+    """
+
+    rank = 0
+    local_rank = 0
+    use_dist = False
+
+    def __init__(
+        self,
+        backend: str | None = None,
+        cleanup: bool = True,
+        seed: int | None = None,
+        seed_offset: bool = True,
+        deterministic: bool = False,
+        device_mode: str | None = None,
+        *,
+        workers: int | None = None,
+        cluster: Cluster | Client | None = None,
+        memory_per_worker: str | int | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        split_every: int = 4,
+        accumulate: str | None = None,
+        stall_seconds: float = 300.0,
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise ConfigError(f"workers is {workers}: somebody has to work. Write workers=1 or more.")
+        if split_every < 2:
+            raise ConfigError(
+                f"split_every is {split_every}: a sum has two parts. Write split_every=2 or more."
+            )
+        if accumulate not in (None, "float64"):
+            raise ConfigError(f"accumulate is {accumulate!r}. Write accumulate='float64', or leave it out.")
+        self.backend = backend
+        self.cleanup = cleanup
+        self.seed = seed
+        self.seed_offset = seed_offset
+        self.deterministic = deterministic
+        self.device_mode = device_mode
+        self.device: Any = choose_device(device_mode)
+        self.split_every = split_every
+        self.accumulate = accumulate
+        self.stall_seconds = stall_seconds
+        self.world_size = workers or 1
+        self.most_alive = 0
+        """The largest number of partial sums that lay on the disk at once, so far."""
+        self._workers = workers
+        self._given = cluster
+        self._memory = memory_per_worker
+        self._scratch = scratch
+        self._held = ExitStack()
+        self._folder: Path | None = None
+        self._client: Client | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as held:
+            self._folder = held.enter_context(self._private_folder())
+            self._client, self.world_size = held.enter_context(self._cluster())
+            held.enter_context(self._client.as_current())
+            seed_everything(self.seed, self.deterministic)
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client = None
+        self._folder = None
+        self._held.close()
+
+    @contextmanager
+    def _private_folder(self) -> Iterator[Path]:
+        """A folder that nobody else may read."""
+        folder = Path(tempfile.mkdtemp(prefix="halotile-", dir=self._scratch))
+        try:
+            yield folder
+        finally:
+            if self.cleanup:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def _cluster(self) -> Iterator[tuple[Client, int]]:
+        if isinstance(self._given, Client):
+            yield self._given, count_workers(self._given)
+        elif self._given is not None:
+            yield self._given.client, self._given.workers
+        elif self._workers is None and ADDRESS in os.environ:
+            with Client(os.environ[ADDRESS], set_as_default=False) as client:
+                yield client, count_workers(client)
+        else:
+            count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
+            share = psutil.virtual_memory().total // count
+            memory = share if self._memory is None else parse_bytes(self._memory)
+            with local.start(workers=count, memory_bytes=memory, dashboard=False) as started:
+                yield started.client, started.workers
+
+    @property
+    def client(self) -> Client:
+        """The connection to the cluster.
+
+        Raises
+        ------
+        ConfigError
+            Outside the ``with`` block.
+        """
+        if self._client is None:
+            raise ConfigError(
+                "this DistributedContext is not open. Write `with DistributedContext(...) as ctx:` around its uses."
+            )
+        return self._client
+
+    @property
+    def folder(self) -> Path:
+        """Where arrays and objects lie while workers need them; of mode 0700."""
+        assert self.client is not None
+        assert self._folder is not None
+        return self._folder
+
+    def put(self, array: Array, kind: str) -> Stored:
+        """Write an array where workers can read it."""
+        return store(array, self.folder, kind)
+
+    def run(
+        self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str
+    ) -> dict[int, Stored]:
+        """Evaluate calls on the workers; what goes to the same slot is added up, in the order of the calls.
+
+        Raises
+        ------
+        TaskFailed
+            At once, when a call fails; with its number.
+        """
+        folder = tempfile.mkdtemp(dir=self.folder)
+        wide = self.accumulate is not None
+        work = Work(folder, tuple(inputs), phase, what, wide, str(self.device))
+        read_bytes = sum(os.path.getsize(each.path) for each in inputs)
+        tasks = plan_calls(work, calls, self.split_every, self.world_size, read_bytes)
+        futures = self.client.compute(tasks, optimize_graph=False)
+        parts = results(self.client, futures, self.stall_seconds)
+        self.most_alive = max([self.most_alive, *(part.alive for part in parts)])
+        return {slot: stored for part in parts for slot, stored in part.arrays.items()}
+
+    def is_lazy(self, thing: Any) -> bool:
+        """Whether it is a dask array."""
+        return lazy.is_lazy(thing)
+
+    def later(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
+        """The totals of calls on dask arrays, as dask arrays."""
+        return [*lazy.calls_on(calls, arrays, slots, self.split_every, phase)]
+
+    def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:
+        """A dask array, processed tile by tile when it is computed."""
+        return lazy.tiles_on(image, processed, tiles, phase)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """The same: a copy of a distributed object works with the same workers."""
+        return self
+
+    def local_indices(self, num_items: int) -> list[int]:
+        """The items that belong to this rank: there is one, so all of them."""
+        return list(range(num_items))
+
+    def all_reduce(self, x: Some, op: Any = None, group: Any = None) -> Some:
+        """What it is given: one rank has nobody to add to it."""
+        return x
+
+    def broadcast(self, x: Some, src: int = 0, group: Any = None) -> Some:
+        """What it is given."""
+        return x
+
+    def all_gather(self, x: Any, group: Any = None) -> Any:
+        """What it is given with an axis of one rank in front."""
+        return x[None]
+
+    def all_gather_object(self, obj_list: list[Any], obj: Any, group: Any = None) -> None:
+        """Put the object in the first place."""
+        if obj_list:
+            obj_list[0] = obj
+
+    def broadcast_object_list(self, object_list: list[Any], src: int = 0, device: Any = None) -> list[Any]:
+        """What it is given."""
+        return object_list
+
+    def barrier(self) -> None:
+        """Nothing to wait for."""
+
+    def get_backend(self) -> str:
+        """``dask``."""
+        return "dask"
+
+
+def count_workers(client: Client) -> int:
+    """How many workers a cluster has now, one at least."""
+    return max(1, len(client.scheduler_info(n_workers=-1)["workers"]))

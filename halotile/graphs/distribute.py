@@ -1,0 +1,125 @@
+"""One word that runs objects of deepinv, or networks, on the workers of a context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from halotile.errors import WrongKind
+from halotile.graphs.context import DistributedContext
+
+
+def distribute(
+    object: Any,  # noqa: A002 - deepinv's word for it
+    ctx: DistributedContext,
+    *,
+    num_operators: int | None = None,
+    type_object: str | None = "auto",
+    dtype: Any = None,
+    gather_strategy: str = "concatenated",
+    reduction: str | None = "sum",
+    exact: bool = False,
+    shared: Mapping[str, Any] | None = None,
+    factory_kwargs: Mapping[str, Any] | None = None,
+    tiling_strategy: Any = None,
+    tiling_dims: int | Sequence[int] | None = None,
+    patch_size: int | Sequence[int] = 256,
+    overlap: int | Sequence[int] = 64,
+    max_batch_size: int | None = None,
+    blending: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The same object, computed by workers: it takes and gives what the original takes and gives.
+
+    Parameters
+    ----------
+    object : object
+        A ``StackedPhysics``, a list or tuple of physics, or one of them; a ``DataFidelity``, a
+        ``StackedPhysicsDataFidelity`` or a list; a ``Denoiser``, any network or function, a ``Prior`` with a denoiser; an
+        unfolded ``BaseOptim`` model, which is changed in place; or a factory ``(index, device, shared)`` of physics or
+        fidelities, called on the workers.
+    ctx : DistributedContext
+        An open context.
+    num_operators : int, optional
+        How many operators a factory makes.
+    type_object : str
+        ``physics``, ``linear_physics``, ``denoiser``, ``prior``, ``data_fidelity``, ``module``, ``parameters``; ``auto``
+        goes by the type of the object.
+    dtype : torch.dtype, optional
+        Accepted for deepinv's sake; types stay as they are.
+    gather_strategy : str
+        ``naive``, ``concatenated`` or ``broadcast``: accepted for deepinv's sake, with one meaning.
+    reduction : str, optional
+        How the adjoints of operators, or the terms of a fidelity, become one: ``sum``, ``mean``, or None for a list.
+    exact : bool
+        Convolutions of large images by direct sums alone, and ``A^T A`` as it is written. Otherwise large kernels go by
+        Fourier transforms, and the blurs of a stack become one kernel: within 1e-6 (root mean square), and faster.
+    shared, factory_kwargs : mapping, optional
+        What a factory is given besides. The two are the same.
+    tiling_strategy : str or object, optional
+        ``overlap_tiling`` (also when left out), ``basic`` (no overlap), or an object with the methods of
+        ``deepinv.distributed.strategies.DistributedSignalStrategy``.
+    tiling_dims : int or tuple of int, optional
+        Axes that a denoiser's images are cut along; all but the first two when left out.
+    patch_size, overlap : int or tuple of int
+        Size of the tiles, and of the halo that they are computed with on each side.
+    max_batch_size : int, optional
+        Tiles that are processed at once.
+    blending : str, optional
+        ``linear`` or ``hann`` mixes neighbouring tiles where they overlap, with weights that add up to 1.
+    **kwargs
+        Other keywords of deepinv's, which have nothing to set here: ``checkpoint_batches`` and the like.
+
+    Returns
+    -------
+    object
+        A ``deepinv.physics.LinearPhysics`` for a stack of linear operators; a ``torch.nn.Module`` for the others.
+
+    Raises
+    ------
+    ConfigError
+        When the object or an option cannot be what it is said to be.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from halotile import DistributedContext, distribute
+    >>> with DistributedContext(workers=1) as ctx:
+    ...     halve = distribute(torch.nn.Hardtanh(0, 1), ctx, type_object="denoiser", patch_size=8, overlap=0)
+    ...     float(halve(torch.full((1, 1, 12, 12), 3.0)).mean())
+    1.0
+    """
+    from halotile.tasks.distributed.build import build
+    from halotile.tasks.distributed.processing import TilingOptions
+
+    check_words(kwargs)
+    tiling = TilingOptions(
+        strategy=tiling_strategy or "overlap_tiling",
+        patch_size=patch_size,
+        overlap=overlap,
+        tiling_dims=tiling_dims,
+        max_batch_size=max_batch_size,
+        blending=blending,
+    )
+    return build(
+        object,
+        ctx,
+        type_object or "auto",
+        count=num_operators,
+        shared=shared if factory_kwargs is None else factory_kwargs,
+        tiling=tiling,
+        dtype=dtype,
+        gather_strategy=gather_strategy,
+        reduction=reduction,
+        exact=exact,
+    )
+
+
+IDLE = ("checkpoint_batches", "checkpoint_use_reentrant", "checkpoint_preserve_rng_state", "average")
+"""Keywords of deepinv's that ask for what is done anyway, or for what one driver has no use for."""
+
+
+def check_words(words: Mapping[str, Any]) -> None:
+    """Refuse keywords that neither deepinv nor this knows."""
+    if unknown := sorted(set(words) - set(IDLE)):
+        raise WrongKind(f"distribute() has no keyword {unknown[0]!r}. See help(halotile.distribute).")

@@ -1,0 +1,97 @@
+"""A sum of delayed tasks as a tree: of bounded fan-in, in a fixed order."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from dask import delayed
+from dask.delayed import Delayed
+
+from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.work import Work
+
+REDUCE = "reduce"
+"""The phase of sums."""
+MOST_LEAVES = 64
+"""Leaves of a tree at most: of 256 operators each leaf adds up four, one after the other."""
+SMALL_BYTES = 2**16
+"""Inputs of less than this are worth no second task."""
+
+Item = TypeVar("Item")
+
+
+def tree(leaves: Sequence[Delayed], add: Callable[[list[Any]], Any], split_every: int, token: str) -> Delayed:
+    """The sum of the leaves: of ``split_every`` neighbours at a time, then of those sums.
+
+    Which are added to which depends on their number alone, so the sum has the same bits wherever they run.
+
+    Parameters
+    ----------
+    leaves : sequence of Delayed
+        In the order in which they are added.
+    add : callable
+        Adds up a list of results.
+    split_every : int
+        Results that one task adds up, two at least.
+    token : str
+        Part of every key.
+
+    Examples
+    --------
+    >>> leaves = [delayed(str)(number) for number in range(5)]
+    >>> tree(leaves, lambda parts: f"({' '.join(parts)})", 2, "t").compute(scheduler="sync")
+    '(((0 1) (2 3)) 4)'
+    """
+    layer, depth = list(leaves), 0
+    while len(layer) > 1:
+        groups = cut(layer, split_every)
+        layer = [
+            group[0]
+            if len(group) == 1
+            else delayed(add, pure=False)(list(group), dask_key_name=f"{REDUCE}-{token}-{depth}-{place}")
+            for place, group in enumerate(groups)
+        ]
+        depth += 1
+    return layer[0]
+
+
+def cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """The items in runs of so many.
+
+    Examples
+    --------
+    >>> cut([1, 2, 3, 4, 5], 2)
+    [[1, 2], [3, 4], [5]]
+    """
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def plan_calls(
+    work: Work, calls: Sequence[Call], split_every: int, workers: int, read_bytes: int
+) -> list[Delayed]:
+    """The calls as delayed tasks: one that gives everything where sums are to be made, else one for each call.
+
+    A leaf waits for the sum of the leaves some way before it, so that workers which are quick do not fill the disk with
+    images that are still to be added up.
+    """
+    token = uuid.uuid4().hex[:8]
+    counts = Counter(slot for call in calls for slot in call.slots)
+
+    def leaf(group: Sequence[Call], after: Delayed | None) -> Delayed:
+        # Bound to the function, where Dask does not look through every field of every call for tasks.
+        compute = delayed(partial(work.compute, list(group)), pure=False)
+        return compute(after, dask_key_name=f"{work.phase}-{token}-{group[0].number}")
+
+    if not any(count > 1 for count in counts.values()):
+        return [leaf([call], None) for call in calls]
+    groups = cut(calls, len(calls) if read_bytes < SMALL_BYTES else -(-len(calls) // MOST_LEAVES))
+    ahead = -(-workers // split_every)
+    sums: list[Delayed] = []
+    for place, part in enumerate(cut(groups, split_every)):
+        after = sums[place - ahead] if place >= ahead else None
+        sums.append(tree([leaf(group, after) for group in part], work.add, split_every, f"{token}-{place}"))
+    return [tree(sums, work.add, split_every, token)]

@@ -1,0 +1,1 @@
+"""The torch-facing side of ``distribute``: tensors in, tensors out, the work done elsewhere."""

@@ -1,0 +1,188 @@
+"""Distributed objects, made of what ``distribute`` is given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from halotile.errors import ConfigError, MissingPackage, WrongKind
+from halotile.tasks.distributed.engine import Engine
+from halotile.tasks.distributed.kinds import KINDS, recognise, unstacked
+from halotile.tasks.distributed.operators import Operators, carry_all, make_all
+from halotile.tasks.distributed.processing import DistributedProcessing, TilingOptions
+
+
+def build(
+    thing: Any,
+    ctx: Engine,
+    kind: str,
+    *,
+    count: int | None,
+    shared: Mapping[str, Any] | None,
+    tiling: TilingOptions,
+    **options: Any,
+) -> Any:
+    """The distributed form of an object.
+
+    Parameters
+    ----------
+    thing : object
+        A physics, a denoiser, a fidelity, several of them, or what makes them.
+    ctx : Engine
+        The context.
+    kind : str
+        One of the kinds, or ``auto``.
+    count : int, optional
+        How many operators a factory makes.
+    shared : mapping, optional
+        What a factory is given besides.
+    tiling : TilingOptions
+        For denoisers.
+    **options
+        For stacks and fidelities.
+
+    Raises
+    ------
+    ConfigError
+        When it is not clear what the object is, or it is not what it is said to be.
+    """
+    kind = recognise(thing) if kind == "auto" else kind
+    if kind not in KINDS:
+        raise ConfigError(f"type_object is {kind!r}. Write one of auto, {', '.join(KINDS)}.")
+    if kind in ("physics", "linear_physics"):
+        return stack_of(thing, ctx, kind, count, shared, options)
+    if kind == "data_fidelity":
+        return fidelity_of(thing, ctx, count, shared, options)
+    if kind == "parameters":
+        return _parameters_of(thing, ctx)
+    if kind == "module":
+        return model_of(thing, ctx, tiling)
+    if kind == "prior":
+        return prior_of(thing, ctx, tiling)
+    if not callable(thing):
+        raise WrongKind(
+            f"the denoiser is a {type(thing).__name__}, which cannot be called. Write a network or a function."
+        )
+    return DistributedProcessing(ctx, thing, tiling)
+
+
+def stack_of(
+    thing: Any,
+    ctx: Engine,
+    kind: str,
+    count: int | None,
+    shared: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Any:
+    """A distributed stack: of a stack, a list, one physics, or what a factory makes."""
+    try:
+        from deepinv.physics import Physics
+
+        from halotile.tasks.distributed.linear import DistributedStackedLinearPhysics
+        from halotile.tasks.distributed.physics import DistributedStackedPhysics
+        from halotile.tasks.distributed.rewritten import Rewriting, rewritten
+    except ImportError as error:
+        raise MissingPackage(
+            "a distributed physics is one of deepinv's. Install it: pip install 'halotile[deepinv]'"
+        ) from error
+    exact = bool(options.get("exact"))
+    kinds = {"physics": DistributedStackedPhysics, "linear_physics": DistributedStackedLinearPhysics}
+    if isinstance(thing, Physics | list | tuple):
+        parts = unstacked([thing] if isinstance(thing, Physics) else thing)
+        wrong = [type(part).__name__ for part in parts if not isinstance(part, Physics)]
+        if wrong or not parts:
+            raise WrongKind(
+                f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write deepinv.physics objects."
+            )
+        operators = carry_all(ctx, [rewritten(part, exact) for part in parts], here=parts)
+        return kinds[kind](ctx, operators, **options)
+    return kinds[kind](ctx, make_all(ctx, Rewriting(thing, exact), count, shared), **options)
+
+
+def fidelity_of(
+    thing: Any, ctx: Engine, count: int | None, shared: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> Any:
+    """A distributed fidelity: one for all operators, one for each, or what a factory makes."""
+    from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
+
+    from halotile.tasks.distributed.fidelity import DistributedDataFidelity
+
+    words = {key: value for key, value in options.items() if key == "reduction"}
+    if isinstance(thing, StackedPhysicsDataFidelity):
+        thing = list(thing.data_fidelity_list)
+    if isinstance(thing, DataFidelity):
+        return DistributedDataFidelity(ctx, carry_all(ctx, [thing]), copy.deepcopy(thing), **words)
+    operators: Operators
+    if isinstance(thing, list | tuple):
+        operators = carry_all(ctx, thing)
+    else:
+        operators = make_all(ctx, thing, count, shared)
+    return DistributedDataFidelity(ctx, operators, **words)
+
+
+def prior_of(thing: Any, ctx: Engine, tiling: TilingOptions) -> Any:
+    """The same prior with its denoiser distributed.
+
+    Raises
+    ------
+    ConfigError
+        For a prior without one.
+    """
+    denoiser = getattr(thing, "denoiser", None)
+    if denoiser is None:
+        raise ConfigError(
+            f"the prior {type(thing).__name__} has no denoiser: how it runs on tiles is not clear. Distribute what "
+            "computes its prox: distribute(prior.prox, ctx, type_object='denoiser')."
+        )
+    same = copy.copy(thing)
+    same._modules = dict(thing._modules)
+    same.denoiser = DistributedProcessing(ctx, denoiser, tiling)
+    return same
+
+
+def model_of(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
+    """An unfolded model of ``deepinv.optim`` with its fidelities and denoisers distributed, in place.
+
+    Raises
+    ------
+    WrongKind
+        For other models.
+    """
+    from deepinv.optim import BaseOptim
+
+    if not isinstance(model, BaseOptim):
+        raise WrongKind(
+            f"type_object='module' only supports deepinv BaseOptim models with unfold=True, and {type(model).__name__} is "
+            "none. Write type_object='denoiser' to run a network on tiles."
+        )
+    if not model.unfold:
+        raise WrongKind(
+            "the model has unfold=False. Distribute its physics, its fidelity and its denoiser, and make it of those."
+        )
+    from halotile.tasks.distributed.fidelity import DistributedDataFidelity
+
+    if model.data_fidelity is not None:
+        model.data_fidelity = torch.nn.ModuleList(
+            each if isinstance(each, DistributedDataFidelity) else fidelity_of(each, ctx, None, None, {})
+            for each in model.data_fidelity
+        )
+    for prior in model.prior or ():
+        denoiser = getattr(prior, "denoiser", None)
+        if denoiser is not None and not isinstance(denoiser, DistributedProcessing):
+            prior.denoiser = DistributedProcessing(ctx, denoiser, tiling)
+    model._deepinv_dist_sync = None  # by which deepinv tells that nothing is left to do
+    return model
+
+
+def _parameters_of(thing: Any, ctx: Engine) -> Any:
+    """The parameters as they are: one driver has all of their gradients."""
+    one = isinstance(thing, torch.nn.Parameter)
+    for each in [thing] if one else thing:
+        if not isinstance(each, torch.nn.Parameter):
+            raise WrongKind(
+                f"the list of parameters holds a {type(each).__name__}. Write torch.nn.Parameter objects."
+            )
+    return thing if one else list(thing)

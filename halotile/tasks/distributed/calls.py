@@ -1,0 +1,205 @@
+"""Functions of tensors that are evaluated on a worker, each with its derivative."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from halotile.tasks.distributed.carry import Carried
+
+Tensors = tuple[torch.Tensor | None, ...]
+
+
+class Function(Protocol):
+    """A pure function of tensors. What it is made of travels as :class:`~halotile.tasks.distributed.carry.Carried`."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        """Its values."""
+        ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a factory makes of a number, made once in a process.
+
+    Parameters
+    ----------
+    factory : Carried
+        ``factory(index, device, shared)``.
+    index : int
+        Which one.
+    device : str
+        Where its tensors are to be.
+    """
+
+    factory: Carried
+    index: int
+    device: str = "cpu"
+
+    def get(self) -> Any:
+        """The thing itself."""
+        key = (self.factory.digest, self.index, self.device)
+        if key not in _made:
+            while len(_made) >= KEPT:
+                del _made[next(iter(_made))]
+            factory, shared = self.factory.get()
+            _made[key] = factory(self.index, torch.device(self.device), shared)
+        return _made[key]
+
+
+KEPT = 1024
+"""Things made by factories that a process keeps."""
+_made: dict[tuple[str, int, str], Any] = {}
+
+Thing = Carried | Made
+
+
+@dataclass(frozen=True)
+class Method:
+    """``thing.name(*tensors, **words)``.
+
+    Parameters
+    ----------
+    thing : Carried or Made
+        Whose method it is.
+    name : str
+        Of the method.
+    words : Carried, optional
+        Keywords, constants to autograd.
+    seed : int, optional
+        What random numbers are drawn from, wherever it runs.
+    kind : str, optional
+        Name of a class of ``deepinv.physics`` that the thing has to be of.
+    """
+
+    thing: Thing
+    name: str
+    words: Carried | None = None
+    seed: int | None = None
+    kind: str | None = None
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        thing = self.thing.get()
+        if self.kind is not None:
+            check_kind(thing, self.kind)
+        words: Mapping[str, Any] = self.words.get() if self.words else {}
+        if words:  # which a physics may keep: what is computed would depend on what this worker did before
+            thing = copy.deepcopy(thing)
+        with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
+            if self.seed is not None:
+                torch.manual_seed(self.seed)
+            return (getattr(thing, self.name)(*tensors, **words),)
+
+
+def check_kind(thing: Any, kind: str) -> None:
+    """Refuse what a factory should not have made."""
+    import deepinv.physics
+
+    if not isinstance(thing, getattr(deepinv.physics, kind)):
+        raise ValueError(
+            f"the factory must return {kind} instances, and returned a {type(thing).__name__}. "
+            "Write type_object='physics' for operators that are not linear."
+        )
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """``d(A x, y)``, or its gradient ``A^T d'(A x, y)``: forward and adjoint in one call.
+
+    Parameters
+    ----------
+    fidelity : Carried or Made
+        A ``deepinv.optim.DataFidelity``.
+    physics : Carried or Made
+        The operator.
+    wants : str
+        ``fn`` or ``grad``.
+    words : Carried
+        Positional arguments of the distance, and keywords that distance and operator take.
+    """
+
+    fidelity: Thing
+    physics: Thing
+    wants: str
+    words: Carried | None = None
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        distance, physics = self.fidelity.get().d, self.physics.get()
+        rest, words = self.words.get() if self.words else ((), {})
+        seen = physics.A(x, **words)
+        if self.wants == "fn":
+            return (distance.fn(seen, y, *rest, **words),)
+        return (physics.A_vjp(x, distance.grad(seen, y, *rest, **words), **words),)
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """Of a function: its inputs and the cotangents of its values in, gradients of the wanted inputs out.
+
+    It is a function like others, so it has a derivative as well.
+
+    Parameters
+    ----------
+    of : Function
+        What is differentiated; it is evaluated again.
+    wanted : tuple of bool
+        For each input, whether its gradient is wanted.
+    given : tuple of bool
+        For each value, whether it has a cotangent.
+    """
+
+    of: Function
+    wanted: tuple[bool, ...]
+    given: tuple[bool, ...]
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        higher = torch.is_grad_enabled()
+        count = len(self.wanted)
+        inputs, cotangents = list(tensors[:count]), tensors[count:]
+        with torch.enable_grad():
+            for place, wanted in enumerate(self.wanted):
+                if wanted and not inputs[place].requires_grad:
+                    inputs[place] = inputs[place].detach().requires_grad_()
+            values = [value for value, given in zip(self.of(*inputs), self.given, strict=True) if given]
+            pairs = [
+                (v, c) for v, c in zip(values, cotangents, strict=True) if v is not None and v.requires_grad
+            ]
+            sought = [tensor for tensor, wanted in zip(inputs, self.wanted, strict=True) if wanted]
+            found = (
+                torch.autograd.grad(
+                    [value for value, _ in pairs],
+                    sought,
+                    [cotangent for _, cotangent in pairs],
+                    create_graph=higher,
+                    allow_unused=True,
+                )
+                if pairs
+                else [None] * len(sought)
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One evaluation: a function, which tensors go in, and which totals its values are added to.
+
+    Parameters
+    ----------
+    function : Function
+        What is evaluated.
+    inputs : tuple of int
+        Places of its inputs in a list of tensors.
+    slots : tuple of int
+        For each value the total that it is part of.
+    number : int
+        Of the operator or tile, for messages. Totals are added up in the order of the calls.
+    """
+
+    function: Function
+    inputs: tuple[int, ...]
+    slots: tuple[int, ...]
+    number: int

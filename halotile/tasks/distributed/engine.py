@@ -1,0 +1,70 @@
+"""What the torch-facing classes ask of whoever runs their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.processed import Processed
+from halotile.tasks.distributed.stored import Array, Stored
+from halotile.tasks.distributed.tiles import Tiles
+
+
+class Engine(Protocol):
+    """Evaluates calls, somewhere; arrays go in and come out by files."""
+
+    @property
+    def folder(self) -> Path:
+        """Where arrays and objects are put for the workers."""
+        ...
+
+    @property
+    def device(self) -> Any:
+        """The torch device that results are given on."""
+        ...
+
+    @property
+    def seed(self) -> int | None:
+        """What random numbers come from; None for others each time."""
+        ...
+
+    def put(self, array: Array, kind: str) -> Stored:
+        """Write an array where workers can read it."""
+        ...
+
+    def is_lazy(self, thing: Any) -> bool:
+        """Whether a thing is an array that is computed later."""
+        ...
+
+    def later(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
+        """The totals of calls on such arrays, as such arrays."""
+        ...
+
+    def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:
+        """Such an image, processed tile by tile."""
+        ...
+
+    def run(
+        self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str
+    ) -> dict[int, Stored]:
+        """Evaluate the calls and add up what goes to the same slot, in the order of the calls.
+
+        Parameters
+        ----------
+        phase : str
+            What the dashboard calls the tasks.
+        calls : sequence of Call
+            What is evaluated.
+        inputs : sequence of Stored
+            The arrays that calls name by their places.
+        what : str
+            ``operator`` or ``tile``: what a call's number counts.
+
+        Raises
+        ------
+        TaskFailed
+            At once, when a call fails; with its number.
+        """
+        ...

@@ -1,0 +1,137 @@
+"""How well an image explains the measurements of a distributed stack, and which way to change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from halotile.errors import ConfigError
+from halotile.tasks.distributed.calls import Call, Misfit
+from halotile.tasks.distributed.engine import Engine
+from halotile.tasks.distributed.evaluate import Batch, evaluate
+from halotile.tasks.distributed.linear import DistributedStackedLinearPhysics
+from halotile.tasks.distributed.operators import Operators, carry_words
+from halotile.tasks.distributed.physics import ADJOINT, FORWARD, check_reduction
+from halotile.tasks.distributed.pieces import is_large
+from halotile.tasks.distributed.typed import typed
+
+
+class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
+    """``f(x) = sum_i d_i(A_i x, y_i)``, each term in one call on a worker.
+
+    Parameters
+    ----------
+    ctx : Engine
+        The context.
+    fidelities : Operators
+        One for each operator, or one for all.
+    single : DataFidelity, optional
+        The one for all, in this process.
+    reduction : str
+        ``sum`` or ``mean`` over the operators.
+    """
+
+    def __init__(
+        self, ctx: Engine, fidelities: Operators, single: Any = None, *, reduction: str | None = "sum"
+    ) -> None:
+        super().__init__()
+        check_reduction("reduction", reduction)
+        self.ctx = ctx
+        self.fidelities = fidelities
+        self.single_fidelity = single
+        self.reduction_mode = reduction
+
+    @typed
+    def forward(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:
+        """``f(x)``."""
+        return self.fn(x, y, physics, *args, **kwargs)
+
+    @typed
+    def fn(
+        self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gather: bool = True, **kwargs: Any
+    ) -> Any:
+        """``sum_i d_i(A_i x, y_i)``, for each image of a batch."""
+        return self._summed(FORWARD, "fn", x, y, physics, args, kwargs)
+
+    @typed
+    def grad(
+        self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gather: bool = True, **kwargs: Any
+    ) -> Any:
+        """``sum_i A_i^T d_i'(A_i x, y_i)``: forward and adjoint of an operator in one task."""
+        return self._summed(ADJOINT, "grad", x, y, physics, args, kwargs)
+
+    @typed
+    def prox(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gamma: Any = 1.0, **kwargs: Any) -> Any:
+        """``argmin_u gamma f(u) + |u - x|² / 2``, as the one fidelity for all operators computes it.
+
+        Raises
+        ------
+        ConfigError
+            When there are several.
+        """
+        self._check(physics)
+        if self.single_fidelity is None:
+            raise ConfigError(
+                "prox needs one fidelity for all operators, and there is a list. Write distribute(L2(), ctx)."
+            )
+        return self.single_fidelity.prox(x, y, physics, *args, gamma=gamma, **kwargs)
+
+    def _summed(
+        self, phase: str, wants: str, x: torch.Tensor, y: Any, physics: Any, rest: Any, words: Any
+    ) -> Any:
+        self._check(physics)
+        parts = physics._parts(y)
+        if not rest and not words and (found := self._by_blocks(wants, x, parts, physics)) is not None:
+            return found
+        carried = carry_words(self.ctx, (rest, words) if rest or words else None)
+        calls = tuple(
+            Call(
+                Misfit(self._of(number), thing, wants, carried),
+                (0, number + 1),
+                (0 if self.reduction_mode else number,),
+                number,
+            )
+            for number, thing in enumerate(physics.operators.things)
+        )
+        totals = 1 if self.reduction_mode else len(calls)
+        found = evaluate(Batch(self.ctx, phase, calls, totals), [x, *parts])
+        if self.reduction_mode is None:
+            return found
+        return found[0] / len(calls) if self.reduction_mode == "mean" else found[0]
+
+    def _by_blocks(self, wants: str, x: Any, parts: list[torch.Tensor], physics: Any) -> torch.Tensor | None:
+        """The same for squares of local operators on large images; None for others."""
+        weights = self._weights(len(parts))
+        if weights is None or self.reduction_mode != "sum" or not is_large(x):
+            return None
+        is_tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *parts))
+        local = physics._local()
+        if local is None or (wants == "fn" and is_tracked):
+            return None
+        found: torch.Tensor = (local.misfit if wants == "fn" else local.gradient)(x, parts, weights)
+        return found
+
+    def _weights(self, count: int) -> tuple[float, ...] | None:
+        """How much each square counts; None where there are other distances."""
+        from deepinv.optim.data_fidelity import L2
+
+        here = [self.single_fidelity] * count if self.single_fidelity is not None else self.fidelities.here
+        if not here or any(type(each) is not L2 or isinstance(each.norm, torch.Tensor) for each in here):
+            return None
+        return tuple(float(each.norm) for each in here)
+
+    def _of(self, number: int) -> Any:
+        things = self.fidelities.things
+        return things[0] if self.single_fidelity is not None else things[number]
+
+    def _check(self, physics: Any) -> None:
+        if not isinstance(physics, DistributedStackedLinearPhysics):
+            raise ConfigError(
+                f"physics is a {type(physics).__name__}: a distributed fidelity needs a distributed linear stack. "
+                "Write distribute(physics, ctx)."
+            )
+        if self.single_fidelity is None and len(self.fidelities) != len(physics):
+            raise ConfigError(
+                f"there are {len(self.fidelities)} fidelities for {len(physics)} operators. Write one for each."
+            )

@@ -1,0 +1,265 @@
+"""A stack of linear operators: their adjoints run on workers, and are added up there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from deepinv.physics import LinearPhysics
+from deepinv.utils.tensorlist import TensorList
+
+from halotile.errors import ConfigError
+from halotile.tasks.distributed.calls import Call, Method
+from halotile.tasks.distributed.evaluate import Batch, evaluate
+from halotile.tasks.distributed.krylov import System, largest_eigenvalue
+from halotile.tasks.distributed.operators import carry_words
+from halotile.tasks.distributed.physics import ADJOINT, FORWARD, DistributedStackedPhysics
+from halotile.tasks.distributed.pieces import LocalStack, is_large, local_stack
+from halotile.tasks.distributed.typed import typed
+
+MOST_PRODUCTS = 200
+"""Steps of conjugate gradients, where it is not said how many."""
+TOLERANCE = 1e-6
+"""Relative residual of conjugate gradients, where it is not said."""
+OWN = "the stack's own"
+
+
+class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):  # type: ignore[misc]
+    """``A = (A_1; ...; A_n)``, a ``deepinv.physics.LinearPhysics``.
+
+    ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the same
+    bits for any number of workers.
+
+    Parameters
+    ----------
+    ctx, operators, dtype, gather_strategy, reduction
+        As for :class:`~halotile.tasks.distributed.physics.DistributedStackedPhysics`.
+    """
+
+    kind = "LinearPhysics"
+
+    def _measured(
+        self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
+    ) -> Any:
+        if name == "A" and reduce_op is None and not words and is_large(x) and (local := self._local()):
+            seen = local.forward(x)
+            return TensorList(seen) if gather else seen
+        return super()._measured(name, x, gather, reduce_op, words, draws)
+
+    def _local(self) -> LocalStack | None:
+        """The stack by blocks, if its operators are local; found out once."""
+        if self._found is None:
+            self._found = (local_stack(self.ctx, self.operators.here, self.exact),)
+        return self._found[0]
+
+    _found: tuple[LocalStack | None] | None = None
+
+    def _mean(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
+        return total / self.num_operators if reduce_op == "mean" else total
+
+    def __getitem__(self, number: int) -> OneOperator:
+        return OneOperator(self, range(self.num_operators)[number])
+
+    @typed
+    def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any) -> Any:
+        """``sum_i A_i^T y_i``; their mean, or with ``reduce_op=None`` the list of them."""
+        parts, reduce_op = self._parts(y), self._reduction(reduce_op)
+        if reduce_op and not kwargs and all(map(is_large, parts)) and (local := self._local()):
+            image = local.image_of(parts)
+            if image is not None:
+                return self._mean(local.adjoint(parts, image), reduce_op)
+        uses = [(number,) for number in range(self.num_operators)]
+        return self._applied(ADJOINT, "A_adjoint", parts, uses, reduce_op, kwargs)
+
+    @typed
+    def A_vjp(
+        self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any
+    ) -> Any:
+        """``sum_i J_i^T v_i`` with the derivatives ``J_i`` at ``x``."""
+        uses = [(0, number + 1) for number in range(self.num_operators)]
+        return self._applied(ADJOINT, "A_vjp", [x, *self._parts(v)], uses, self._reduction(reduce_op), kwargs)
+
+    @typed
+    def A_adjoint_A(
+        self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any
+    ) -> Any:
+        """``sum_i A_i^T A_i x``, there and back in one task for each operator."""
+        reduce_op = self._reduction(reduce_op)
+        if reduce_op and not kwargs and is_large(x) and (local := self._local()):
+            return self._mean(local.normal(x), reduce_op)
+        return self._applied(ADJOINT, "A_adjoint_A", [x], [(0,)] * self.num_operators, reduce_op, kwargs)
+
+    @typed
+    def A_A_adjoint(self, y: Any, gather: bool = True, **kwargs: Any) -> Any:
+        """``A (A^T y)``: every measurement depends on all of them."""
+        return self.A(self.A_adjoint(y, **kwargs), gather=gather, **kwargs)
+
+    @typed
+    def A_dagger(
+        self,
+        y: Any,
+        solver: str = "CG",
+        max_iter: int | None = None,
+        tol: float | None = None,
+        verbose: bool = False,
+        *,
+        local_only: bool = False,
+        gather: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """The solution of ``A^T A x = A^T y``, by conjugate gradients from 0.
+
+        Parameters
+        ----------
+        y : TensorList
+            The measurements.
+        solver : str
+            ``CG``; another one of deepinv's is run as it is there.
+        max_iter : int, optional
+            Steps at most; 200 when left out.
+        tol : float, optional
+            Relative residual; 1e-6 when left out.
+        local_only : bool
+            Not the solution, but the mean of the solutions for each operator by itself, as deepinv gives unasked.
+        """
+        self._check_numbers("A_dagger", y[0])
+        if local_only:
+            uses = [(number,) for number in range(self.num_operators)]
+            return self._applied(ADJOINT, "A_dagger", self._parts(y), uses, "mean", kwargs)
+        if solver != "CG":
+            words = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
+            return super().A_dagger(y, **words, **kwargs)
+        system = System(
+            lambda x: self.A_adjoint_A(x, reduce_op="sum", **kwargs),
+            tol or TOLERANCE,
+            max_iter or MOST_PRODUCTS,
+        )
+        return system.solve(self.A_adjoint(y, reduce_op="sum", **kwargs))
+
+    @typed
+    def prox_l2(
+        self,
+        z: torch.Tensor,
+        y: Any,
+        gamma: Any,
+        solver: str = "CG",
+        max_iter: int | None = None,
+        tol: float | None = None,
+        verbose: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """``argmin_x gamma |A x - y|² / 2 + |x - z|² / 2``, by conjugate gradients."""
+        self._check_numbers("prox_l2", z)
+        weight = torch.as_tensor(gamma, dtype=z.dtype, device=z.device)
+        weight = (
+            weight.reshape(weight.shape + (1,) * (z.dim() - weight.dim())) if weight.dim() == 1 else weight
+        )
+
+        def normal(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = weight * self.A_adjoint_A(x, reduce_op="sum", **kwargs) + x
+            return result
+
+        system = System(normal, tol or TOLERANCE, max_iter or MOST_PRODUCTS)
+        return system.solve(weight * self.A_adjoint(y, reduce_op="sum", **kwargs) + z)
+
+    @typed
+    def compute_sqnorm(
+        self,
+        x0: torch.Tensor,
+        *,
+        max_iter: int = 50,
+        tol: float = 1e-3,
+        verbose: bool = True,
+        local_only: bool = False,
+        gather: bool = True,
+        rng: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """``|A|²``, the largest eigenvalue of ``A^T A``, by Lanczos' method.
+
+        Parameters
+        ----------
+        x0 : Tensor
+            Of the shape of an image.
+        max_iter : int
+            Products with ``A^T A`` at most.
+        tol : float
+            Relative change that ends it.
+        verbose : bool
+            Whether it is printed.
+        local_only : bool
+            Not the norm, but the upper bound ``sum_i |A_i|²``, as deepinv gives unasked.
+        """
+        self._check_numbers("compute_sqnorm", x0)
+        if local_only:
+            words = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
+            bound = self._applied(ADJOINT, "compute_sqnorm", [x0], [(0,)] * self.num_operators, "sum", words)
+            return bound.reshape(())
+        with torch.no_grad():
+            found = largest_eigenvalue(
+                lambda x: self.A_adjoint_A(x, reduce_op="sum", **kwargs), x0.detach(), tol, max_iter
+            )
+        if verbose:
+            print(f"||A||² = {found:.4g}")
+        return torch.tensor(found, dtype=x0.real.dtype, device=x0.device)
+
+    def _check_numbers(self, name: str, value: Any) -> None:
+        """Refuse what is not computed yet, where each step depends on the numbers of the one before."""
+        if self.ctx.is_lazy(value):
+            raise ConfigError(
+                f"{name} was given an array that is not computed yet, and iterates on numbers. compute() it first."
+            )
+
+    def _reduction(self, word: str | None) -> str | None:
+        return self.reduction if word == OWN else word
+
+    def _parts(self, y: Any) -> list[torch.Tensor]:
+        """One measurement for each operator."""
+        parts = [y] if isinstance(y, torch.Tensor) and self.num_operators == 1 else list(y)
+        if len(parts) != self.num_operators:
+            raise ConfigError(
+                f"{len(parts)} measurements were given for {self.num_operators} operators. Write one for each."
+            )
+        return parts
+
+
+class OneOperator(LinearPhysics):  # type: ignore[misc]
+    """One operator of a stack, on the workers.
+
+    Parameters
+    ----------
+    stack : DistributedStackedLinearPhysics
+        Whose operator it is.
+    number : int
+        Which one.
+    """
+
+    def __init__(self, stack: DistributedStackedLinearPhysics, number: int) -> None:
+        super().__init__()
+        self._stack = (stack,)
+        self.number = number
+
+    def A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i x``."""
+        return self._applied(FORWARD, "A", [x], kwargs)
+
+    def A_adjoint(self, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i^T y``."""
+        return self._applied(ADJOINT, "A_adjoint", [y], kwargs)
+
+    def A_vjp(self, x: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``J_i^T v`` with the derivative at ``x``."""
+        return self._applied(ADJOINT, "A_vjp", [x, v], kwargs)
+
+    def A_adjoint_A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i^T A_i x``."""
+        return self._applied(ADJOINT, "A_adjoint_A", [x], kwargs)
+
+    def _applied(self, phase: str, name: str, tensors: Sequence[torch.Tensor], words: Any) -> torch.Tensor:
+        (stack,) = self._stack
+        method = Method(
+            stack.operators.things[self.number], name, carry_words(stack.ctx, words), kind=stack.kind
+        )
+        call = Call(method, tuple(range(len(tensors))), (0,), self.number)
+        return evaluate(Batch(stack.ctx, phase, (call,), 1), tensors)[0]

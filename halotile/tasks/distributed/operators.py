@@ -1,0 +1,79 @@
+"""The operators of a distributed stack: objects carried to the workers, or a factory that makes them there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.tasks.distributed.calls import Made, Thing
+from halotile.tasks.distributed.carry import Carried, Carrier
+from halotile.tasks.distributed.engine import Engine
+
+WORDS = "words"
+"""The folder of keywords."""
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Numbered things on the workers.
+
+    Parameters
+    ----------
+    things : tuple of Carried or Made
+        Where they are.
+    here : tuple of object
+        The same in this process; none where a factory makes them.
+    """
+
+    things: tuple[Thing, ...]
+    here: tuple[Any, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.things)
+
+
+def carry_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None = None) -> Operators:
+    """Objects as they are now; what is done to them later is not seen. ``here`` is what they are in this process."""
+    carried = tuple(carry(engine, thing) for thing in things)
+    return Operators(carried, tuple(things if here is None else here))
+
+
+def carrier(engine: Engine, thing: Any) -> Carrier:
+    """Something that carries an object, as it is whenever it is asked."""
+    return Carrier(thing, tempfile.mkdtemp(dir=engine.folder), str(engine.device))
+
+
+def carry(engine: Engine, thing: Any) -> Carried:
+    """An object, put where workers find it."""
+    return carrier(engine, thing).carried()
+
+
+def make_all(
+    engine: Engine, factory: Callable[..., Any], count: int | None, shared: Mapping[str, Any] | None
+) -> Operators:
+    """What a factory will make, each where it is first needed.
+
+    Raises
+    ------
+    ConfigError
+        When it is not said how many.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError(
+            f"num_operators is {count!r}: how often the factory is to be called is not clear. "
+            "When using a factory, write num_operators=4 or the like."
+        )
+    carried = carry(engine, (factory, shared))
+    return Operators(tuple(Made(carried, index, str(engine.device)) for index in range(count)))
+
+
+def carry_words(engine: Engine, words: Any) -> Carried | None:
+    """Keywords for a call, equal ones once; nothing where there are none."""
+    if not words:
+        return None
+    folder = engine.folder / WORDS
+    folder.mkdir(exist_ok=True)
+    return Carrier(words, folder, str(engine.device)).carried()

@@ -1,0 +1,145 @@
+"""A stack of operators whose forward calls run on workers."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from deepinv.physics import Physics
+from deepinv.utils.tensorlist import TensorList
+
+from halotile.errors import ConfigError
+from halotile.tasks.distributed.calls import Call, Method
+from halotile.tasks.distributed.engine import Engine
+from halotile.tasks.distributed.evaluate import Batch, evaluate
+from halotile.tasks.distributed.operators import Operators, carry_words
+from halotile.tasks.distributed.typed import typed
+
+GATHERING = ("naive", "concatenated", "broadcast")
+REDUCTIONS = ("sum", "mean", None)
+FORWARD, ADJOINT = "forward", "adjoint"
+
+
+class DistributedStackedPhysics(Physics):  # type: ignore[misc]
+    """``A x = (A_1 x, ..., A_n x)``, each on a worker.
+
+    Parameters
+    ----------
+    ctx : Engine
+        The context.
+    operators : Operators
+        What is stacked.
+    dtype : torch.dtype, optional
+        Kept for deepinv's sake; results have the type that the operators give.
+    gather_strategy : str
+        ``naive``, ``concatenated`` or ``broadcast``. All of them mean the same here: each result is a file of its own,
+        read by the one process that wants it.
+    reduction : str, optional
+        How adjoints of the operators become one: ``sum``, ``mean``, or None for a list.
+    exact : bool
+        Whether local operators on large images are computed by direct sums alone.
+
+    Raises
+    ------
+    ConfigError
+        For other words.
+    """
+
+    def __init__(
+        self,
+        ctx: Engine,
+        operators: Operators,
+        *,
+        dtype: torch.dtype | None = None,
+        gather_strategy: str = "concatenated",
+        reduction: str | None = "sum",
+        exact: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if gather_strategy not in GATHERING:
+            raise ConfigError(
+                f"gather_strategy is {gather_strategy!r}: it must be one of {', '.join(GATHERING)}."
+            )
+        check_reduction("reduction", None if reduction == "none" else reduction)
+        self.ctx = ctx
+        self.dtype = dtype or torch.float32
+        self.gather_strategy = gather_strategy
+        self.reduction = None if reduction == "none" else reduction
+        self.exact = exact
+        self.operators = operators
+        self.num_operators = len(operators)
+        self.local_indexes = list(range(len(operators)))
+        self.local_physics = list(operators.here)
+        self._seed = secrets.randbits(62) if ctx.seed is None else ctx.seed
+        self._draws = itertools.count()
+
+    def __len__(self) -> int:
+        return self.num_operators
+
+    @typed
+    def A(self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any) -> Any:
+        """``(A_1 x, ..., A_n x)``, or their sum or mean."""
+        return self._measured("A", x, gather, reduce_op, kwargs)
+
+    @typed
+    def forward(
+        self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any
+    ) -> Any:
+        """``A x`` with the operators' noise.
+
+        Noise is drawn from the context's seed, the number of the call and that of the operator: the same for any
+        number of workers.
+        """
+        return self._measured("forward", x, gather, reduce_op, kwargs, draws=True)
+
+    def _measured(
+        self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
+    ) -> Any:
+        uses = [(0,)] * self.num_operators
+        result = self._applied(FORWARD, name, [x], uses, reduce_op, words, draws=draws)
+        if reduce_op is not None:
+            return result
+        is_tensors = all(isinstance(each, torch.Tensor) for each in result)
+        return TensorList(result) if gather and is_tensors else result
+
+    def _applied(
+        self,
+        phase: str,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        uses: Sequence[tuple[int, ...]],
+        reduce_op: str | None,
+        words: Any,
+        draws: bool = False,
+    ) -> Any:
+        """A method of every operator: the list of results, or what ``reduce_op`` makes of it."""
+        check_reduction("reduce_op", reduce_op)
+        carried = carry_words(self.ctx, words)
+        seeds = [self._drawn(number) if draws else None for number in range(self.num_operators)]
+        calls = tuple(
+            Call(Method(thing, name, carried, seed, self.kind), used, (0 if reduce_op else number,), number)
+            for number, (thing, used, seed) in enumerate(zip(self.operators.things, uses, seeds, strict=True))
+        )
+        found = evaluate(Batch(self.ctx, phase, calls, 1 if reduce_op else self.num_operators), tensors)
+        if reduce_op is None:
+            return found
+        return found[0] / self.num_operators if reduce_op == "mean" else found[0]
+
+    kind: str | None = None
+    """Class of ``deepinv.physics`` that operators made by a factory have to be of."""
+
+    def _drawn(self, number: int) -> int:
+        """A seed for one operator in one call."""
+        if number == 0:
+            self._draw = next(self._draws)
+        return (self._seed * 1_000_003 + self._draw * 8191 + number) % 2**63
+
+
+def check_reduction(name: str, word: str | None) -> None:
+    """Refuse what is no way to add up."""
+    if word not in REDUCTIONS:
+        raise ConfigError(f"{name} is {word!r}. Write 'sum', 'mean', or None for a list.")

@@ -1,0 +1,118 @@
+"""A processor called on a batch of tiles, on a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from halotile.tasks.distributed.calls import Tensors
+from halotile.tasks.distributed.carry import Carried
+from halotile.tasks.distributed.tiles import Tiles
+
+Role = Literal["image", "sample", "constant"]
+"""Of an argument: cut as the image is, repeated for the images of each tile, or handed on."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor among the arguments of a processor.
+
+    Parameters
+    ----------
+    place : int or str
+        Its position behind the image, or its keyword.
+    role : str
+        How it goes with the tiles.
+    """
+
+    place: int | str
+    role: Role
+
+    def of(self, tensor: torch.Tensor, tiles: Tiles, numbers: tuple[int, ...]) -> torch.Tensor:
+        """What the batch of these tiles needs of it."""
+        if self.role == "image":
+            if tensor.shape[0] == 1 and 0 not in tiles.axes:
+                tensor = tensor.expand(tiles.shape[0], *tensor.shape[1:])
+            whole = replace(tiles, shape=tuple(tensor.shape))
+            return torch.cat([whole.window(tensor, number) for number in numbers])
+        if self.role == "sample" and len(numbers) > 1:
+            return tensor.repeat(len(numbers), *(1,) * (tensor.dim() - 1))
+        return tensor
+
+
+@dataclass(frozen=True)
+class Processed:
+    """``processor(batch, ...)``, trimmed to what is kept of each tile.
+
+    Parameters
+    ----------
+    processor : Carried
+        The network or function.
+    rest : Carried, optional
+        Positional arguments and keywords that are no tensors.
+    arguments : tuple of Argument
+        Those that are; they follow the batch among the inputs.
+    parameters : tuple of str
+        Names of weights of the network that follow them: those that are to have gradients.
+    tiles : Tiles, optional
+        How results are trimmed; not at all when left out.
+    """
+
+    processor: Carried
+    rest: Carried | None
+    arguments: tuple[Argument, ...] = ()
+    parameters: tuple[str, ...] = ()
+    tiles: Tiles | None = None
+
+    def __call__(self, batch: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
+        rest, words = self.rest.get() if self.rest else ([], {})
+        positional, keywords = list(rest), dict(words)
+        for argument, tensor in zip(self.arguments, tensors, strict=False):
+            if isinstance(argument.place, int):
+                positional[argument.place] = tensor
+            else:
+                keywords[argument.place] = tensor
+        result = self._call(batch, positional, keywords, tensors[len(self.arguments) :])
+        return (result if self.tiles is None else self.tiles.trimmed(result),)
+
+    def _call(
+        self,
+        batch: torch.Tensor,
+        positional: list[Any],
+        words: dict[str, Any],
+        weights: tuple[torch.Tensor, ...],
+    ) -> torch.Tensor:
+        processor = self.processor.get()
+        if not weights:
+            result: torch.Tensor = processor(batch, *positional, **words)
+            return result
+        named = dict(zip(self.parameters, weights, strict=True))
+        called: torch.Tensor = torch.func.functional_call(processor, named, (batch, *positional), words)
+        return called
+
+
+@dataclass(frozen=True)
+class CutOut:
+    """The same on an image, of which only the windows of some tiles are read.
+
+    Parameters
+    ----------
+    processed : Processed
+        What is done to the batch.
+    tiles : Tiles
+        How the image is cut.
+    numbers : tuple of int
+        The tiles of the batch.
+    """
+
+    processed: Processed
+    tiles: Tiles
+    numbers: tuple[int, ...]
+
+    def __call__(self, image: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
+        batch = torch.cat([self.tiles.window(image, number) for number in self.numbers])
+        arguments = self.processed.arguments
+        cut = (a.of(t, self.tiles, self.numbers) for a, t in zip(arguments, tensors, strict=False))
+        return self.processed(batch, *cut, *tensors[len(arguments) :])

@@ -1,0 +1,226 @@
+"""A denoiser, or any function of images, run on tiles by workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from halotile.errors import ConfigError
+from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.engine import Engine
+from halotile.tasks.distributed.evaluate import Batch, evaluate
+from halotile.tasks.distributed.operators import carrier, carry_words
+from halotile.tasks.distributed.processed import Argument, CutOut, Processed, Role
+from halotile.tasks.distributed.tiles import Tiles, tiles_of
+from halotile.tasks.distributed.typed import empty, typed
+
+STRATEGIES = ("overlap_tiling", "basic")
+CUSTOM = (
+    "get_num_patches",
+    "get_local_patches",
+    "reduce_patches",
+    "apply_batching",
+    "unpack_batched_results",
+)
+"""What a strategy of one's own answers to: the methods of ``deepinv.distributed.strategies.DistributedSignalStrategy``."""
+BATCH_PIXELS = 2**18
+"""Numbers in a batch, about, where its size is not given: small tiles share a task."""
+PHASE = "denoise"
+
+
+@dataclass(frozen=True)
+class TilingOptions:
+    """How images are cut, in deepinv's words.
+
+    Parameters
+    ----------
+    strategy : str or object
+        ``overlap_tiling``; ``basic``, without overlap; or an object with the methods of deepinv's strategies.
+    patch_size, overlap : int or tuple of int
+        Of the tiles without their halo, and of the halo.
+    tiling_dims : int or tuple of int, optional
+        Axes that are cut; all but the first two when left out.
+    max_batch_size : int, optional
+        Tiles that are processed at once. Left out, small tiles are put together.
+    blending : str, optional
+        ``linear`` or ``hann``: neighbours are mixed where they overlap.
+    """
+
+    strategy: Any = "overlap_tiling"
+    patch_size: int | Sequence[int] = 256
+    overlap: int | Sequence[int] = 64
+    tiling_dims: int | Sequence[int] | None = None
+    max_batch_size: int | None = None
+    blending: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.strategy, str):
+            if self.strategy not in STRATEGIES:
+                raise ConfigError(
+                    f"tiling_strategy is {self.strategy!r}. Write one of {', '.join(STRATEGIES)}, or an object of your own."
+                )
+        elif missing := [name for name in CUSTOM if not hasattr(self.strategy, name)]:
+            raise ConfigError(f"tiling_strategy is a {type(self.strategy).__name__} without {missing[0]}().")
+
+    def tiles(self, shape: Sequence[int]) -> Tiles:
+        """The tiles of an image of this shape."""
+        overlap = 0 if self.strategy == "basic" else self.overlap
+        return tiles_of(shape, self.patch_size, overlap, self.tiling_dims, self.blending)
+
+    def batches(self, tiles: Tiles) -> list[tuple[int, ...]]:
+        """The tiles of each batch. It depends on the image and the options alone."""
+        size = self.max_batch_size or max(1, BATCH_PIXELS // tiles.window_pixels)
+        return [
+            tuple(range(start, min(start + size, len(tiles)))) for start in range(0, len(tiles), max(1, size))
+        ]
+
+
+class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
+    """``D(x)``, tile by tile on workers.
+
+    Weights that want gradients get them: the backward pass computes the tiles once more.
+
+    Parameters
+    ----------
+    ctx : Engine
+        The context.
+    processor : callable
+        ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has changed.
+    options : TilingOptions
+        How images are cut.
+    """
+
+    def __init__(self, ctx: Engine, processor: Any, options: TilingOptions | None = None) -> None:
+        super().__init__()
+        self.ctx = ctx
+        self.processor = processor
+        self.options = options or TilingOptions()
+        self.max_batch_size = self.options.max_batch_size
+        self._carrier = carrier(ctx, processor)
+
+    @typed
+    def forward(self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any) -> torch.Tensor:
+        """The processed image, ``scale`` times as large if the processor upscales.
+
+        Parameters
+        ----------
+        x : Tensor, shape (B, C, ...)
+            The images.
+        *args, **kwargs
+            For the processor. A tensor as large as the image is cut as the image is, such as a noise level for each
+            pixel; one with a value for each image of the batch goes to the tiles of that image.
+        gather : bool
+            Accepted for deepinv's sake.
+        """
+        if isinstance(self.options.strategy, str):
+            return self._tiled(x, args, kwargs)
+        return self._custom(x, args, kwargs)
+
+    def _tiled(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
+        tiles = self.options.tiles(x.shape)
+        batches = self.options.batches(tiles)
+        arguments, tensors = _tensors_of(args, words, tiles)
+        processed, weights = self._processed(args, words, arguments, tiles)
+        if self.ctx.is_lazy(x) and tensors:
+            raise ConfigError(
+                "a tensor came with an image that is not computed yet: how it goes with the tiles is not clear. Write a number, "
+                "or compute() the image first."
+            )
+        if self.ctx.is_lazy(x):
+            return self.ctx.tiles_later(PHASE, x, processed, tiles)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *tensors, *weights)):
+            results = self._differentiable(x, processed, tensors, weights, tiles, batches)
+        else:
+            inputs = tuple(range(1 + len(tensors)))
+            calls = tuple(
+                Call(CutOut(processed, tiles, numbers), inputs, (slot,), numbers[0])
+                for slot, numbers in enumerate(batches)
+            )
+            results = evaluate(Batch(self.ctx, PHASE, calls, len(calls), "tile"), [x, *tensors])
+        made = [
+            part
+            for result, numbers in zip(results, batches, strict=True)
+            for part in torch.chunk(result, len(numbers))
+        ]
+        return tiles.joined(made, lambda shape, like: empty(self.ctx, shape, like))
+
+    def _differentiable(
+        self,
+        x: torch.Tensor,
+        processed: Processed,
+        tensors: list[torch.Tensor],
+        weights: list[torch.Tensor],
+        tiles: Tiles,
+        batches: list[tuple[int, ...]],
+    ) -> list[torch.Tensor]:
+        """The windows are cut here, so that autograd sees how they lie in the image."""
+        inputs: list[torch.Tensor] = list(weights)
+        calls = []
+        for slot, numbers in enumerate(batches):
+            first = len(inputs)
+            inputs.append(torch.cat([tiles.window(x, number) for number in numbers]))
+            inputs += [a.of(t, tiles, numbers) for a, t in zip(processed.arguments, tensors, strict=True)]
+            used = (*range(first, len(inputs)), *range(len(weights)))
+            calls.append(Call(processed, used, (slot,), numbers[0]))
+        return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "tile"), inputs)
+
+    def _custom(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
+        """By a strategy of the caller's own, whose windows are cut here."""
+        strategy = self.options.strategy
+        numbers = list(range(strategy.get_num_patches()))
+        if not numbers:
+            raise ConfigError(
+                f"{type(strategy).__name__} makes no patches of an image of shape {tuple(x.shape)}."
+            )
+        patches = [patch for _, patch in strategy.get_local_patches(x, numbers)]
+        batches = strategy.apply_batching(patches, max_batch_size=self.options.max_batch_size)
+        arguments, tensors = _tensors_of(args, words, None)
+        processed, weights = self._processed(args, words, arguments, None)
+        shared = tuple(range(len(batches), len(batches) + len(tensors) + len(weights)))
+        calls = tuple(Call(processed, (slot, *shared), (slot,), slot) for slot in range(len(batches)))
+        batch = Batch(self.ctx, PHASE, calls, len(calls), "batch of tiles")
+        results = evaluate(batch, [*batches, *tensors, *weights])
+        made = strategy.unpack_batched_results(results, len(numbers))
+        whole = torch.zeros_like(x)
+        strategy.reduce_patches(whole, list(zip(numbers, made, strict=True)))
+        return whole
+
+    def _processed(
+        self,
+        args: tuple[Any, ...],
+        words: dict[str, Any],
+        arguments: tuple[Argument, ...],
+        tiles: Tiles | None,
+    ) -> tuple[Processed, list[torch.Tensor]]:
+        """What is called on the workers, and the weights that want gradients."""
+        named = dict(self.processor.named_parameters()) if isinstance(self.processor, torch.nn.Module) else {}
+        wanted = {n: p for n, p in named.items() if p.requires_grad and torch.is_grad_enabled()}
+        rest = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
+        keywords = {key: value for key, value in words.items() if not isinstance(value, torch.Tensor)}
+        carried = carry_words(self.ctx, (rest, keywords) if rest or keywords else None)
+        processed = Processed(self._carrier.carried(), carried, arguments, tuple(wanted), tiles)
+        return processed, list(wanted.values())
+
+
+def _tensors_of(
+    args: tuple[Any, ...], words: dict[str, Any], tiles: Tiles | None
+) -> tuple[tuple[Argument, ...], list[torch.Tensor]]:
+    """The tensors among the arguments, with what each is to the tiles."""
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *words.items()]
+    found = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
+    arguments = tuple(Argument(place, _role(value, tiles)) for place, value in found)
+    return arguments, [value for _, value in found]
+
+
+def _role(tensor: torch.Tensor, tiles: Tiles | None) -> Role:
+    if tiles is None or tensor.dim() == 0:
+        return "constant"
+    shape = tiles.shape
+    if tensor.dim() == len(shape) and all(tensor.shape[axis] == shape[axis] for axis in tiles.axes):
+        return "image"
+    if shape[0] > 1 and tensor.shape[0] == shape[0] and tensor.numel() == shape[0]:
+        return "sample"
+    return "constant"

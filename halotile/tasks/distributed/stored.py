@@ -1,0 +1,65 @@
+"""Arrays as files: how images go to workers, and how results come back."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An array in a ``.npy`` file: what travels in its place.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    kind : str
+        Type of a number as torch calls it; NumPy has no bfloat16, which is stored as float32.
+    """
+
+    path: str
+    kind: str
+
+    def load(self) -> Array:
+        """The array, read when it is used; what is written to it stays in this process."""
+        array: Array = np.load(self.path, mmap_mode="c", allow_pickle=False)
+        return array
+
+    def take(self) -> Array:
+        """The array, its file forgotten, and the folder if it was the last: the disk is free again once the array is."""
+        array = self.load()
+        self.delete()
+        with suppress(OSError):
+            Path(self.path).parent.rmdir()
+        return array
+
+    def delete(self) -> None:
+        """Remove the file, if it is still there."""
+        Path(self.path).unlink(missing_ok=True)
+
+
+def store(
+    array: Array, folder: str | os.PathLike[str], kind: str | None = None, stem: str = "array"
+) -> Stored:
+    """Write an array into a folder, under a name of its own.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store(np.arange(3.0), folder).load().tolist()
+    [0.0, 1.0, 2.0]
+    """
+    path = Path(folder, f"{stem}-{uuid.uuid4().hex}.npy")
+    np.save(path, np.ascontiguousarray(array) if array.ndim else array, allow_pickle=False)
+    return Stored(str(path), kind or str(array.dtype))

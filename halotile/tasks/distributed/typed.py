@@ -1,0 +1,131 @@
+"""Type in is type out: what methods on tensors do with NumPy arrays, and with images that lie on the disk."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Grid, Region
+from halotile.storage.layout import Layout
+from halotile.storage.output import ShardWriter, create_output
+from halotile.tasks.distributed.engine import Engine
+from halotile.tasks.distributed.tensors import kind_of, to_array, to_tensor
+
+IN_MEMORY_BYTES = 2**26
+"""Images that are put together are kept in memory up to this size, and in a file above."""
+SHARD = 512
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def typed(method: Method) -> Method:
+    """Let a method of an object with a context take and give NumPy arrays and paths as well.
+
+    The first argument decides. Of arrays and paths no gradients are kept.
+    """
+
+    @functools.wraps(method)
+    def called(self: Any, first: Any, *args: Any, **words: Any) -> Any:
+        example = first[0] if isinstance(first, list | tuple) and len(first) else first
+        if isinstance(example, np.ndarray):
+            give: Callable[[torch.Tensor], Any] = to_array
+        elif isinstance(example, str | os.PathLike):
+            give = functools.partial(written, self.ctx)
+        else:
+            return method(self, first, *args, **words)
+        first = read(self.ctx, first) if isinstance(first, str | os.PathLike) else first
+        take = functools.partial(_taken, self.ctx)
+        with torch.no_grad():
+            result = method(self, take(first), *map(take, args), **{key: take(w) for key, w in words.items()})
+        return _mapped(result, give)
+
+    return cast(Method, called)
+
+
+def _taken(ctx: Engine, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return to_tensor(value, str(value.dtype), ctx.device)
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and _names_a_store(value)):
+        return read(ctx, value)
+    if isinstance(value, list | tuple):
+        return [_taken(ctx, each) for each in value]
+    return value
+
+
+def _names_a_store(word: str) -> bool:
+    """Whether a word is a path: other arguments, such as the name of a solver, are words as well."""
+    return bool(Path(word).suffix) and Path(word).exists()
+
+
+def _mapped(result: Any, give: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(result, torch.Tensor):
+        return give(result)
+    return [give(each) for each in result]
+
+
+def empty(ctx: Engine, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """A tensor to put results into: in a file that the system may write out and forget, if it is large."""
+    if math.prod(shape) * like.element_size() < IN_MEMORY_BYTES or like.device.type != "cpu":
+        return like.new_empty(shape)
+    return _in_a_file(ctx, shape, to_array(like.new_empty(())).dtype, kind_of(like))
+
+
+def _in_a_file(ctx: Engine, shape: tuple[int, ...], dtype: Any, kind: str) -> torch.Tensor:
+    path = ctx.folder / f"image-{uuid.uuid4().hex}.npy"
+    pixels = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    path.unlink()
+    return to_tensor(pixels, kind)
+
+
+def read(ctx: Engine, path: str | os.PathLike[str]) -> torch.Tensor:
+    """A stored image as a tensor whose numbers lie in a file."""
+    source = open_source(path)
+    dtype = np.dtype(source.dtype)
+    tensor = _in_a_file(ctx, tuple(source.shape), dtype, str(dtype))
+    pixels = tensor.numpy()
+    for region in _regions(tuple(source.shape)):
+        pixels[region.slices] = source.read(region)
+    return tensor
+
+
+def written(ctx: Engine, tensor: torch.Tensor) -> str:
+    """The path of a new Zarr with these numbers, in the folder of the context: it is removed with it."""
+    path = Path(ctx.folder, f"result-{uuid.uuid4().hex[:12]}.zarr")
+    pixels = to_array(tensor)
+    shape = pixels.shape or (1,)
+    shard = _shard(shape)
+    front = len(shape)
+    layout = Layout(
+        shape=shape,
+        dtype=str(pixels.dtype),
+        shard=shard,
+        chunk=shard,
+        codec="none",
+        axes=tuple(f"d{axis}" for axis in range(front)),
+        scale=(1.0,) * front,
+        units=(None,) * front,
+        ome=False,
+    )
+    create_output(path, layout)
+    writer = ShardWriter(path, layout)
+    for region in _regions(shape):
+        writer.write(region, np.ascontiguousarray(pixels.reshape(shape)[region.slices]))
+    return str(path)
+
+
+def _shard(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(1 if axis < len(shape) - 2 else min(SHARD, n) for axis, n in enumerate(shape))
+
+
+def _regions(shape: tuple[int, ...]) -> list[Region]:
+    grid = Grid(shape, _shard(shape), ((0, 0),) * len(shape))
+    return [block.core for block in grid]

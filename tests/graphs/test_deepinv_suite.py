@@ -1,0 +1,103 @@
+"""deepinv's own tests of its distributed framework, run on ours.
+
+``deepinv/tests/test_distributed.py`` is taken from the installed package. ``DistributedContext``, ``distribute`` and
+the classes that it names are put in the place of deepinv's; its harness, which starts one process for each rank, is
+replaced by a call in this process with a cluster of as many workers. What cannot be asked of a single driver is in
+:data:`EXCLUDED`, each with its reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halotile import DistributedContext, distribute
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Cluster
+
+peer: Any = pytest.importorskip("deepinv.tests.test_distributed")
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore"),  # deepinv warns of its own defaults
+]
+
+EXCLUDED = {
+    "test_distributed_context_collectives[cpu_multi]": "raw process-group collectives: sums over ranks, and there is one",
+    "test_distributed_parameter_autodetect[cpu_multi]": "each rank has data of its own by nature, and there is one rank",
+    "test_processor_different_patch_sizes": "demands a ValueError for a patch as large as the image, which works here",
+}
+SUBSTITUTED = {
+    "DistributedStackedLinearPhysics": "halotile.tasks.distributed.linear",
+    "DistributedProcessing": "halotile.tasks.distributed.processing",
+    "DistributedDataFidelity": "halotile.tasks.distributed.fidelity",
+}
+
+
+@pytest.fixture(scope="session")
+def clusters(cluster: Cluster) -> Iterator[Callable[[int], Cluster]]:
+    """A cluster of so many workers, started when it is first asked for."""
+    with ExitStack() as held:
+        known = {cluster.workers: cluster}
+
+        def of(workers: int) -> Cluster:
+            if workers not in known:
+                known[workers] = held.enter_context(local.start(workers=workers, memory_bytes=4 * 2**30))
+            return known[workers]
+
+        yield of
+
+
+@pytest.fixture(autouse=True)
+def _substituted(clusters: Callable[[int], Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours in the place of deepinv's."""
+    size = [1]
+
+    def context(**options: Any) -> DistributedContext:
+        return DistributedContext(cluster=clusters(size[0]), **options)
+
+    def run(
+        test: Callable[..., Any],
+        device_config: Mapping[str, Any],
+        test_args: Mapping[str, Any] | None = None,
+        timeout_per_rank: float = 0.0,
+    ) -> list[Any]:
+        if device_config["skip_reason"]:
+            pytest.skip(device_config["skip_reason"])
+        size[0] = device_config["world_size"]
+        return [test(0, device_config["world_size"], dict(test_args or {}))]
+
+    for name, module in SUBSTITUTED.items():
+        monkeypatch.setattr(peer, name, getattr(pytest.importorskip(module), name))
+    monkeypatch.setattr(peer, "DistributedContext", context)
+    monkeypatch.setattr(peer, "distribute", distribute)
+    monkeypatch.setattr(peer, "_distribute_base_optim", distribute)
+    monkeypatch.setattr(peer, "run_distributed_test", run)
+    # Its own weights would be downloaded, and the backward passes of 32 million of them take minutes.
+    small = functools.partial(peer.DRUNet, pretrained=None, nc=[4, 8, 8, 8], nb=1)
+    monkeypatch.setattr(peer, "DRUNet", small)
+
+
+@pytest.fixture(autouse=True)
+def _left_out(request: pytest.FixtureRequest) -> None:
+    for name, reason in EXCLUDED.items():
+        if request.node.name == name or request.node.name.startswith(f"{name}["):
+            pytest.skip(reason)
+
+
+num_operators = peer.num_operators
+gather_strategy = peer.gather_strategy
+device_config = peer.device_config
+globals().update({name: thing for name, thing in vars(peer).items() if name.startswith("test_")})
+
+
+def test_the_page_says_what_is_left_out_and_why() -> None:
+    page = (Path(__file__).parents[2] / "docs/distribute.md").read_text()
+    listed = dict(re.findall(r"^\| `(test_\S+)` \| (.+) \|$", page, re.MULTILINE))
+    assert listed == EXCLUDED
