@@ -40,6 +40,8 @@ from tests.graphs.solving import (
 )
 from tests.support import dncnn_weights
 
+pytestmark = pytest.mark.usefixtures("as_in_a_worker")
+
 SOLVERS: dict[str, Any] = {
     "gd": GradientDescent(),
     "pgd": ProximalGradient(),
