@@ -17,11 +17,11 @@ from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import Shape
 from halotile.tasks.priors import Plugged, Prior, Variation
 
-IMAGES_OF_A_GRADIENT = 8
+IMAGES_OF_A_GRADIENT = 9
 """Windows that a gradient holds at once: what an operator sees, what was measured, their difference, and scratch."""
-IMAGES_OF_A_STEP = 4
+IMAGES_OF_A_STEP = 5
 """Windows that a step holds besides: its image, the gradient step, what the prior reads and makes."""
-TRANSFORMS_BYTES = 160 * MIB
+TRANSFORMS_BYTES = 96 * MIB
 """Transforms of kernels, and cells of an image with theirs, where convolutions go by Fourier transforms."""
 COPIES = 3
 """Images and measurements at once that an operator is taken to need where it does not say."""
