@@ -61,9 +61,8 @@ class _Stored:
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def _ours(folder: Path, edge: int, denoiser: str, iterations: int = 4, **options: Any) -> Result:
-    """Plug and play as a job; seconds are those of the middle iteration, the first one left out."""
-    from halotile.graphs.clusters import local
+def _job(folder: Path, edge: int, denoiser: str, iterations: int, **options: Any) -> Any:
+    """Plug and play with three blurs."""
     from halotile.graphs.job import (
         DenoiserChoice,
         OperatorChoice,
@@ -73,8 +72,6 @@ def _ours(folder: Path, edge: int, denoiser: str, iterations: int = 4, **options
         Run,
         SolverChoice,
     )
-    from halotile.graphs.reconstruct import reconstruct
-    from halotile.graphs.reconstruction_planner import make_reconstruction_plan
 
     operators = []
     for number in range(len(EDGES)):
@@ -85,19 +82,31 @@ def _ours(folder: Path, edge: int, denoiser: str, iterations: int = 4, **options
         "cnn": lambda: DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN}),
         "gaussian": lambda: DenoiserChoice(name="gaussian", options={"sigma": 0.7}),
     }
-    output = fresh(folder / f"ours-{denoiser}.zarr")
-    job = Reconstruction(
-        output=Output(path=str(output), codec="none"),
+    return Reconstruction(
+        output=Output(path=str(fresh(folder / f"ours-{denoiser}.zarr")), codec="none"),
         operators=tuple(operators),
         prior=PriorChoice(name="pnp", denoiser=choices[denoiser]()),
         solver=SolverChoice(iterations=iterations, step=STEP),
         run=Run(workers=2),
         **options,
     )
+
+
+def _run(job: Any) -> tuple[Any, Any]:
+    """The plan, and what came of it."""
+    from halotile.graphs.clusters import local
+    from halotile.graphs.reconstruct import reconstruct
+    from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+
     with local.start(workers=2, memory_bytes=8 * 2**30) as cluster:
         warm(cluster.client)
         plan = make_reconstruction_plan(job)
-        outcome = reconstruct(plan, cluster=cluster)
+        return plan, reconstruct(plan, cluster=cluster)
+
+
+def _ours(folder: Path, edge: int, denoiser: str, iterations: int = 4, **options: Any) -> Result:
+    """A job; seconds are those of the middle iteration, the first one left out."""
+    plan, outcome = _run(_job(folder, edge, denoiser, iterations, **options))
     rows = [json.loads(line) for line in (plan.run_directory / "iterations.jsonl").read_text().splitlines()]
     seconds = [row["seconds"] for row in rows]
     status = json.loads((plan.run_directory / "status.json").read_text())
@@ -140,6 +149,36 @@ def ours_once(folder: Path, edge: int) -> Result:
     from halotile.graphs.job import Tile
 
     return _ours(folder, edge, "cnn", 1, fuse=True, tile=Tile(block=1024))
+
+
+def same_bits(folder: Path, edge: int) -> Result:
+    """Pixels that differ between one pass, two passes, and the same two iterations on whole images in memory."""
+    import zarr
+
+    from halotile.graphs.job import Tile
+    from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+    from halotile.graphs.solvers.base import State
+    from halotile.tasks.device import one_thread
+    from halotile.tasks.operators.base import InMemory, read_all
+
+    images = []
+    for fuse in (True, False):
+        job = _job(folder, edge, "cnn", 2, exact=True, fuse=fuse, tile=Tile(size=200 if fuse else 512))
+        plan, _ = _run(job)
+        images.append(zarr.open_array(plan.output, mode="r")[...])
+    whole = make_reconstruction_plan(
+        _job(folder, edge, "cnn", 2, exact=True, fuse=True, tile=Tile(size=edge, block=edge)), refuse=False
+    )
+    problem = whole.problem(STEP)
+    x: Any = whole.start
+    with one_thread():
+        for _ in range(2):
+            at = x
+            step = whole.solver.step(problem, State(), lambda name, age: at)  # noqa: B023 - called at once
+            x = InMemory(read_all(step.images["x"]))
+    images.append(x.pixels)
+    differing = sum(int((images[0] != other).sum()) for other in images[1:])
+    return {"differing": differing, "seconds": 0.0}
 
 
 # --- by hand --------------------------------------------------------------------------------------

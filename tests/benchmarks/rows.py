@@ -70,6 +70,11 @@ def most_alive(folder: Path) -> float:
     return program("stacks.ours_many", folder, 512)["alive"]
 
 
+def differing(folder: Path) -> float:
+    """Pixels whose bits depend on how a reconstruction is run."""
+    return program("reconstructions.same_bits", folder, 4096)["differing"]
+
+
 def start_up(*arguments: str) -> Callable[[Path], float]:
     """Seconds that a recon-cli command takes as a whole process."""
 
@@ -262,6 +267,14 @@ FIGURES = [
     Figure("start", "`recon-cli validate`", start_up("validate", "JOB"), "s", 0.5, 7),
     Figure("many", "256 operators: partial images at once in the tree", most_alive, "images", 12, 1),
     Figure(
+        "bits",
+        "the same, exact: pixels that differ between one pass with tiles of 200, two with 512, and whole images in RAM",
+        differing,
+        "pixels",
+        0,
+        1,
+    ),
+    Figure(
         "growth",
         "PnP with the CNN: peak of a worker, growth from 4096² to 16384²",
         memory_growth("reconstructions.ours_once"),
@@ -273,6 +286,6 @@ FIGURES = [
 
 GROUPS = {
     "denoise": ("box", "cnn", "memory", "noop", "start"),
-    "reconstruct": ("stack", "many", "pnp", "fusing", "growth"),
+    "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""
