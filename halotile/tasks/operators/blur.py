@@ -77,8 +77,9 @@ class Blur:
 
     @property
     def reach(self) -> int:
-        """The length of the kernel."""
-        return int(max(self.kernel.shape[-2:]))
+        """Half the kernel; all of it where measurements are smaller by it, and lie at its first pixel."""
+        taps = int(max(self.kernel.shape[-2:]))
+        return taps - 1 if self.boundary == "valid" else taps // 2
 
     def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Blur:
         """The same with ``engine: auto`` decided, for pixels computed in this type.

@@ -24,11 +24,11 @@ KINDS: dict[str, tuple[Operator, Kind, Region]] = {
     "crop": (CROP, "windowed", Region((0, 10, 8), (2, 22, 17))),
     "blur": (BLUR, "local", Region.whole(IMAGE)),
     "blur in a window": (Composition((CROP, BLUR)), "windowed", Region((0, 10, 8), (2, 22, 17))),
-    "window of a blur": (Composition((BLUR, CROP)), "windowed", Region((0, 5, 3), (2, 27, 22))),
+    "window of a blur": (Composition((BLUR, CROP)), "windowed", Region((0, 8, 6), (2, 24, 19))),
     "window at the rim of a blur": (
-        Composition((BLUR, Crop(origin=(2, 8), size=(12, 9)))),
+        Composition((BLUR, Crop(origin=(1, 8), size=(12, 9)))),
         "windowed",
-        Region((0, 0, 3), (2, 40, 22)),
+        Region((0, 0, 6), (2, 40, 19)),
     ),
     "window of fewer pixels": (
         Composition((HALF, Crop(origin=(6, 6), size=(3, 3)))),
