@@ -21,6 +21,7 @@ from halotile.graphs.identity import code_versions, differences, fingerprint
 from halotile.graphs.iterate import Target
 from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
 from halotile.graphs.resolve import check_paths, describe_denoiser
@@ -258,6 +259,7 @@ def make_reconstruction_plan(
         When it does not fit.
     """
     check_reconstruction(job)
+    job = with_whole_paths(job)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
