@@ -17,6 +17,7 @@ from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.cutting import overlap_pays
 from halotile.graphs.forms import Form, choose_form
+from halotile.graphs.further import identity_of, note_of
 from halotile.graphs.identity import code_versions, differences, fingerprint
 from halotile.graphs.iterate import Target
 from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, parse_bytes
@@ -262,7 +263,8 @@ def make_reconstruction_plan(
     job = with_whole_paths(job)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
-    previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
+    directory = RunDirectory(run_directory_of(output))
+    previous = None if fresh else directory.whole_plan()
     operators = make_operators(job.operators)
     data = open_measurements(job.operators)
     given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
@@ -292,7 +294,7 @@ def make_reconstruction_plan(
         "fidelity": asdict(job.fidelity),
         "prior": describe_prior(job.prior, denoiser, reach),
         "probed": list(reach.probed) if reach.probed else None,
-        "solver": asdict(job.solver),
+        "solver": identity_of(asdict(job.solver)),
         "start": given.fingerprint() if given else None,
         "reference": reference.fingerprint() if reference else None,
         "precision": job.run.precision,
@@ -302,6 +304,7 @@ def make_reconstruction_plan(
         "code": {**code_versions(), **(denoiser.check() if denoiser else {})},
     }
     differs = tuple(differences(previous["identity"], identity)) if previous else ()
+    resumes = previous is not None and not differs
     plan = ReconstructionPlan(
         job=job,
         form=choose_form(
@@ -317,10 +320,11 @@ def make_reconstruction_plan(
         run_directory=run_directory_of(output),
         identity=identity,
         differs=differs,
-        resumes=previous is not None and not differs,
+        resumes=resumes,
         fresh=fresh,
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
+        notes=note_of(directory, job.solver) if resumes else (),
     )
     if refuse:
         plan.check_fits()

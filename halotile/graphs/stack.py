@@ -60,6 +60,8 @@ def _given(value: Any, kind: Kind | None) -> Any:
     if kind is not None and isinstance(value, str):
         source = open_numbers(value)
         return source if kind == "image" else np.array(source.read(Region.whole(source.shape)))
+    if kind == "array" and isinstance(value, list | tuple):
+        return np.asarray(value)
     return tuple(value) if isinstance(value, list) else value
 
 

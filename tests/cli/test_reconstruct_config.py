@@ -147,6 +147,38 @@ def test_parts_that_do_not_agree_are_refused(
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("operators[0].noise_sigma=0", "--set operators[0].noise_sigma: 0 is too small; write more than 0"),
+        ("operators[0].noise_sigam=1", "--set operators[0].noise_sigam: unknown key; did you mean noise_sigma?"),
+        ("operators[1].mask=gone.npy", "--set operators[1].mask: "),
+        ("operators.0.noise_sigma=1", "operators is a list: write operators[0].noise_sigma."),
+        ("operators.noise_sigma=1", "operators is a list: write which of its entries, such as operators[0].noise_sigma."),
+        ("operators[2].noise_sigma=1", "operators has 2 entries, the last of them operators[1]: there is no entry 2."),
+        ("solver[0]=3", "not a list: it has no entry 0. Set solver itself."),
+        ("operators[0].data.x=3", 'operators[0].data is "y0.npy", not a section: nothing can be set inside it.'),
+        ("operators[a].data=y.zarr", "not a key and a value. Write it as --set tile.size=256, or for an entry of a list"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_set_in_a_list_is_told(
+    reconstruction: Path, override: str, words: str
+) -> None:
+    with pytest.raises((ConfigError, InputError)) as caught:
+        load_job(reconstruction, [override])
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_entry_of_a_list_is_set_and_the_others_stay(reconstruction: Path) -> None:
+    before = load(reconstruction).operators
+    now = load(
+        reconstruction, "operators[0].noise_sigma=0.5", "operators[1]={name: mask, mask: m.npy, data: y0.npy}"
+    ).operators
+    assert (now[0].noise_sigma, now[0].options) == (0.5, before[0].options)
+    assert now[1].data == before[0].data
+
+
 def test_direct_sums_and_transforms_are_not_both_asked_for(reconstruction: Path) -> None:
     text = (
         reconstruction.read_text()
