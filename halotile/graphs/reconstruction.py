@@ -41,6 +41,7 @@ from halotile.graphs.stack import (
     image_shape,
     make_operators,
     make_terms,
+    notes_of,
     open_measurements,
     written,
 )
@@ -324,7 +325,7 @@ def make_reconstruction_plan(
         fresh=fresh,
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
-        notes=note_of(directory, job.solver) if resumes else (),
+        notes=(*notes_of(operators), *(note_of(directory, job.solver) if resumes else ())),
     )
     if refuse:
         plan.check_fits()
