@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributed import Client, Future, KilledWorker
@@ -15,8 +15,15 @@ from halotile.graphs.stream import RPC_SECONDS, answering
 POLL_SECONDS = 0.5
 
 
-def results(client: Client, futures: Sequence[Future], stall_seconds: float) -> list[Any]:
+def results(
+    client: Client,
+    futures: Sequence[Future],
+    stall_seconds: float,
+    between: Callable[[], None] = lambda: None,
+) -> list[Any]:
     """What the futures come to, in their order. All of them are let go.
+
+    ``between`` is called about twice a second while they are waited for; what it raises ends the wait.
 
     Raises
     ------
@@ -36,6 +43,7 @@ def results(client: Client, futures: Sequence[Future], stall_seconds: float) -> 
             try:
                 future = arrived.get(timeout=POLL_SECONDS)
             except queue.Empty:
+                between()
                 _check(client, time.monotonic() - heard, stall_seconds)
                 continue
             left, heard = left - 1, time.monotonic()

@@ -6,13 +6,10 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dask import delayed
 from dask.delayed import Delayed
-
-from halotile.tasks.distributed.calls import Call
-from halotile.tasks.distributed.work import Work
 
 REDUCE = "reduce"
 """The phase of sums."""
@@ -70,8 +67,41 @@ def cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
+class Numbered(Protocol):
+    """Something to compute, with the totals that it is part of."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the order."""
+        ...
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The totals."""
+        ...
+
+
+class Work(Protocol):
+    """What workers do to compute and to add up."""
+
+    @property
+    def phase(self) -> str:
+        """What the dashboard calls it."""
+        ...
+
+    @property
+    def compute(self) -> Callable[..., Any]:
+        """``compute(several, after)``: what these come to; ``after`` is only waited for."""
+        ...
+
+    @property
+    def add(self) -> Callable[[list[Any]], Any]:
+        """The sum of what several of these came to."""
+        ...
+
+
 def plan_calls(
-    work: Work, calls: Sequence[Call], split_every: int, workers: int, read_bytes: int
+    work: Work, calls: Sequence[Numbered], split_every: int, workers: int, read_bytes: int
 ) -> list[Delayed]:
     """The calls as delayed tasks: one that gives everything where sums are to be made, else one for each call.
 
@@ -81,7 +111,7 @@ def plan_calls(
     token = uuid.uuid4().hex[:8]
     counts = Counter(slot for call in calls for slot in call.slots)
 
-    def leaf(group: Sequence[Call], after: Delayed | None) -> Delayed:
+    def leaf(group: Sequence[Numbered], after: Delayed | None) -> Delayed:
         # Bound to the function, where Dask does not look through every field of every call for tasks.
         compute = delayed(partial(work.compute, list(group)), pure=False)
         return compute(after, dask_key_name=f"{work.phase}-{token}-{group[0].number}")

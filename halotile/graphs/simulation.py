@@ -20,7 +20,6 @@ from halotile.graphs.identity import code_versions, fingerprint
 from halotile.graphs.job import OperatorChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plan import existing_parent, run_directory_of
-from halotile.graphs.reconstruction import WINDOWS_AT_ONCE
 from halotile.graphs.sizes import Geometry, block_unit, candidate_blocks, choose_chunk, choose_shard
 from halotile.graphs.stack import describe_operator, make_operators
 from halotile.graphs.words import nearest
@@ -37,6 +36,10 @@ from halotile.tasks.step import StepTask
 
 MAKING = ".making"
 """What is added to the name of a measurement until it is whole."""
+WINDOWS_AT_ONCE = 10
+"""Images of a block's window that an operator and its noise hold at once: an estimate."""
+COPIES = 4
+"""Images and measurements at once that an operator is taken to need that sees the whole image."""
 OTHER_FORMATS = (".npy", ".tif", ".tiff", ".h5", ".hdf5", ".png")
 
 
@@ -249,7 +252,7 @@ def _plan_of(
     roles = Roles(_axes(reference, len(shape)), (len(shape) - 2, len(shape) - 1), None)
     geometry = Geometry(shape, shape, roles, 1, 1)
     layout = _layout(job, geometry, reference, dtype)
-    block, window_bytes = _block(job, geometry, layout, operator)
+    block, window_bytes = _block(job, geometry, layout, operator, reference)
     measured = _simulated(job, noise, number, with_engine(operator, dtype, job.exact), reference)
     data = Path(os.path.abspath(choice.data))
     identity = {
@@ -320,9 +323,15 @@ def _layout(job: Reconstruction, geometry: Geometry, reference: Source, dtype: n
 
 
 def _block(
-    job: Reconstruction, geometry: Geometry, layout: Layout, operator: Operator
+    job: Reconstruction, geometry: Geometry, layout: Layout, operator: Operator, reference: Source
 ) -> tuple[tuple[int, ...], int]:
-    """The largest block that fits the memory of a worker, or the smallest there is, and what it takes."""
+    """The largest block that fits the memory of a worker, or the smallest there is, and what it takes.
+
+    An operator that sees the whole image measures in one block: it would see all of it again for each.
+    """
+    if operator.kind == "whole":
+        pixels = math.prod(reference.shape) + math.prod(geometry.shape)
+        return geometry.shape, IMPORTS_BYTES + pixels * np.dtype(layout.dtype).itemsize * COPIES
     unit = block_unit(geometry, layout.shard)
     sized = [
         (block, _bytes_of(block, layout, operator))
