@@ -11,7 +11,7 @@ from halotile.cli.screen import complain, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from halotile.graphs.job import AnyJob
-    from halotile.graphs.simulation import NoiseChoice
+    from halotile.graphs.noise import NoiseChoice
 
 
 def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:

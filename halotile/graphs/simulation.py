@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from halotile.graphs.cutting import overlap_pays
 from halotile.graphs.identity import code_versions, fingerprint
 from halotile.graphs.job import OperatorChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.noise import NoiseChoice
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.sizes import Geometry, block_unit, candidate_blocks, choose_chunk, choose_shard
 from halotile.graphs.stack import describe_operator, make_operators
-from halotile.graphs.words import nearest
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout, ShardWriter
@@ -31,7 +31,7 @@ from halotile.storage.rundir import RunDirectory
 from halotile.tasks.operators.base import Operator, with_engine, working_dtype
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
-from halotile.tasks.simulated import Noise, Simulated
+from halotile.tasks.simulated import Simulated
 from halotile.tasks.step import StepTask
 
 MAKING = ".making"
@@ -41,40 +41,6 @@ WINDOWS_AT_ONCE = 10
 COPIES = 4
 """Images and measurements at once that an operator is taken to need that sees the whole image."""
 OTHER_FORMATS = (".npy", ".tif", ".tiff", ".h5", ".hdf5", ".png")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseChoice:
-    """The noise of simulated measurements."""
-
-    name: Noise = "gaussian"
-    """gaussian: of the operator's noise_sigma; poisson: counts; none."""
-    gain: float = 1.0
-    """poisson: what one count is worth, in units of the image."""
-    seed: int = 0
-    """Which noise: 0 or more."""
-
-    def __post_init__(self) -> None:
-        if self.name not in get_args(Noise):
-            near = nearest(str(self.name), get_args(Noise), likeness=0.5)
-            hint = f"did you mean {near}?" if near else f"write one of {', '.join(get_args(Noise))}."
-            raise ConfigError(f"noise is {self.name!r}: there is none of that name; {hint}")
-        if not (math.isfinite(self.gain) and self.gain > 0):
-            raise ConfigError(f"gain is {self.gain:g}: a count has to be worth something. Write more than 0.")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}: seeds count from 0. Write 0 or more.")
-
-    def in_words(self, sigma: float) -> str:
-        """The noise of a measurement.
-
-        Examples
-        --------
-        >>> NoiseChoice().in_words(0.01), NoiseChoice(name="poisson", gain=0.5).in_words(0.01)
-        ('gaussian noise of 0.01', 'poisson noise, 0.5 for each count')
-        """
-        if self.name == "gaussian":
-            return f"gaussian noise of {sigma:g}"
-        return "no noise" if self.name == "none" else f"poisson noise, {self.gain:g} for each count"
 
 
 @dataclass(frozen=True)

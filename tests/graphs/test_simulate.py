@@ -16,14 +16,16 @@ from halotile.errors import ConfigError, MemoryRefused, OutputRefused, Stopped
 from halotile.graphs import simulate as engine
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
+from halotile.graphs.noise import NoiseChoice
 from halotile.graphs.simulate import run_simulation
-from halotile.graphs.simulation import NoiseChoice, make_simulation_plans
+from halotile.graphs.simulation import make_simulation_plans
 from halotile.storage.grid import Grid, Region
 from halotile.tasks.draws import gaussian
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.simulated import Simulated
 from tests.graphs.solving import kernel
+from tests.graphs.test_stages import WholeBlur
 
 Pixels = NDArray[Any]
 
@@ -190,6 +192,13 @@ def test_a_job_that_cannot_be_simulated_is_told_why(
     with pytest.raises(ConfigError, match=words):
         make_simulation_plans(job, NoiseChoice())
     assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
+
+
+def test_an_operator_that_sees_the_whole_image_measures_once(tmp_path: Path) -> None:
+    np.save(tmp_path / "truth.npy", picture())
+    seen = halotile.measurement(WholeBlur(blur=Blur(kernel=kernel(5))), tmp_path / "y.zarr", noise_sigma=0.1)
+    (plan,) = make_simulation_plans(job_in(tmp_path, operators=(seen,)), NoiseChoice())
+    assert plan.grid.block == plan.grid.shape == picture().shape
 
 
 def test_a_block_that_does_not_fit_is_refused(tmp_path: Path) -> None:
