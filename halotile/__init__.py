@@ -11,17 +11,32 @@ if TYPE_CHECKING:
     from halotile.graphs.context import DistributedContext
     from halotile.graphs.denoise import denoise
     from halotile.graphs.distribute import distribute
+    from halotile.graphs.measurement import measurement
     from halotile.graphs.overlap import map_overlap
+    from halotile.graphs.simulate import simulate
+    from halotile.graphs.solve import reconstruct
     from halotile.storage.arrays import open_source
 
-__all__ = ["DistributedContext", "denoise", "distribute", "map_overlap", "open_source"]
+__all__ = [
+    "DistributedContext",
+    "denoise",
+    "distribute",
+    "map_overlap",
+    "measurement",
+    "open_source",
+    "reconstruct",
+    "simulate",
+]
 
 _PUBLIC = {
     "DistributedContext": "halotile.graphs.context",
     "distribute": "halotile.graphs.distribute",
     "denoise": "halotile.graphs.denoise",
     "map_overlap": "halotile.graphs.overlap",
+    "measurement": "halotile.graphs.measurement",
     "open_source": "halotile.storage.arrays",
+    "reconstruct": "halotile.graphs.solve",
+    "simulate": "halotile.graphs.simulate",
 }
 
 

@@ -1,12 +1,13 @@
-"""Three blurred, noisy copies of a real picture, for ``job.yaml`` beside this file to make one sharp picture of.
+"""A real picture, and three kernels to blur it with: one out of focus, two shaken along different lines.
 
 ::
 
     python examples/reconstruct/blur.py deblur
+    recon-cli simulate deblur/job.yaml
     recon-cli run deblur/job.yaml
 
-The picture is scikit-image's Hubble deep field (NASA, public domain), which comes with that package. One copy is
-out of focus, two are shaken, along different lines; each has its own noise.
+The picture is scikit-image's Hubble deep field (NASA, public domain), which comes with that package. ``README.md``
+beside this file goes on from here.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from halotile.tasks.operators.base import InMemory, read_all
-from halotile.tasks.operators.blur import Blur
-
-NOISE = 0.01
+CENTRE = (430, 630)
+"""Where there is much to see."""
 
 Picture = NDArray[np.float32]
 
 
-def hubble() -> Picture:
-    """The deep field in grey, 872 x 1000, between 0 and 1."""
+def hubble(size: int | None = None) -> Picture:
+    """The deep field in grey, 872 x 1000, between 0 and 1; or a square of this size out of it."""
     from skimage import data
 
     grey: Picture = data.hubble_deep_field().mean(-1).astype(np.float32) / 255
-    return grey
+    if size is None:
+        return grey
+    rows, columns = (
+        slice(max(0, min(middle - size // 2, edge - size)), None)
+        for middle, edge in zip(CENTRE, grey.shape, strict=True)
+    )
+    return grey[rows, columns][:size, :size]
 
 
 def defocus(edge: int, sigma: float) -> Picture:
@@ -57,33 +62,32 @@ def _normed(kernel: NDArray[Any]) -> Picture:
 
 
 KERNELS = (defocus(11, 2.0), shake(15, 0.3), shake(13, 1.9))
+JOBS = ("job.yaml", "pnp.yaml")
 
 
-def write(folder: Path) -> None:
-    """Write the kernels, the copies, the true picture and the job."""
+def write(folder: Path, size: int | None = None) -> None:
+    """Write the picture, the kernels and the jobs."""
     folder.mkdir(parents=True, exist_ok=True)
-    truth = hubble()
-    _save(folder / "truth.zarr", truth)
+    picture = hubble(size)
+    truth = zarr.create_array(
+        folder / "truth.zarr", shape=picture.shape, dtype="float32", chunks=(256, 256), overwrite=True
+    )
+    truth[...] = picture
     for number, kernel in enumerate(KERNELS):
         np.save(folder / f"psf{number}.npy", kernel)
-        blurred = read_all(Blur(kernel=kernel, boundary="reflect").forward(InMemory(truth)))
-        noise = np.random.default_rng(number).standard_normal(truth.shape, np.float32)
-        _save(folder / f"y{number}.zarr", np.add(blurred, np.float32(NOISE) * noise))
-    shutil.copy(Path(__file__).with_name("job.yaml"), folder)
-
-
-def _save(path: Path, picture: Picture) -> None:
-    array = zarr.create_array(path, shape=picture.shape, dtype="float32", chunks=(256, 256), overwrite=True)
-    array[...] = picture
+    for job in JOBS:
+        shutil.copy(Path(__file__).with_name(job), folder)
 
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to write")
-    folder: Path = parser.parse_args().folder
-    write(folder)
-    print(f"{folder}: three copies, their kernels and job.yaml. Now: recon-cli run {folder / 'job.yaml'}")
+    parser.add_argument("--size", type=int, help="edge of a square out of the picture; left out: all of it")
+    wish = parser.parse_args()
+    write(wish.folder, wish.size)
+    print(f"{wish.folder}: the picture, three kernels, {' and '.join(JOBS)}.")
+    print(f"Now: recon-cli simulate {wish.folder / JOBS[0]}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,14 @@ def whole(text: str | int) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number; write one such as 4.") from None
 
 
+def number(text: str | float) -> float:
+    """A number from the command line."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number; write one such as 0.5.") from None
+
+
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]
 RunPath = Annotated[
     Path,
@@ -30,7 +38,11 @@ Level = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, such as tile.size=256."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help='Replace a value, such as tile.size=256 or "operators[0].noise_sigma=0.05".',
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from halotile.cli.kinds import VERSION
-from halotile.cli.problems import raise_problems
+from halotile.cli.problems import KeyPath, raise_problems
 from halotile.cli.sections import check_config
 from halotile.cli.yaml_source import Document, read_file, read_text
 from halotile.errors import ConfigError
@@ -27,7 +28,7 @@ def read_config(path: Path, overrides: Iterable[str] = (), *, workers: int | Non
     path : Path
         The YAML file.
     overrides : iterable of str
-        Such as ``tile.size=256``; values are YAML.
+        Such as ``tile.size=256`` or ``operators[0].noise_sigma=0.05``; values are YAML.
     workers : int, optional
         Replaces ``run.workers``.
 
@@ -59,14 +60,34 @@ def _with_top(document: Document) -> Document:
 
 def _override(document: Document, text: str) -> Document:
     key, equals, value = text.partition("=")
-    path = tuple(key.strip().split("."))
-    if not equals or not all(path):
-        raise ConfigError(f"--set {text}: not a key and a value. Write it as --set tile.size=256.")
+    path = _key_path(key.strip())
+    if not equals or path is None:
+        raise ConfigError(
+            f"--set {text}: not a key and a value. Write it as --set tile.size=256, or for an entry of a list "
+            'as --set "operators[0].noise_sigma=0.05".'
+        )
     place = f"--set {key.strip()}"
     parsed = read_text(value, place)
     if parsed.problems:
         raise ConfigError(f"{place}: {parsed.problems[0].message}.")
     return document.put(path, parsed.tree, place)
+
+
+def _key_path(key: str) -> KeyPath | None:
+    """A place in a configuration as it is written on the command line; None when it is none.
+
+    Examples
+    --------
+    >>> _key_path("tile.size"), _key_path("operators[1].kernel"), _key_path("tile..size")
+    (('tile', 'size'), ('operators', 1, 'kernel'), None)
+    """
+    path: list[str | int] = []
+    for part in key.split("."):
+        word = re.fullmatch(r"([^\[\]]+)((?:\[\d+\])*)", part)
+        if word is None:
+            return None
+        path += [word[1], *map(int, re.findall(r"\d+", word[2]))]
+    return tuple(path)
 
 
 def load_job(
@@ -76,8 +97,24 @@ def load_job(
     workers: int | None = None,
     allow_import: bool = False,
     dashboard: bool = True,
+    makes_data: bool = False,
 ) -> AnyJob:
     """Read and check a configuration file.
+
+    Parameters
+    ----------
+    path : Path
+        The YAML file.
+    overrides : iterable of str
+        As for :func:`read_config`.
+    workers : int, optional
+        Replaces ``run.workers``.
+    allow_import : bool
+        Whether the job may run the user's code.
+    dashboard : bool
+        Whether Dask's dashboard is served.
+    makes_data : bool
+        Whether the measurements are yet to be written: they need not be there.
 
     Raises
     ------
@@ -87,7 +124,7 @@ def load_job(
         When the only problem is that the input is not there.
     """
     document = read_config(path, overrides, workers=workers)
-    job = _finish(document, path.parent, str(path), allow_import, dashboard)
+    job = _finish(document, path.parent, str(path), allow_import, dashboard, makes_data)
     return dataclasses.replace(job, import_folder=os.path.abspath(path.parent)) if allow_import else job
 
 
@@ -119,8 +156,10 @@ def load_saved_job(
     return dataclasses.replace(job, import_folder=folder) if allow_import and isinstance(folder, str) else job
 
 
-def _finish(document: Document, base: Path, name: str, allow_import: bool, dashboard: bool) -> AnyJob:
-    job, problems = check_config(document, base)
+def _finish(
+    document: Document, base: Path, name: str, allow_import: bool, dashboard: bool, makes_data: bool = False
+) -> AnyJob:
+    job, problems = check_config(document, base, makes_data=makes_data)
     raise_problems(name, problems)
     assert job is not None
     if not dashboard:

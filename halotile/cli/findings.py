@@ -21,11 +21,14 @@ class Findings:
         As read from a file, with what the command line sets over it.
     base : Path
         The folder that relative paths start from.
+    makes_data : bool
+        Whether the measurements are yet to be written: they need not be there.
     """
 
-    def __init__(self, document: Document, base: Path) -> None:
+    def __init__(self, document: Document, base: Path, *, makes_data: bool = False) -> None:
         self.document = document
         self.base = Path(os.path.abspath(base))
+        self.makes_data = makes_data
         self._problems = list(document.problems)
         self._files: dict[KeyPath, str] = {}
 
@@ -55,8 +58,9 @@ class Findings:
 
     def problems(self) -> list[Problem]:
         """All faults, with the files that are not there, in the order of the document; the command line comes last."""
+        made = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
         for path, file in self._files.items():
-            if "://" not in file and not os.path.exists(file):
+            if "://" not in file and file not in made and not os.path.exists(file):
                 self.fault(path, f"{file} does not exist", InputError)
         return sorted(self._problems, key=_line)
 

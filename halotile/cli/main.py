@@ -16,7 +16,7 @@ import functools
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
+from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
@@ -34,13 +34,11 @@ from halotile.cli.arguments import (
     RunPath,
     SameInput,
     Workers,
+    number,
     whole,
 )
 from halotile.cli.screen import complain, print_json, print_rows, say
 from halotile.errors import HalotileError
-
-if TYPE_CHECKING:
-    from halotile.graphs.job import AnyJob
 
 P = ParamSpec("P")
 
@@ -113,40 +111,12 @@ def run(
 ) -> None:
     """Run a job; one that was interrupted goes on where it was."""
     from halotile.cli.config import load_job
+    from halotile.cli.running import go
 
     job = load_job(
         config, overrides or (), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
     )
-    _go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
-
-
-def _go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
-    from halotile.cli.figures import outcome_json, outcome_rows
-    from halotile.cli.jobs import words_of
-    from halotile.cli.report import make_report
-    from halotile.cli.units import first_line
-    from halotile.graphs.jobs import engine_of
-
-    engine = engine_of(job)
-    plan = engine.plan(job, fresh=fresh, same_input=same_input)
-    if not quiet:
-        complain(words_of(job).headline(plan.summary()))
-        for note in plan.summary()["notes"]:
-            complain(f"note: {note}")
-    with make_report(quiet=quiet) as report:
-        outcome = engine.run(plan, observer=report)
-    if as_json:
-        print_json(outcome_json(outcome))
-    elif not quiet:
-        print_rows(
-            "finished" if not outcome.quarantined else "finished, but for the bad blocks",
-            outcome_rows(outcome),
-        )
-    for bad in outcome.quarantined:
-        where = f"index {bad.index}, region {bad.region.start}–{bad.region.stop}"
-        complain(f"quarantined: block {bad.number} ({where}): {first_line(bad.error)}")
-    if outcome.quarantined:
-        raise typer.Exit(exits.QUARANTINED)
+    go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -207,6 +177,38 @@ def validate(
 
 @app.command()
 @_told
+def simulate(
+    config: Config,
+    noise: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="gaussian (of each operator's noise_sigma), poisson, or none."),
+    ] = "gaussian",
+    gain: Annotated[
+        float, typer.Option(metavar="G", parser=number, help="What one count is worth, for poisson.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Which noise.")] = 0,
+    workers: Workers = None,
+    overrides: Overrides = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace measurements that are there.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_dashboard: NoDashboard = False,
+    debug: Debug = False,
+) -> None:
+    """Write the data of every operator of a reconstruction, as it would be measured of its reference."""
+    from halotile.cli.config import load_job
+    from halotile.cli.running import simulate as write_measurements
+    from halotile.graphs.noise import NoiseChoice
+
+    job = load_job(config, overrides or (), workers=workers, dashboard=not no_dashboard, makes_data=True)
+    wanted = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]
+    write_measurements(job, wanted, overwrite=overwrite, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+@_told
 def status(
     run_path: RunPath,
     follow: Annotated[bool, typer.Option("--watch", help="Go on showing until the run is over.")] = False,
@@ -241,12 +243,13 @@ def resume(
 ) -> None:
     """Go on with an interrupted run, from what its directory holds."""
     from halotile.cli.resume import saved_job
+    from halotile.cli.running import go
     from halotile.cli.status import find_run
 
     job = saved_job(
         find_run(run_path), workers=workers, allow_import=allow_import, dashboard=not no_dashboard
     )
-    _go(job, fresh=False, same_input=same_input, as_json=as_json, quiet=quiet)
+    go(job, fresh=False, same_input=same_input, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -365,8 +368,8 @@ def _stop_early(number: int, _: object) -> NoReturn:
 
 def main() -> None:
     """Entry point of ``recon-cli``."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # a run drains on them instead
-        signal.signal(number, _stop_early)
+    for asked in (signal.SIGTERM, signal.SIGUSR1):  # a run drains on them instead
+        signal.signal(asked, _stop_early)
     try:
         app(prog_name="recon-cli")
     except SystemExit as end:

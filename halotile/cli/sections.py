@@ -25,7 +25,9 @@ from halotile.graphs.words import nearest, shown
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
 
 
-def check_config(document: Document, base: Path) -> tuple[AnyJob | None, list[Problem]]:
+def check_config(
+    document: Document, base: Path, *, makes_data: bool = False
+) -> tuple[AnyJob | None, list[Problem]]:
     """The job that a document describes, or every problem it has.
 
     Parameters
@@ -34,8 +36,10 @@ def check_config(document: Document, base: Path) -> tuple[AnyJob | None, list[Pr
         As read from a file, with what the command line sets over it.
     base : Path
         The folder that relative paths start from.
+    makes_data : bool
+        Whether the measurements are yet to be written.
     """
-    found = Findings(document, base)
+    found = Findings(document, base, makes_data=makes_data)
     kind = _head(found, document.tree)
     check = _Check(found, document.tree, kind) if kind else None
     parts = check.parts() if check else {}

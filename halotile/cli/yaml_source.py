@@ -9,6 +9,7 @@ from typing import Any
 
 from halotile.cli.problems import KeyPath, Problem
 from halotile.errors import ConfigError
+from halotile.graphs.words import dotted
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
@@ -42,23 +43,59 @@ class Document:
                 return self.places[path[:length]]
         return self.places.get((), self.name)
 
-    def put(self, path: tuple[str, ...], value: Any, place: str) -> Document:
-        """The document with one value replaced from elsewhere; sections are made where they are missing."""
-        tree = dict(self.tree)
-        branch = tree
-        for depth, key in enumerate(path[:-1], start=1):
-            below = branch.get(key)
-            if below is not None and not isinstance(below, dict):
-                raise ConfigError(
-                    f"{place}: {'.'.join(path[:depth])} is {json.dumps(below, default=str)}, not a section: "
-                    f"nothing can be set inside it. Set {'.'.join(path[:depth])} itself."
-                )
-            branch[key] = dict(below or {})
-            branch = branch[key]
-        branch[path[-1]] = value
+    def put(self, path: KeyPath, value: Any, place: str) -> Document:
+        """The document with one value replaced from elsewhere; sections are made where they are missing.
+
+        Raises
+        ------
+        ConfigError
+            When the path leads into something that is neither a section nor a list, or past the end of a list.
+        """
+        tree = _put(self.tree, path, 0, value, place)
         places = {at: where for at, where in self.places.items() if at[: len(path)] != path}
         made = {path[:length]: place for length in range(1, len(path)) if path[:length] not in places}
         return replace(self, tree=tree, places=places | made | {path: place})
+
+
+def _put(branch: Any, path: KeyPath, depth: int, value: Any, place: str) -> Any:
+    """A branch with the value of a path replaced, what lies beside it untouched."""
+    if depth == len(path):
+        return value
+    key, here = path[depth], path[:depth]
+    if isinstance(key, int):
+        entries = _entries(branch, here, key, place)
+        entries[key] = _put(entries[key], path, depth + 1, value, place)
+        return entries
+    if isinstance(branch, list):
+        raise ConfigError(
+            f"{place}: {dotted(here)} is a list: write which of its entries, such as {dotted((*here, 0, key))}."
+            if not key.isdigit()
+            else f"{place}: {dotted(here)} is a list: write {dotted((*here, int(key), *path[depth + 1 :]))}."
+        )
+    if branch is not None and not isinstance(branch, dict):
+        raise ConfigError(
+            f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a section: "
+            f"nothing can be set inside it. Set {dotted(here)} itself."
+        )
+    section = dict(branch or {})
+    section[key] = _put(section.get(key), path, depth + 1, value, place)
+    return section
+
+
+def _entries(branch: Any, here: KeyPath, number: int, place: str) -> list[Any]:
+    """A copy of a list that has such an entry."""
+    if not isinstance(branch, list):
+        raise ConfigError(
+            f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a list: it has no entry {number}. "
+            f"Set {dotted(here)} itself."
+        )
+    if number >= len(branch):
+        count = f"{len(branch)} entries" if len(branch) != 1 else "1 entry"
+        last = f", the last of them {dotted((*here, len(branch) - 1))}" if branch else ""
+        raise ConfigError(
+            f"{place}: {dotted(here)} has {count}{last}: there is no entry {number}. Set {dotted(here)} itself to add one."
+        )
+    return list(branch)
 
 
 def read_file(path: Path) -> Document:

@@ -108,8 +108,9 @@ def _depth(tile: Tile, denoiser: Denoiser) -> Told:
 
 
 def _depth_of_variation(tile: Tile, prior: PriorChoice) -> Told:
-    if prior.name == "tv":
-        yield from _depth(tile, TotalVariation(strength=prior.weight, iterations=prior.iterations))
+    # How far it looks does not depend on its strength, which may be wrong itself.
+    if prior.name == "tv" and prior.iterations > 0:
+        yield from _depth(tile, TotalVariation(strength=1.0, iterations=prior.iterations))
 
 
 def _numbers(size: Size) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ takes the picture to know, and a denoiser its own options.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -39,8 +40,10 @@ class AtLeast:
     def __call__(self, value: Any) -> str | None:
         """What is wrong with the value, if anything."""
         numbers = value if isinstance(value, list | tuple) else [value]
-        if len(numbers) > 0 and all(isinstance(n, str) or n >= self.least for n in numbers):
+        if len(numbers) > 0 and all(isinstance(n, str) or self.least <= n < math.inf for n in numbers):
             return None
+        if math.inf in numbers:
+            return f"{shown(value)} is not finite; write a number of at least {self.least}"
         return f"{shown(value)} is too small; write at least {self.least}"
 
 
@@ -52,8 +55,10 @@ class Above:
 
     def __call__(self, value: float | str) -> str | None:
         """What is wrong with the value, if anything."""
-        if isinstance(value, str) or value > self.bound:
+        if isinstance(value, str) or self.bound < value < math.inf:
             return None
+        if not math.isfinite(value):
+            return f"{shown(value)} is not finite; write a number above {self.bound:g}"
         return f"{value} is too small; write more than {self.bound:g}"
 
 
@@ -138,6 +143,15 @@ def _shape(value: Any) -> str | None:
     return AtLeast(1)(value)
 
 
+def _tolerance(value: float) -> str | None:
+    if value >= 1:
+        return (
+            f"{shown(value)} would end the solver at once: it is a part of the image's length; write less than 1, such as "
+            "1.0e-4, or 0 to do all iterations"
+        )
+    return AtLeast(0)(value)
+
+
 def _every(value: int) -> str | None:
     if value != 1:
         return (
@@ -175,7 +189,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("solver", "name"): Named("solver", "solvers", without=("lanczos",)),
     ("solver", "iterations"): AtLeast(1),
     ("solver", "step"): Above(0),
-    ("solver", "tol"): AtLeast(0),
+    ("solver", "tol"): _tolerance,
     ("solver", "checkpoint_every"): _every,
     ("", "shape"): _shape,
     ("", "start"): _filled,

@@ -13,6 +13,7 @@ import numpy as np
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
 from halotile.graphs.damage import damaged_among, damaged_blocks, output_grid
+from halotile.graphs.finite import check_finite
 from halotile.graphs.solvers.base import (
     CHANGE,
     ERROR,
@@ -124,6 +125,7 @@ class Iterations:
         while self.state.iteration < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
             began = time.perf_counter()
             sums = self._swept()
+            check_finite(sums, self.state)
             row = self._row(sums) | {"seconds": time.perf_counter() - began}
             self._check(row)
             self.state = self.solver.next(self.problem, self.state, sums)

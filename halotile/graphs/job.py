@@ -227,6 +227,8 @@ class SolverChoice:
     """Stop when the image changes by less than this, relative to its length."""
     checkpoint_every: int = 1
     """Iterations between two checkpoints: 1, since the images of each are on disk anyway."""
+    keep_state: bool = False
+    """Keep the solver's images after the last iteration, so that more can follow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
 from halotile.graphs.forms import Backprojection
+from halotile.graphs.further import ITERATE, is_behind, is_done, keep_job
 from halotile.graphs.gather import Gathering
 from halotile.graphs.iterate import Iterations, Row
 from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
@@ -18,7 +19,7 @@ from halotile.graphs.progress import Observer, Progress, figures_in_words
 from halotile.graphs.reconstruction import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.session import Pass, Session
 from halotile.graphs.signals import Signals
-from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
+from halotile.graphs.solvers.base import Problem, Solver
 from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
@@ -33,7 +34,7 @@ from halotile.tasks.draws import RandomImage
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.step import StepTask
 
-NORM, ADJOINT, ITERATE, WRITE = "norm", "adjoint", "iterate", "write"
+NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
 """What the dashboard calls the sweeps."""
 NORM_SEED = 0
 
@@ -94,6 +95,10 @@ class _Driver:
     def run(self) -> Outcome:
         """Every sweep that is left."""
         self._strike_damaged()
+        keep_job(self.plan, self.directory)
+        if self.journal.done and is_behind(self.directory, self.plan.job.solver):
+            self.journal.strike(list(self.journal.done))
+            self.journal.sync()  # before another iteration's image is told to be there
         finished = len(self.journal.done) == len(self.plan.grid)
         self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1) if finished else 0
         self.status.begin(self.status.progress("start", done=len(self.journal.done), failed=0))
@@ -108,7 +113,8 @@ class _Driver:
             self.status.end(state, self._progress(), ended_by(error))
             raise
         self.journal.sync()
-        self.directory.forget_state()
+        if not self.plan.job.solver.keep_state:
+            self.directory.forget_state()
         return self._conclude()
 
     def _solve(self) -> None:
@@ -119,7 +125,7 @@ class _Driver:
         with suppress(OSError):
             self.directory.write_iterations(iterations.rows)
         self._note(iterations.rows[-1:])
-        for row in iterations.run(job.iterations, partial(_is_done, job.tol)):
+        for row in iterations.run(job.iterations, lambda _, row: is_done(job.tol, row)):
             self._note([row])
             with suppress(OSError):
                 self.directory.append_iteration(row)
@@ -178,6 +184,7 @@ class _Driver:
         )
 
     def _write_output(self, iterations: Iterations) -> None:
+        self.directory.write_written(iterations.rows)
         image = iterations.image()
         task = StepTask(
             grid=self.plan.grid,
@@ -272,8 +279,3 @@ class _Driver:
         progress = self._progress()
         self.status.end("finished", progress, "")
         return Outcome.of(self.plan, progress)
-
-
-def _is_done(tol: float, state: State, row: Row) -> bool:
-    """Whether the image has come to rest."""
-    return row.get(CHANGE, 1.0) <= tol

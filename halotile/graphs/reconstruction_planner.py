@@ -14,10 +14,12 @@ from halotile.errors import InputError
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.cutting import allowed_bytes, overlap_pays
 from halotile.graphs.forms import choose_form
+from halotile.graphs.further import identity_of, note_of
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.iterate import Target
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
+from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
 from halotile.graphs.reconstruction import ReconstructionPlan
@@ -36,6 +38,7 @@ from halotile.graphs.stack import (
     image_shape,
     make_operators,
     make_terms,
+    notes_of,
     open_measurements,
 )
 from halotile.graphs.step_memory import footprint_of_step
@@ -63,9 +66,11 @@ def make_reconstruction_plan(
         When it does not fit.
     """
     check_reconstruction(job)
+    job = with_whole_paths(job)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
-    previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
+    directory = RunDirectory(run_directory_of(output))
+    previous = None if fresh else directory.whole_plan()
     operators = make_operators(job.operators)
     data = open_measurements(job.operators)
     given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
@@ -103,7 +108,7 @@ def make_reconstruction_plan(
         "fidelity": asdict(job.fidelity),
         "prior": describe_prior(job.prior, denoiser, reach),
         "probed": list(reach.probed) if reach.probed else None,
-        "solver": asdict(job.solver),
+        "solver": identity_of(asdict(job.solver)),
         "start": given.fingerprint() if given else None,
         "reference": reference.fingerprint() if reference else None,
         "precision": job.run.precision,
@@ -113,6 +118,7 @@ def make_reconstruction_plan(
         "code": {**code_versions(), **(denoiser.check() if denoiser else {})},
     }
     differs = tuple(differences(previous["identity"], identity)) if previous else ()
+    resumes = previous is not None and not differs
     plan = ReconstructionPlan(
         job=job,
         form=form,
@@ -126,11 +132,12 @@ def make_reconstruction_plan(
         run_directory=run_directory_of(output),
         identity=identity,
         differs=differs,
-        resumes=previous is not None and not differs,
+        resumes=resumes,
         fresh=fresh,
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
         machine_bytes=machine,
+        notes=(*notes_of(operators), *(note_of(directory, job.solver) if resumes else ())),
     )
     if refuse:
         plan.check_fits()

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from halotile.tasks.options import job_key
 
 Kind = Literal["array", "image", "operators"]
 
-_WRITTEN: Mapping[Kind, Any] = {"array": str, "image": str, "operators": tuple[dict[str, Any], ...]}
+_WRITTEN: Mapping[Kind, Any] = {"array": Path, "image": Path, "operators": tuple[dict[str, Any], ...]}
 
 
 def stand_ins(operator: type) -> dict[str, Kind]:
@@ -85,7 +86,9 @@ def _own(choice: type) -> list[tuple[str, Any, Any]]:
     """What a choice has besides its name and its options."""
     hints = typing.get_type_hints(choice)
     fields = (field for field in dataclasses.fields(choice) if field.name not in ("name", "options"))
-    return [(field.name, hints[field.name], _default(field)) for field in fields]
+    return [
+        (field.name, Path if field.name == "data" else hints[field.name], _default(field)) for field in fields
+    ]
 
 
 def _written(hint: Any, kind: Kind | None) -> Any:

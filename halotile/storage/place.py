@@ -15,13 +15,15 @@ MARKS = (METADATA, ".zgroup", ".zarray")
 """What a Zarr has at its top, and so what tells one from any other directory."""
 
 
-def check_path(path: str | Path) -> None:
+def check_path(path: str | Path, key: str = "output.path") -> None:
     """Refuse a path that a symlink turns into another, or that a file stands in the way of.
 
     Parameters
     ----------
     path : path
         As it was written: made absolute, it would have lost the ``..`` behind a symlink.
+    key : str
+        What the job calls it.
 
     Raises
     ------
@@ -30,24 +32,22 @@ def check_path(path: str | Path) -> None:
     """
     root = Path(path)
     if not root.name:
-        raise OutputRefused(
-            f"output.path is {root}: that is no name for an output. Write one in that folder."
-        )
+        raise OutputRefused(f"{key} is {root}: that is no name for an output. Write one in that folder.")
     if root.is_symlink():
-        raise OutputRefused(f"output.path is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
-    check_parents(root)
+        raise OutputRefused(f"{key} is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
+    check_parents(root, key)
     if array := next(filter(_is_array, root.parents), None):
         raise OutputRefused(
-            f"output.path is {root}: {array} is a Zarr array, and what lies in its folder goes with it. "
+            f"{key} is {root}: {array} is a Zarr array, and what lies in its folder goes with it. "
             "Write a path beside it."
         )
     if os.path.realpath(root) != os.path.realpath(os.path.abspath(root)):
         raise OutputRefused(
-            f"output.path is {root}: behind a symlink, its .. leads to {os.path.realpath(root)}. Write that path."
+            f"{key} is {root}: behind a symlink, its .. leads to {os.path.realpath(root)}. Write that path."
         )
 
 
-def check_parents(path: str | Path) -> None:
+def check_parents(path: str | Path, key: str = "output.path") -> None:
     """Refuse a path that cannot come to be, because what it would lie in is no folder, or not there.
 
     Raises
@@ -57,21 +57,19 @@ def check_parents(path: str | Path) -> None:
     """
     root = Path(path)
     if not root.name:
-        raise OutputRefused(
-            f"output.path is {root}: that is no name for an output. Write one in that folder."
-        )
+        raise OutputRefused(f"{key} is {root}: that is no name for an output. Write one in that folder.")
     for parent in root.parents:
         if not os.path.lexists(parent) or parent.is_dir():
             continue
         # A symlink that leads nowhere, or in a circle, is none either.
         what = "a symlink that leads to no directory" if parent.is_symlink() else "a file"
         raise OutputRefused(
-            f"output.path is {root}: {parent} is {what}, so nothing can be made in it. Write another path."
+            f"{key} is {root}: {parent} is {what}, so nothing can be made in it. Write another path."
         )
     # A misspelt folder would otherwise fill a disk that nobody looks at.
     if not root.parent.is_dir():
         raise OutputRefused(
-            f"output.path is {root}: there is no folder {root.parent}. "
+            f"{key} is {root}: there is no folder {root.parent}. "
             f"Make it first (mkdir -p {shlex.quote(str(root.parent))}), or write another path."
         )
 
@@ -86,7 +84,9 @@ def _is_array(folder: Path) -> bool:
         return False
 
 
-def check_place(path: str | Path, *, overwrite: bool) -> None:
+def check_place(
+    path: str | Path, *, overwrite: bool, key: str = "output.path", remedy: str = "output.overwrite: true"
+) -> None:
     """Refuse a place where no output can be made; nothing is touched.
 
     Parameters
@@ -95,6 +95,8 @@ def check_place(path: str | Path, *, overwrite: bool) -> None:
         As it was written.
     overwrite : bool
         Whether a Zarr that stands there may be removed. Anything that is not a Zarr may not.
+    key, remedy : str
+        What the job calls the path, and how it says that it may be replaced.
 
     Raises
     ------
@@ -102,34 +104,32 @@ def check_place(path: str | Path, *, overwrite: bool) -> None:
         When the path goes through a symlink, or what stands there has to stay.
     """
     root = Path(path)
-    check_path(root)
+    check_path(root, key)
     if not os.path.lexists(root):
         return
     if not overwrite:
-        raise OutputRefused(
-            f"output.path is {root}: something stands there. Write another path, or output.overwrite: true."
-        )
-    _check_removable(root)
+        raise OutputRefused(f"{key} is {root}: something stands there. Write another path, or {remedy}.")
+    _check_removable(root, key)
 
 
-def _check_removable(root: Path) -> None:
+def _check_removable(root: Path, key: str) -> None:
     """Only a Zarr that holds nothing but its own may be removed."""
     here = root.resolve()
     for name, place in (("home directory", Path.home()), ("working directory", Path.cwd())):
         if place.resolve().is_relative_to(here):
-            raise OutputRefused(f"output.path is {root}: it holds your {name}, and is not removed.")
+            raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
     if not root.is_dir():
-        raise OutputRefused(f"output.path is {root}: a file stands there, not a Zarr. Write another path.")
+        raise OutputRefused(f"{key} is {root}: a file stands there, not a Zarr. Write another path.")
     entries = os.listdir(root)
     if not any((root / mark).is_file() for mark in MARKS) and not all(e.endswith(PARTIAL) for e in entries):
         raise OutputRefused(
-            f"output.path is {root}: it is no Zarr (none of {', '.join(MARKS)} in it), and is not removed. "
+            f"{key} is {root}: it is no Zarr (none of {', '.join(MARKS)} in it), and is not removed. "
             "Write another path."
         )
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
             if os.path.islink(os.path.join(folder, name)):
                 raise OutputRefused(
-                    f"output.path is {root}: {os.path.join(folder, name)} is a symlink, so not all of it is its own. "
+                    f"{key} is {root}: {os.path.join(folder, name)} is a symlink, so not all of it is its own. "
                     "Remove it by hand, or write another path."
                 )

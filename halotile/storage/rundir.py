@@ -8,6 +8,7 @@
 ``status.json`` how far the run is, replaced about once a second
 ``events.jsonl``  what happened, one JSON object a line
 ``iterations.jsonl``  what each iteration of a solver came to
+``written.json``  the iterations up to the one whose image the output holds
 ``state``       a solver's images and numbers between two iterations
 ``lock``        held by the driver while it runs
 ``workers.lock``  held by every worker while it lives
@@ -47,7 +48,8 @@ WORKERS_LOCK = "workers.lock"
 STOP = "stop"
 STATE = "state"
 ITERATIONS = "iterations.jsonl"
-_NAMES = {JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE, ITERATIONS}
+WRITTEN = "written.json"
+_NAMES = {JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE, ITERATIONS, WRITTEN}
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -150,6 +152,7 @@ class RunDirectory:
             self.status_path,
             self.events_path,
             self.iterations_path,
+            self.path / WRITTEN,
         ):
             self.disk.remove(path)
         self.forget_state()
@@ -209,6 +212,16 @@ class RunDirectory:
     def append_iteration(self, row: Mapping[str, Any]) -> None:
         """Add an iteration to it."""
         self.disk.append(self.iterations_path, _json_lines([row]))
+
+    def write_written(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Tell which iterations led to the image that is about to be written; durable on return."""
+        self._write(self.path / WRITTEN, {"iterations": list(rows)})
+
+    def read_written(self) -> list[dict[str, Any]]:
+        """The iterations that led to the image that the output holds; none before it was begun."""
+        with contextlib.suppress(DamagedData):
+            return list((self._read(self.path / WRITTEN) or {}).get("iterations", []))
+        return []
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The events in order; lines that cannot be read are left out."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from halotile.storage.grid import Grid, Region
@@ -78,7 +78,8 @@ class Denoised:
 
     def runner(self) -> TileRunner:
         """The model with its tiling, built when it is first asked for."""
-        key = pickle.dumps((self.denoiser, self.tiling, self.precision))
+        # A function that a script hands over may have no name that plain pickle finds it by.
+        key = cloudpickle.dumps((self.denoiser, self.tiling, self.precision))
         with _guard:
             if key not in _runners:
                 while len(_runners) >= _KEPT:

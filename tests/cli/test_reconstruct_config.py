@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -58,14 +59,19 @@ LIES = [
     ("output: {path: x.zarr", "output: {pth: x.zarr", 3, "output.pth: unknown key; did you mean path?"),
     ("shard: 64", "shard: 60", 3, "output.shard: 60 is no multiple of output.chunk 32"),
     ("kernel: k0.npy", "kernle: k0.npy", 5, "operators[0].kernle: unknown key; did you mean kernel?"),
-    ("kernel: k0.npy, ", "", 5, "operators[0].kernel: missing; write text"),
-    ("kernel: k0.npy", "kernel: 3", 5, "operators[0].kernel: 3 is not text"),
-    ("data: y0.npy, ", "", 5, "operators[0].data: missing; write text"),
+    ("kernel: k0.npy, ", "", 5, "operators[0].kernel: missing; write a path"),
+    ("kernel: k0.npy", "kernel: 3", 5, "operators[0].kernel: 3 is not a path"),
+    ("data: y0.npy, ", "", 5, "operators[0].data: missing; write a path"),
     ("data: y0.npy", 'data: ""', 5, "operators[0].data: is empty; write a path"),
     ("boundary: circular", "boundary: round", 5, "operators[0].boundary: boundary is 'round': write one of"),
     ("boundary: circular", "engine: dirct", 5, "operators[0].engine: \"dirct\" is not auto, direct or fft; did you"),
     ("boundary: circular", "factor: 1.5", 5, "operators[0].factor: 1.5 is not a whole number"),
     ("noise_sigma: 0.03", "noise_sigma: 0", 5, "operators[0].noise_sigma: 0 is too small; write more than 0"),
+    ("kernel: k0.npy", "kernel: [[1, 2, 1]]", 5, "operators[0].kernel: [[1, 2, 1]] is not a path"),
+    ("boundary: circular", "factor: 0", 5, "operators[0].factor: factor is 0: write a whole number of at least 1"),
+    ("noise_sigma: 0.03", "noise_sigma: -0.1", 5, "operators[0].noise_sigma: -0.1 is too small; write more than 0"),
+    ("noise_sigma: 0.03", "noise_sigma: .inf", 5, "operators[0].noise_sigma: Infinity is not finite; write a number above"),
+    ("noise_sigma: 0.03", "noise_sigma: .nan", 5, "operators[0].noise_sigma: NaN is not finite; write a number above 0"),
     ("noise_sigma: 0.03", "noise_sigam: 1", 5, "operators[0].noise_sigam: unknown key; did you mean noise_sigma?"),
     ("name: mask, ", "", 6, "operators[1].name: missing; write one of blur, "),
     ("name: mask", "name: masc", 6, "operators[1].name: no operator is called masc; did you mean mask?"),
@@ -84,12 +90,17 @@ LIES = [
     ("weight: 1.0", "weight: 2.0", 8, "prior.weight: a denoiser in the place of a prox has no weight"),
     ("weight: 1.0", "wieght: 2.0", 8, "prior.wieght: unknown key; did you mean weight?"),
     ("weight: 1.0", "sigma: 0", 8, "prior.sigma: 0 is too small; write more than 0"),
+    ("{name: pnp, denoiser: {name: gaussian, sigma: 0.5}, weight: 1.0}", "{name: tv, weight: 0}", 8, "prior.weight: 0 is too"),
+    ("{name: pnp, denoiser: {name: gaussian, sigma: 0.5}, weight: 1.0}", "{name: tv, weight: .inf}", 8, "prior.weight: Infinity is"),
+    ("{name: pnp, denoiser: {name: gaussian, sigma: 0.5}, weight: 1.0}", "{name: tv, iterations: 0}", 8, "prior.iterations: 0 is"),
     ("name: pgd", "name: pdg", 9, "solver.name: no solver is called pdg; did you mean pgd?"),
     ("name: pgd", "name: lanczos", 9, "solver.name: no solver is called lanczos; write one of admm, cg, fista, gd, pgd"),
     ("name: pgd", "name: cg", 8, "prior.name: pnp with solver cg, which knows no prior"),
     ("iterations: 4", "iterations: 0", 9, "solver.iterations: 0 is too small; write at least 1"),
     ("step: auto", "step: -0.5", 9, "solver.step: -0.5 is too small; write more than 0"),
     ("step: auto", "step: fast", 9, 'solver.step: "fast" is not auto or a number'),
+    ("step: auto", "step: .inf", 9, "solver.step: Infinity is not finite; write a number above 0"),
+    ("tol: 1.0e-4", "tol: 2", 9, "solver.tol: 2 would end the solver at once: it is a part of the image's length; write less"),
     ("tol: 1.0e-4", "tol: -1", 9, "solver.tol: -1 is too small"),
     ("checkpoint_every: 1", "checkpoint_every: 5", 9, "solver.checkpoint_every: 5 is not 1, and each iteration"),
     ("depth: auto", "depth: 1", 10, "tile.depth: 1 is less than gaussian's receptive field 2: seams would show"),
@@ -145,6 +156,126 @@ def test_parts_that_do_not_agree_are_refused(
         load_job(reconstruction, overrides)
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("operators[0].noise_sigma=0", "--set operators[0].noise_sigma: 0 is too small; write more than 0"),
+        ("operators[0].noise_sigam=1", "--set operators[0].noise_sigam: unknown key; did you mean noise_sigma?"),
+        ("operators[1].mask=gone.npy", "--set operators[1].mask: "),
+        ("operators.0.noise_sigma=1", "operators is a list: write operators[0].noise_sigma."),
+        ("operators.noise_sigma=1", "operators is a list: write which of its entries, such as operators[0].noise_sigma."),
+        ("operators[2].noise_sigma=1", "operators has 2 entries, the last of them operators[1]: there is no entry 2."),
+        ("solver[0]=3", "not a list: it has no entry 0. Set solver itself."),
+        ("operators[0].data.x=3", 'operators[0].data is "y0.npy", not a section: nothing can be set inside it.'),
+        ("operators[a].data=y.zarr", "not a key and a value. Write it as --set tile.size=256, or for an entry of a list"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_set_in_a_list_is_told(
+    reconstruction: Path, override: str, words: str
+) -> None:
+    with pytest.raises((ConfigError, InputError)) as caught:
+        load_job(reconstruction, [override])
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_entry_of_a_list_is_set_and_the_others_stay(reconstruction: Path) -> None:
+    before = load(reconstruction).operators
+    now = load(
+        reconstruction, "operators[0].noise_sigma=0.5", "operators[1]={name: mask, mask: m.npy, data: y0.npy}"
+    ).operators
+    assert (now[0].noise_sigma, now[0].options) == (0.5, before[0].options)
+    assert now[1].data == before[0].data
+
+
+KERNELS = {
+    "nan": np.array([[0.5, np.nan]]),
+    "zero": np.zeros((3, 3)),
+    "line": np.ones(5),
+    "volume": np.ones((2, 2, 3, 3)),
+    "complex": np.ones((3, 3), complex),
+    "long": np.ones((201, 201)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("nan", "operators[0]: kernel has 1 of 2 numbers that are NaN or infinite. Write finite ones."),
+        (
+            "zero",
+            "operators[0]: kernel is 0 everywhere: nothing of the image would be measured. Write another.",
+        ),
+        ("line", "operators[0]: kernel has shape (5,): write rows and columns"),
+        ("volume", "operators[0]: kernel has shape (2, 2, 3, 3): write rows and columns"),
+        ("complex", "operators[0]: kernel is complex128: light adds up. Write real numbers."),
+        (
+            "long",
+            "operators[0]: the kernel is 201 pixels long and the image 96: with boundary reflect it has to be",
+        ),
+    ],
+)
+def test_a_plan_refuses_a_kernel_that_is_none(reconstruction: Path, kernel: str, words: str) -> None:
+    np.save(reconstruction.with_name("k0.npy"), KERNELS[kernel])
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", "operators[0].boundary=reflect"])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kernel", "note"),
+    [
+        (np.full((3, 3), 2 / 9), "the kernel sums to 2: the image comes out 0.5 times as bright as the measurement"),
+        (np.full((3, 3), -1 / 9), "the kernel sums to -1: light is taken away"),
+        (np.full((4, 3), 1 / 12), "the kernel is 4 x 3: an even edge has no middle pixel, and the image comes out half"),
+    ],
+    ids=["bright", "dark", "even"],
+)  # fmt: skip
+def test_a_plan_notes_a_kernel_that_was_probably_not_meant(
+    reconstruction: Path, kernel: np.ndarray[tuple[int, int], np.dtype[np.float64]], note: str
+) -> None:
+    np.save(reconstruction.with_name("k0.npy"), kernel)
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), "--json"])
+    assert [note in said for said in json.loads(result.stdout)["notes"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "code", "words"),
+    [
+        ("y0", (50, 80), 2, "y0.npy has shape [50, 80], but blur of an image of shape [96, 80] gives [96, 80]. Write shape"),
+        ("y0", (80,), 4, "y0.npy: the array's shape is (80,): a picture has at least the axes y and x"),
+        ("m", (20, 20), 2, "operators[1]: the mask has shape (20, 20) and the image (96, 80). Give it the image's shape"),
+        ("truth", (50, 80), 4, "truth.npy has shape [50, 80], and the image has [96, 80]. Give one of that shape."),
+    ],
+)  # fmt: skip
+def test_a_plan_finds_shapes_that_do_not_fit(
+    reconstruction: Path, name: str, shape: tuple[int, ...], code: int, words: str
+) -> None:
+    np.save(reconstruction.with_name(f"{name}.npy"), np.ones(shape, np.float32))
+    result = RUNNER.invoke(app, ["plan", str(reconstruction)])
+    assert result.exit_code == code, result.stderr
+    assert words in result.stderr
+
+
+def test_a_composition_of_nothing_is_refused(reconstruction: Path) -> None:
+    words = ["--set", "operators[1]={name: composition, operators: [], data: y1.npy}"]
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), *words])
+    assert (result.exit_code, "operators[1]: a composition of no operators" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("y0.npy", "y0.npy: that is the input. Write another path"),
+        ("y0.npy/x.zarr", "y0.npy is a file, so nothing can be made in it"),
+        ("no/x.zarr", "there is no folder"),
+    ],
+)
+def test_an_output_cannot_be_what_is_read(reconstruction: Path, path: str, words: str) -> None:
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", f"output.path={path}"])
+    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
 
 
 def test_direct_sums_and_transforms_are_not_both_asked_for(reconstruction: Path) -> None:

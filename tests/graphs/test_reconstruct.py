@@ -211,7 +211,13 @@ def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> No
     assert "nothing left to do" in again.stderr
     another = call("run", scene.config, "--allow-import", "--set", "solver.iterations=7")
     assert another.exit_code == 2
-    assert "solver.iterations was 6, is 7" in another.stderr
+    assert (
+        "finished after 6 iterations, and what its solver had between iterations was removed"
+        in another.stderr
+    )
+    stronger = call("run", scene.config, "--allow-import", "--set", "solver.step=3.0e-4")
+    assert stronger.exit_code == 2
+    assert "solver.step was 0.00025, is 0.0003" in stronger.stderr
 
 
 def test_numbers_that_grow_end_the_run_with_its_last_good_image(scene: Scene) -> None:

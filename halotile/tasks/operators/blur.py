@@ -13,6 +13,7 @@ from halotile.storage.rim import Readable
 from halotile.tasks.operators._frame import Frame
 from halotile.tasks.operators._kernel import Frames, Seen, Spread
 from halotile.tasks.operators.base import Kind, Shape
+from halotile.tasks.options import check_whole
 from halotile.tasks.overlap_save import Engine, engine_for
 
 RULES = {
@@ -65,14 +66,29 @@ class Blur:
             raise ConfigError(f"boundary is {self.boundary!r}: write one of {', '.join(RULES)}.")
         if self.engine not in get_args(Engine):
             raise ConfigError(f"engine is {self.engine!r}: write one of {', '.join(get_args(Engine))}.")
+        check_whole("factor", self.factor, 1)
         if self.engine == "fft" and self.factor != 1:
             raise ConfigError(
                 f"engine is 'fft' and factor {self.factor}: the transforms compute every pixel, also those that are left "
                 "out. Write engine: direct."
             )
+        self._check_kernel()
+
+    def _check_kernel(self) -> None:
+        """Refuse a kernel that spreads no light, or none that can be told."""
         if self.kernel.ndim not in (2, 3) or 0 in self.kernel.shape:
             raise ConfigError(
                 f"kernel has shape {self.kernel.shape}: write rows and columns, or one such kernel for each plane."
+            )
+        if self.kernel.dtype.kind not in "biuf":
+            raise ConfigError(f"kernel is {self.kernel.dtype}: light adds up. Write real numbers.")
+        if bad := int(np.count_nonzero(~np.isfinite(self.kernel))):
+            raise ConfigError(
+                f"kernel has {bad} of {self.kernel.size} numbers that are NaN or infinite. Write finite ones."
+            )
+        if not self.kernel.any():
+            raise ConfigError(
+                "kernel is 0 everywhere: nothing of the image would be measured. Write another."
             )
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import Kind, Operator, Shape, window_of, with_engine
@@ -64,6 +65,8 @@ class Composition:
 
     def shapes(self, image: Shape) -> list[Shape]:
         """Shape of the image and of what each operator makes of it."""
+        if not self.operators:
+            raise ConfigError("a composition of no operators changes nothing. Write at least one.")
         shapes = [image]
         for operator in self.operators:
             shapes.append(operator.measured(shapes[-1]))

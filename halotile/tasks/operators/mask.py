@@ -36,6 +36,7 @@ class Mask:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> mask = Mask(mask=InMemory(np.array([[1, 0]])))
     >>> read_all(mask.forward(InMemory(np.array([[3.0, 4.0]])))).tolist()

@@ -1,0 +1,72 @@
+"""A job at work on the command line: what is told before, while and after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from halotile.cli import exits
+from halotile.cli.screen import complain, print_json, print_rows, say
+
+if TYPE_CHECKING:
+    from halotile.graphs.job import AnyJob
+    from halotile.graphs.noise import NoiseChoice
+
+
+def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
+    """Run a job; one that was interrupted goes on where it was."""
+    from halotile.cli.figures import outcome_json, outcome_rows
+    from halotile.cli.jobs import words_of
+    from halotile.cli.report import make_report
+    from halotile.cli.units import first_line
+    from halotile.graphs.jobs import engine_of
+
+    engine = engine_of(job)
+    plan = engine.plan(job, fresh=fresh, same_input=same_input)
+    if not quiet:
+        complain(words_of(job).headline(plan.summary()))
+        for note in plan.summary()["notes"]:
+            complain(f"note: {note}")
+    with make_report(quiet=quiet) as report:
+        outcome = engine.run(plan, observer=report)
+    if as_json:
+        print_json(outcome_json(outcome))
+    elif not quiet:
+        print_rows(
+            "finished" if not outcome.quarantined else "finished, but for the bad blocks",
+            outcome_rows(outcome),
+        )
+    for bad in outcome.quarantined:
+        where = f"index {bad.index}, region {bad.region.start}–{bad.region.stop}"
+        complain(f"quarantined: block {bad.number} ({where}): {first_line(bad.error)}")
+    if outcome.quarantined:
+        raise typer.Exit(exits.QUARANTINED)
+
+
+def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool, quiet: bool) -> None:
+    """Write the measurements of a job.
+
+    Raises
+    ------
+    ConfigError
+        When it is a job without measurements.
+    """
+    from halotile.cli.report import make_report
+    from halotile.errors import ConfigError
+    from halotile.graphs.job import Reconstruction
+    from halotile.graphs.simulate import run_simulation
+    from halotile.graphs.simulation import make_simulation_plans
+
+    if not isinstance(job, Reconstruction):
+        raise ConfigError(
+            "job is denoise: it has no operators whose measurements could be simulated. Write job: reconstruct."
+        )
+    plans = make_simulation_plans(job, noise, overwrite=overwrite)
+    with make_report(quiet=quiet) as report:
+        run_simulation(plans, choice=job.cluster, observer=report, import_folder=job.import_folder)
+    if as_json:
+        print_json({"measurements": [plan.summary() for plan in plans]})
+    elif not quiet:
+        for plan in plans:
+            say(plan.told)

@@ -1,0 +1,38 @@
+"""What is read has to be numbers: the sums of a first sweep tell whether it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from halotile.errors import InputError
+from halotile.graphs.solvers.base import ERROR, State
+
+
+def check_finite(sums: Mapping[str, float], state: State) -> None:
+    """Refuse what was read when the first sums of a solver are not finite; later ones are the solver's own doing.
+
+    Raises
+    ------
+    InputError
+        Saying where to look.
+
+    Examples
+    --------
+    >>> check_finite({"misfit": float("nan")}, State(iteration=1))
+    >>> check_finite({"misfit": 2.0, "error": float("nan")}, State())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    halotile.errors.InputError: the first sweep came to error nan: some pixel of the reference is NaN or infinite. ...
+    """
+    wild = [name for name, value in sums.items() if not math.isfinite(value)]
+    if not wild or state.iteration:
+        return
+    came = f"the first sweep came to {wild[0]} {sums[wild[0]]}"
+    if wild == [ERROR]:
+        raise InputError(
+            f"{came}: some pixel of the reference is NaN or infinite. Replace it by a number, or leave the reference out."
+        )
+    raise InputError(
+        f"{came}: some pixel of the data, of start, or of what an operator reads (a mask) is NaN or infinite. Replace it "
+        "by a number; one that is to be left out, by 0 under a mask that is 0 there."
+    )

@@ -1,0 +1,222 @@
+"""``halotile.simulate``: measurements made block by block beside their names, and named when all are whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from halotile.errors import DiskRefused
+from halotile.graphs.amounts import counted
+from halotile.graphs.claim import claim
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.damage import damaged_among
+from halotile.graphs.job import Cluster as ClusterChoice
+from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
+from halotile.graphs.noise import NoiseChoice
+from halotile.graphs.outcome import ended_by, failure_of, full_disk_in_words
+from halotile.graphs.paths import whole_path
+from halotile.graphs.progress import Observer
+from halotile.graphs.session import Session
+from halotile.graphs.signals import Signals
+from halotile.graphs.simulation import SimulationPlan, make_simulation_plans
+from halotile.graphs.status import StatusFile
+from halotile.graphs.sweep import Sweep
+from halotile.storage.disk import DISK, sweep_partials
+from halotile.storage.journal import Journal
+from halotile.storage.place import MARKS
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.simulated import Noise
+
+
+def simulate(
+    measurements: Sequence[OperatorChoice],
+    reference: str | Path,
+    *,
+    noise: Noise = "gaussian",
+    gain: float = 1.0,
+    background: float = 0.0,
+    seed: int = 0,
+    workers: int = 2,
+    memory_per_worker: str | int = "4GiB",
+    overwrite: bool = False,
+    observer: Observer | None = None,
+) -> tuple[Path, ...]:
+    """Write what operators would measure of an image, ``y = A x`` with noise, from disk to disk.
+
+    The noise of a pixel depends on the seed, the operator's place in the list and the pixel's place alone: the result has
+    the same bits for any number of workers. A measurement appears under its name when all of them are whole.
+
+    Parameters
+    ----------
+    measurements : sequence of OperatorChoice
+        Each from :func:`halotile.measurement`; its ``data`` is the Zarr to write.
+    reference : path
+        The true image.
+    noise : str
+        ``gaussian``, of the standard deviation ``noise_sigma`` of each measurement; ``poisson``, or ``none``.
+    gain : float
+        poisson: what one count is worth, so ``y = gain P((A x + background) / gain)``.
+    background : float
+        poisson: what is there without the image.
+    seed : int
+        Which noise: 0 or more.
+    workers : int
+        Number of worker processes.
+    memory_per_worker : str or int
+        Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
+    overwrite : bool
+        Replace Zarrs that stand at the measurements' paths.
+    observer : callable, optional
+        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second.
+
+    Returns
+    -------
+    tuple of Path
+        Where the measurements lie.
+
+    Raises
+    ------
+    ConfigError, OutputRefused
+        When an argument cannot be, or something stands where a measurement is to go.
+    HalotileError
+        See :mod:`halotile.errors`.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> seen = halotile.measurement("blur", "y.zarr", kernel=[[0.5, 0.5]], noise_sigma=0.01)
+    >>> halotile.simulate([seen], "truth.zarr", noise="poison")
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: noise is 'poison': there is none of that name; did you mean poisson?
+    >>> halotile.simulate([seen], "truth.zarr")  # doctest: +SKIP
+    """
+    wanted = NoiseChoice(name=noise, gain=gain, seed=seed)
+    # A reconstruction that is never run: it says what is measured, and how.
+    job = Reconstruction(
+        output=Output(path="x.zarr"),
+        operators=tuple(measurements),
+        fidelity=FidelityChoice(name="poisson" if background else "l2", background=background),
+        reference=whole_path("reference", reference),
+        start=whole_path("reference", reference),
+        run=Run(workers=workers, memory_per_worker=memory_per_worker),
+    )
+    plans = make_simulation_plans(job, wanted, overwrite=overwrite)
+    return run_simulation(plans, choice=job.cluster, observer=observer)
+
+
+def run_simulation(
+    plans: tuple[SimulationPlan, ...],
+    *,
+    choice: ClusterChoice,
+    observer: Observer | None = None,
+    cluster: Cluster | None = None,
+    import_folder: str | None = None,
+) -> tuple[Path, ...]:
+    """Make every measurement; what an earlier call left of the same is gone on with.
+
+    Parameters
+    ----------
+    plans : tuple of SimulationPlan
+        From :func:`halotile.graphs.simulation.make_simulation_plans`.
+    choice : graphs.job.Cluster
+        The cluster that is started.
+    observer : callable, optional
+        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second.
+    cluster : Cluster, optional
+        A running cluster to use instead.
+    import_folder : str, optional
+        Where imports of the user's own code start from.
+
+    Returns
+    -------
+    tuple of Path
+        Where the measurements lie.
+
+    Raises
+    ------
+    OutputRefused
+        When another run is making one of them.
+    BlockFailed
+        When blocks failed after their retries.
+    DiskRefused
+        When the disk is full.
+    Stopped
+        When SIGTERM or SIGUSR1 asked for it.
+    """
+    with ExitStack() as held:
+        signals = held.enter_context(Signals())
+        makings = [held.enter_context(_making(plan, observer)) for plan in plans]
+        session = held.enter_context(Session(plans[0].run, choice, makings[0].status, cluster))
+        for making in makings:
+            making.make(session, signals, import_folder)
+        for making in makings:
+            making.name()
+    return tuple(plan.data for plan in plans)
+
+
+class _Making:
+    """One measurement on its way."""
+
+    def __init__(self, plan: SimulationPlan, journal: Journal, observer: Observer | None) -> None:
+        self.plan = plan
+        self.journal = journal
+        self.directory = RunDirectory(plan.run_directory)
+        self.status = StatusFile(self.directory, plan, observer)
+
+    def make(self, session: Session, signals: Signals, import_folder: str | None) -> None:
+        """Every block that is left."""
+        self._strike_damaged()
+        sweep = Sweep(
+            self.plan.task,
+            phase="simulate",
+            options=self.plan.run,
+            journal=self.journal,
+            directory=self.directory,
+            signals=signals,
+            status=self.status,
+            import_folder=import_folder,
+            title=f" while {self.plan.data.name} was made",
+        )
+        session.status = self.status
+        self.status.begin(sweep.progress("start"))
+        self.status.say(self.plan.told)
+        try:
+            session.through(sweep)
+            self._check(sweep)
+        except BaseException as error:
+            with suppress(OSError):
+                self.journal.sync()
+            self.status.end("stopped", sweep.progress("stop"), ended_by(error))
+            raise
+        self.status.end("finished", sweep.progress("stop"), "")
+
+    def name(self) -> None:
+        """Give it the name that it is asked for; what stood there goes."""
+        self.journal.sync()  # it is not to be looked for once its folder is gone
+        sweep_partials(self.plan.output)
+        if self.plan.data.exists():
+            DISK.remove_tree(self.plan.data, last=MARKS)
+        os.rename(self.plan.output, self.plan.data)
+        DISK.sync_directory(self.plan.data.parent)
+        DISK.remove_tree(self.directory.path)
+
+    def _check(self, sweep: Sweep) -> None:
+        done = len(self.journal.done)
+        if sweep.disk_error:
+            raise DiskRefused(full_disk_in_words(self.plan, sweep.disk_error, done))
+        if sweep.bad:
+            raise failure_of(self.plan, tuple(sweep.bad[number] for number in sorted(sweep.bad)))
+        assert done == len(self.plan.grid), counted(done, "block")
+
+    def _strike_damaged(self) -> None:
+        done, plan = self.journal.done, self.plan
+        self.journal.strike(damaged_among(done, plan.output, plan.layout, plan.grid))
+
+
+@contextmanager
+def _making(plan: SimulationPlan, observer: Observer | None) -> Iterator[_Making]:
+    """A measurement whose place is this process's alone."""
+    with claim(plan, RunDirectory(plan.run_directory)) as journal:
+        yield _Making(plan, journal, observer)

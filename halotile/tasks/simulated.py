@@ -1,0 +1,57 @@
+"""A measurement that was never made: what an operator gives of a true image, with noise by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels
+from halotile.tasks.draws import gaussian, poisson
+from halotile.tasks.operators.base import Derived
+
+Noise = Literal["gaussian", "poisson", "none"]
+
+
+@dataclass(frozen=True)
+class Simulated(Derived):
+    """``A x`` with noise: the same numbers for the same seed, whatever is read of them.
+
+    Parameters
+    ----------
+    image : Readable
+        ``A x``.
+    noise : str
+        ``gaussian``, ``poisson`` or ``none``.
+    level : float
+        gaussian: its standard deviation. poisson: what one count is worth.
+    background : float
+        poisson: what is there without the image.
+    seed, operator : int
+        Which noise: each operator of a stack has its own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from halotile.tasks.operators.base import InMemory, read_all
+    >>> grey = InMemory(np.full((100, 100), 0.5, "float32"))
+    >>> noisy = Simulated(grey, "gaussian", level=0.1, seed=3)
+    >>> bool((noisy.read(Region((60, 70), (80, 90))) == read_all(noisy)[60:80, 70:90]).all())
+    True
+    """
+
+    noise: Noise
+    level: float
+    background: float = 0.0
+    seed: int = 0
+    operator: int = 0
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        clean = self.image.read(region).astype(self.dtype, copy=False)
+        if self.noise == "gaussian":
+            return gaussian(clean, region, sigma=self.level, seed=self.seed, operator=self.operator)
+        if self.noise == "poisson":
+            lit = clean + self.dtype.type(self.background)
+            return poisson(lit, region, gain=self.level, seed=self.seed, operator=self.operator)
+        return clean

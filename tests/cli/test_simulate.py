@@ -1,0 +1,99 @@
+"""``recon-cli simulate``: which jobs it takes, what it says, and what it refuses before anything is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from halotile.cli.main import app
+from halotile.graphs import simulate
+from halotile.graphs.clusters.base import Cluster
+
+RUNNER = CliRunner()
+JOB = """\
+version: 1
+job: reconstruct
+output: {path: x.zarr}
+operators:
+  - {name: blur, kernel: psf.npy, data: y0.zarr, noise_sigma: 0.02}
+  - {name: crop, origin: [3, 5], size: [20, 30], data: y1.zarr, noise_sigma: 0.05}
+start: y0.zarr
+reference: truth.npy
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A job whose measurements are not there yet; it begins with one of them."""
+    np.save(tmp_path / "truth.npy", np.random.default_rng(0).random((64, 48), np.float32))
+    np.save(tmp_path / "psf.npy", np.full((3, 3), 1 / 9))
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.mark.cluster
+def test_measurements_are_written_and_then_the_job_is_whole(
+    config: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*given: Any, **options: Any) -> Any:
+        return made(*given, **options, cluster=cluster)
+
+    made = simulate.run_simulation
+    monkeypatch.setattr(simulate, "run_simulation", run)
+    assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 4
+    done = RUNNER.invoke(app, ["simulate", str(config), "--noise", "poisson", "--gain", "0.01", "--json"])
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)["measurements"]
+    assert [part["shape"] for part in told] == [[64, 48], [20, 30]]
+    assert told[0]["noise"]["gain"] == 0.01
+    assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 0
+    refused = RUNNER.invoke(app, ["simulate", str(config)])
+    assert refused.exit_code == 2
+    assert "y0.zarr: something stands there. Write another path, or add --overwrite." in refused.stderr
+    again = RUNNER.invoke(app, ["simulate", str(config), "--overwrite", "--quiet"])
+    assert (again.exit_code, again.stdout, again.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--noise", "gausian"], 2, "noise is 'gausian': there is none of that name; did you mean gaussian?"),
+        (["--noise", "poisson", "--gain", "0"], 2, "gain is 0: a count has to be worth something"),
+        (["--gain", "much"], 2, "'much' is not a number; write one such as 0.5."),
+        (["--seed", "1.5"], 2, "'1.5' is not a whole number; write one such as 4."),
+        (["--seed", "-1"], 2, "seed is -1: seeds count from 0"),
+        (["--set", "reference=null"], 2, "reference is not there: measurements are simulated from the true image"),
+        (["--set", "reference=gone.npy"], 4, "gone.npy does not exist"),
+        (["--set", "operators[0].kernel=gone.npy"], 4, "gone.npy does not exist"),
+        (["--set", "operators[1].data=truth.npy"], 2, "measurements are written as Zarr"),
+        (["--set", "operators[1].data=no/y.zarr"], 2, "operators[1].data is"),
+        (["--set", "operators[1].data=y0.zarr"], 2, "operators[1].data is"),
+        (["--set", "operators[1].size=[900, 9]"], 2, "operators[1]: origin is (3, 5) and size (900, 9)"),
+        (["--set", "run.memory_per_worker=100MiB"], 5, "run.memory_per_worker is 100MiB; one block of"),
+        (["--set", "operators[0].noise_sigma=-1"], 2, "--set operators[0].noise_sigma: -1 is too small"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_simulated_is_refused(config: Path, words: list[str], code: int, said: str) -> None:
+    before = sorted(config.parent.iterdir())
+    result = RUNNER.invoke(app, ["simulate", str(config), *words])
+    assert result.exit_code == code, result.stderr
+    assert said in result.stderr
+    assert sorted(config.parent.iterdir()) == before
+
+
+def test_a_job_without_operators_is_none_to_simulate(tmp_path: Path) -> None:
+    np.save(tmp_path / "noisy.npy", np.zeros((9, 9), np.float32))
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "version: 1\njob: denoise\ninput: {path: noisy.npy}\noutput: {path: x.zarr}\n"
+        "denoiser: {name: median, size: 3}\n"
+    )
+    result = RUNNER.invoke(app, ["simulate", str(path)])
+    assert result.exit_code == 2
+    assert "job is denoise: it has no operators whose measurements could be simulated" in result.stderr

@@ -1,0 +1,160 @@
+"""More iterations than a run was begun with: it goes on, to the bits of one that was asked for all of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import halotile
+from halotile.cli.config import load_saved_job
+from halotile.errors import ResumeRefused
+from halotile.graphs import reconstruct as engine
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.further import Reached
+from halotile.graphs.job import Output, PriorChoice, Reconstruction, Run, SolverChoice, Tile
+from halotile.graphs.outcome import Outcome
+from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.blur import Blur
+from tests.graphs.solving import kernel
+
+pytestmark = pytest.mark.cluster
+
+
+def job_in(folder: Path, solver: SolverChoice, **changes: Any) -> Reconstruction:
+    """A blurred picture of a few blocks."""
+    y, x = np.mgrid[:96, :80]
+    image = (0.5 + 0.4 * np.sign(np.sin(y / 7) * np.cos(x / 5))).astype("float32")
+    blurred = read_all(Blur(kernel=kernel(5), boundary="reflect").forward(InMemory(image)))
+    np.save(
+        folder / "y.npy", blurred + 0.02 * np.random.default_rng(0).standard_normal(image.shape, "float32")
+    )
+    np.save(folder / "psf.npy", kernel(5))
+    measured = halotile.measurement("blur", folder / "y.npy", kernel=folder / "psf.npy", noise_sigma=0.1)
+    return Reconstruction(
+        output=Output(path=str(folder / "x.zarr"), shard=32, chunk=16),
+        operators=(measured,),
+        prior=PriorChoice() if solver.name == "cg" else PriorChoice(name="tv", weight=2.0, iterations=4),
+        solver=solver if solver.name == "cg" else replace(solver, step=0.01),
+        tile=Tile(block=32),
+        run=Run(workers=2),
+        **changes,
+    )
+
+
+def go(job: Reconstruction, cluster: Cluster) -> Outcome:
+    """Run it."""
+    return engine.reconstruct(make_reconstruction_plan(job), cluster=cluster)
+
+
+def with_iterations(job: Reconstruction, iterations: int, **changes: Any) -> Reconstruction:
+    """The same to another end."""
+    return replace(job, solver=replace(job.solver, iterations=iterations, **changes))
+
+
+def files(job: Reconstruction) -> dict[str, bytes]:
+    """Everything in the output."""
+    output = Path(job.output.path)
+    return {str(p.relative_to(output)): p.read_bytes() for p in sorted(output.rglob("*")) if p.is_file()}
+
+
+def directory(job: Reconstruction) -> RunDirectory:
+    return RunDirectory(Path(job.output.path + ".run"))
+
+
+@pytest.mark.parametrize("name", ["fista", "cg", "admm"])
+def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: Cluster) -> None:
+    folders = [tmp_path / part for part in ("parts", "whole")]
+    for folder in folders:
+        folder.mkdir()
+    parts, whole = (
+        job_in(folder, SolverChoice(name=name, iterations=6, keep_state=True)) for folder in folders
+    )
+    first = with_iterations(parts, 3)
+    assert go(first, cluster).figures["iteration"] == 3
+    after_three = files(first)
+    plan = make_reconstruction_plan(parts)
+    assert plan.notes == (
+        "3 iterations are done; goes on from there to 6 iterations at most, with the bits of one run",
+    )
+    assert go(parts, cluster).figures["iteration"] == 6
+    go(whole, cluster)
+    assert files(parts) == files(whole) != after_three
+    rows = [[json.loads(line)["change"] for line in directory(job).iterations_path.read_text().splitlines()]
+            for job in (parts, whole)]  # fmt: skip
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 6
+    saved = load_saved_job(directory(parts).job_path)
+    assert isinstance(saved, Reconstruction)
+    assert saved.solver.iterations == 6
+    again = go(parts, cluster)
+    assert again.resumed == again.total
+
+
+def test_a_run_cut_off_goes_on_to_another_end(tmp_path: Path, cluster: Cluster) -> None:
+    folders = [tmp_path / part for part in ("cut", "whole")]
+    for folder in folders:
+        folder.mkdir()
+    cut, whole = (job_in(folder, SolverChoice(name="fista", iterations=5)) for folder in folders)
+
+    def cut_off(progress: Any) -> None:
+        if progress.figures.get("iteration") == 2:
+            raise KeyboardInterrupt
+
+    first = with_iterations(cut, 3)
+    with pytest.raises(KeyboardInterrupt):
+        engine.reconstruct(make_reconstruction_plan(first), observer=cut_off, cluster=cluster)
+    assert 2 <= Reached.of(directory(cut)).iterations <= 3
+    go(cut, cluster)
+    go(whole, cluster)
+    assert files(cut) == files(whole)
+    assert not directory(cut).state_path.exists()
+
+
+def test_a_smaller_tolerance_goes_on_and_a_larger_one_is_refused(tmp_path: Path, cluster: Cluster) -> None:
+    job = job_in(tmp_path, SolverChoice(name="fista", iterations=8, tol=0.1, keep_state=True))
+    stopped = go(job, cluster).figures["iteration"]
+    assert 1 < stopped < 8
+    assert go(with_iterations(job, 8, tol=0.0), cluster).figures["iteration"] == 8
+    with pytest.raises(
+        ResumeRefused, match=rf"has done 8 iterations.*would have ended after {stopped:.0f}, whose image"
+    ):
+        make_reconstruction_plan(job)
+
+
+def test_fewer_iterations_than_were_done_are_refused(tmp_path: Path, cluster: Cluster) -> None:
+    job = job_in(tmp_path, SolverChoice(name="pgd", iterations=3, keep_state=True))
+    go(job, cluster)
+    with pytest.raises(
+        ResumeRefused, match=r"with solver\.iterations: 2 .* would have ended after 2.* Write solver\.it"
+    ):
+        make_reconstruction_plan(with_iterations(job, 2))
+
+
+def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, cluster: Cluster) -> None:
+    job = job_in(tmp_path, SolverChoice(name="pgd", iterations=2))
+    go(job, cluster)
+    before = files(job)
+    with pytest.raises(
+        ResumeRefused, match=r"finished after 2 iterations.*--fresh.*solver\.keep_state: true"
+    ):
+        make_reconstruction_plan(with_iterations(job, 3))
+    assert files(job) == before
+
+
+def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    job = job_in(tmp_path, SolverChoice(name="pgd", iterations=2))
+    go(job, cluster)
+    before = files(job)
+    next(Path(job.output.path).glob("c/*/*")).unlink()
+    done = go(job, cluster)
+    assert done.resumed < done.total
+    assert files(job) == before

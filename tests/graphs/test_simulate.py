@@ -1,0 +1,229 @@
+"""Simulated measurements: what operators give of the reference, with noise that no tiling changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from numpy.typing import NDArray
+
+import halotile
+from halotile.errors import ConfigError, MemoryRefused, OutputRefused, Stopped
+from halotile.graphs import simulate as engine
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
+from halotile.graphs.noise import NoiseChoice
+from halotile.graphs.simulate import run_simulation
+from halotile.graphs.simulation import make_simulation_plans
+from halotile.storage.grid import Grid, Region
+from halotile.tasks.draws import gaussian
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.simulated import Simulated
+from tests.graphs.solving import kernel
+from tests.graphs.test_stages import WholeBlur
+
+Pixels = NDArray[Any]
+
+
+def picture() -> Pixels:
+    """Stripes between 0.2 and 0.8."""
+    y, x = np.mgrid[:200, :150]
+    waves: Pixels = (0.5 + 0.3 * np.sin(y / 5) * np.cos(x / 9)).astype("float32")
+    return waves
+
+
+def choices(folder: Path) -> tuple[OperatorChoice, ...]:
+    """A blur, a smaller copy, and a window."""
+    return (
+        halotile.measurement("blur", folder / "y0.zarr", kernel=kernel(7), noise_sigma=0.05),
+        halotile.measurement("downsample", folder / "y1.zarr", factor=2, noise_sigma=0.02),
+        halotile.measurement("crop", folder / "y2.zarr", origin=(11, 7), size=(60, 50), noise_sigma=0.01),
+    )
+
+
+def job_in(folder: Path, **changes: Any) -> Reconstruction:
+    """A job whose measurements are yet to be made."""
+    np.save(folder / "truth.npy", picture())
+    job = Reconstruction(
+        output=Output(path=str(folder / "x.zarr"), shard=64, chunk=32),
+        operators=choices(folder),
+        reference=str(folder / "truth.npy"),
+        run=Run(workers=2),
+    )
+    return replace(job, **changes)
+
+
+def made(folder: Path) -> list[Pixels]:
+    """The measurements that lie in a folder."""
+    return [zarr.open_array(path, mode="r")[...] for path in sorted(folder.glob("y*.zarr"))]
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "poisson", "none"])
+@pytest.mark.parametrize("block", [32, 67])
+def test_any_tiling_gives_the_same_bits(noise: Any, block: int) -> None:
+    blurred = Blur(kernel=kernel(7), boundary="reflect").forward(InMemory(picture()))
+    whole = Simulated(blurred, noise, level=0.05, background=0.1, seed=4, operator=2)
+    pieces = np.empty(whole.shape, whole.dtype)
+    for piece in Grid(whole.shape, (block, block), ((0, 0), (0, 0))):
+        pieces[piece.core.slices] = whole.read(piece.core)
+    np.testing.assert_array_equal(pieces, read_all(whole))
+
+
+@pytest.mark.parametrize(
+    ("noise", "variance"), [("gaussian", lambda _: 0.05**2), ("poisson", lambda clean: 0.05 * (clean + 0.1))]
+)
+def test_the_noise_is_as_strong_as_it_says(noise: Any, variance: Any) -> None:
+    flat = InMemory(np.full((400, 400), 0.5, "float32"))
+    background = 0.1 if noise == "poisson" else 0.0
+    noisy = read_all(Simulated(flat, noise, level=0.05, background=background, seed=1)).astype(float)
+    assert noisy.mean() == pytest.approx(0.5 + background, abs=0.003)
+    assert noisy.var() == pytest.approx(variance(0.5), rel=0.03)
+
+
+def test_operators_and_seeds_have_noise_of_their_own() -> None:
+    flat = InMemory(np.zeros((64, 64), "float32"))
+    drawn = [
+        read_all(Simulated(flat, "gaussian", level=1.0, seed=seed, operator=operator))
+        for seed in (0, 1)
+        for operator in (0, 1)
+    ]
+    together = np.corrcoef([part.ravel() for part in drawn])
+    assert abs(together - np.eye(4)).max() < 0.06
+
+
+@pytest.mark.cluster
+def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder, (shard, workers) in zip(folders, [(64, 1), (32, 4)], strict=True):
+        folder.mkdir()
+        output = Output(path=str(folder / "x.zarr"), shard=shard, chunk=32)
+        job = job_in(folder, output=output, run=Run(workers=workers))
+        plans = make_simulation_plans(job, NoiseChoice(seed=5))
+        paths = run_simulation(plans, choice=job.cluster, cluster=cluster)
+        assert paths == tuple(folder / f"y{number}.zarr" for number in range(3))
+        assert sorted(p.name for p in folder.iterdir()) == ["truth.npy", *(p.name for p in paths)]
+    one, other = made(folders[0]), made(folders[1])
+    assert [part.shape for part in one] == [(200, 150), (100, 75), (60, 50)]
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+    blurred = Simulated(
+        Blur(kernel=kernel(7)).forward(InMemory(picture())), "gaussian", level=0.05, seed=5, operator=0
+    )
+    np.testing.assert_array_equal(one[0], read_all(blurred))
+
+
+@pytest.mark.cluster
+def test_a_stop_leaves_no_measurement_and_the_next_call_goes_on(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path)
+    plans = make_simulation_plans(job, NoiseChoice())
+    make = engine._Making.make
+
+    def stopping(self: engine._Making, *given: Any) -> None:
+        if self.plan.data.name == "y2.zarr":
+            raise Stopped("stopped on SIGTERM")
+        make(self, *given)
+
+    monkeypatch.setattr(engine._Making, "make", stopping)
+    with pytest.raises(Stopped):
+        run_simulation(plans, choice=job.cluster, cluster=cluster)
+    monkeypatch.undo()
+    assert made(tmp_path) == []
+    told = []
+    again = make_simulation_plans(job, NoiseChoice())
+    assert [plan.fresh for plan in again] == [False, False, False]
+    run_simulation(again, choice=job.cluster, cluster=cluster, observer=lambda p: told.append(p.resumed))
+    assert max(told) == len(again[0].grid)
+    assert len(made(tmp_path)) == 3
+    assert [plan.fresh for plan in make_simulation_plans(job, NoiseChoice(), overwrite=True)] == [True] * 3
+
+
+@pytest.mark.cluster
+def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: Cluster) -> None:
+    job = job_in(tmp_path, operators=choices(tmp_path)[2:])
+    run_simulation(make_simulation_plans(job, NoiseChoice()), choice=job.cluster, cluster=cluster)
+    before = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
+    with pytest.raises(OutputRefused, match=r"operators\[0\]\.data is .*y2\.zarr: something stands there"):
+        make_simulation_plans(job, NoiseChoice(seed=1))
+    plans = make_simulation_plans(job, NoiseChoice(seed=1), overwrite=True)
+    run_simulation(plans, choice=job.cluster, cluster=cluster)
+    after = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
+    clean = picture()[11:71, 7:57]
+    np.testing.assert_array_equal(
+        after, gaussian(clean, Region.whole((60, 50)), sigma=0.01, seed=1, operator=0)
+    )
+    assert not np.array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reference": None}, "reference is not there: measurements are simulated from the true image. Write ref"),
+        ({"data": "y.npy"}, r"operators\[0\]\.data is y\.npy: measurements are written as Zarr .* Write y\.zarr"),
+        ({"data": "s3://b/y.zarr"}, r"operators\[0\]\.data is s3://b/y\.zarr: measurements are written as Zarr on a disk"),
+        ({"data": "FOLDER/no/y.zarr"}, r"operators\[0\]\.data is .*: there is no folder"),
+        ({"data": "FOLDER/truth.npy/y.zarr"}, r"operators\[0\]\.data is .*truth\.npy is a file"),
+        ({"twice": True}, r"operators\[1\]\.data is .*y0\.zarr, and so is operators\[0\]\.data\. Write another"),
+        ({"size": (999, 9)}, r"operators\[0\]: .*"),
+    ],
+)  # fmt: skip
+def test_a_job_that_cannot_be_simulated_is_told_why(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    job, all_of_them = job_in(tmp_path), choices(tmp_path)
+    if "data" in changes:
+        data = changes["data"].replace("FOLDER", str(tmp_path))
+        job = replace(job, operators=(replace(all_of_them[0], data=data),))
+    elif "twice" in changes:
+        job = replace(job, operators=(all_of_them[0], all_of_them[0]))
+    elif "size" in changes:
+        options = {"origin": (0, 0), "size": changes["size"]}
+        job = replace(job, operators=(replace(all_of_them[2], options=options),))
+    else:
+        job = replace(job, **changes)
+    with pytest.raises(ConfigError, match=words):
+        make_simulation_plans(job, NoiseChoice())
+    assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
+
+
+def test_an_operator_that_sees_the_whole_image_measures_once(tmp_path: Path) -> None:
+    np.save(tmp_path / "truth.npy", picture())
+    seen = halotile.measurement(WholeBlur(blur=Blur(kernel=kernel(5))), tmp_path / "y.zarr", noise_sigma=0.1)
+    (plan,) = make_simulation_plans(job_in(tmp_path, operators=(seen,)), NoiseChoice())
+    assert plan.grid.block == plan.grid.shape == picture().shape
+
+
+def test_a_block_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    job = job_in(tmp_path, run=Run(workers=1, memory_per_worker="100MiB"))
+    with pytest.raises(MemoryRefused, match=r"run\.memory_per_worker is 100MiB; one block of .* needs"):
+        make_simulation_plans(job, NoiseChoice())
+
+
+def test_counts_have_the_background_of_their_fidelity(tmp_path: Path) -> None:
+    fidelity = FidelityChoice(name="poisson", background=0.25)
+    job = job_in(tmp_path, fidelity=fidelity, start=str(tmp_path / "truth.npy"))
+    plan = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))[2]
+    clean = picture()[11:71, 7:57]
+    assert read_all(plan.measured).mean() == pytest.approx(clean.mean() + 0.25, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": "gausian"}, "did you mean gaussian"),
+        ({"gain": 0.0}, "gain is 0: a count has to be worth something. Write more than 0"),
+        ({"gain": float("nan")}, "gain is nan"),
+        ({"seed": -1}, "seed is -1: seeds count from 0. Write 0 or more"),
+    ],
+)
+def test_noise_that_is_none_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        NoiseChoice(**given)

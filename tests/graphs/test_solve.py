@@ -1,0 +1,137 @@
+"""Reconstructions from Python: in the words of a job file, from any folder, with functions of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import halotile
+from halotile.errors import ConfigError, InputError
+from halotile.graphs import solve
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import DenoiserChoice, OperatorChoice
+from halotile.graphs.reconstruct import reconstruct
+from halotile.graphs.reconstruction import ReconstructionPlan
+from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.operators.blur import Blur
+from tests.graphs.solving import kernel
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OperatorChoice:
+    """A blurred picture, named as a script in its folder would."""
+    monkeypatch.chdir(tmp_path)
+    np.save("y.npy", np.random.default_rng(0).random((64, 48), np.float32))
+    np.save("psf.npy", kernel(3))
+    return halotile.measurement("blur", "y.npy", kernel="psf.npy", noise_sigma=0.1)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[ReconstructionPlan]:
+    """The plans that are run, on the cluster that stands."""
+    made: list[ReconstructionPlan] = []
+
+    def run(plan: ReconstructionPlan, **options: Any) -> Any:
+        made.append(plan)
+        return reconstruct(plan, cluster=cluster, **options)
+
+    monkeypatch.setattr(solve, "run_reconstruction", run)
+    return made
+
+
+def test_relative_paths_start_from_the_folder_of_the_script(tmp_path: Path, seen: OperatorChoice) -> None:
+    assert seen.data == str(tmp_path / "y.npy")
+    assert seen.options == {"kernel": str(tmp_path / "psf.npy")}
+    inside = halotile.measurement(
+        "composition", "y.npy", operators=[{"name": "blur", "kernel": "psf.npy"}, {"name": "downsample"}]
+    )
+    assert inside.options["operators"][0]["kernel"] == str(tmp_path / "psf.npy")
+
+
+@pytest.mark.cluster
+def test_a_job_from_python_keeps_whole_paths(
+    tmp_path: Path, seen: OperatorChoice, plans: list[ReconstructionPlan]
+) -> None:
+    solver = {"name": "pgd", "iterations": 1, "step": 0.01}
+    outcome = halotile.reconstruct([seen], "x.zarr", solver=solver, reference="y.npy", start="y.npy")
+    assert outcome.output == str(tmp_path / "x.zarr")
+    kept = json.loads((tmp_path / "x.zarr.run/job.json").read_text())
+    assert (kept["reference"], kept["start"]) == (str(tmp_path / "y.npy"),) * 2
+    assert kept["operators"][0]["data"] == str(tmp_path / "y.npy")
+    assert plans[0].job.solver.iterations == 1
+
+
+@pytest.mark.cluster
+def test_a_lambda_is_a_prior(seen: OperatorChoice, plans: list[ReconstructionPlan]) -> None:
+    strength = 0.5
+    denoiser = {"name": "function", "call": lambda picture: strength * picture, "depth": 0}
+    solver = {"name": "pgd", "iterations": 2, "step": 0.01}
+    outcome = halotile.reconstruct(
+        [seen], "x.zarr", prior={"name": "pnp", "denoiser": denoiser}, solver=solver
+    )
+    assert outcome.figures["iteration"] == 2
+    again = halotile.reconstruct([seen], "x.zarr", prior={"name": "pnp", "denoiser": denoiser}, solver=solver)
+    assert again.resumed == again.total
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "made"),
+    [
+        ({"name": "median", "size": 3}, DenoiserChoice(name="median", options={"size": 3})),
+        ({"name": "function", "call": np.sort, "depth": 2}, GivenFunction(call=np.sort, depth=2)),
+    ],
+)
+def test_a_denoiser_is_said_in_words_or_handed_over(denoiser: dict[str, Any], made: object) -> None:
+    assert solve._prior({"name": "pnp", "denoiser": denoiser}).denoiser == made
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prior": {"name": "tv", "wieght": 3}}, "prior has no key 'wieght'; did you mean weight"),
+        ({"prior": 3}, "prior is 3: that is neither a name nor a mapping"),
+        ({"prior": "pnp"}, "prior.denoiser: missing; prior pnp is a denoiser"),
+        ({"prior": {"name": "pnp", "denoiser": "tv"}}, "denoiser is 'tv', without its options"),
+        ({"prior": {"name": "pnp", "denoiser": {"size": 3}}}, "denoiser has no name"),
+        ({"prior": {"name": "pnp", "denoiser": {"call": np.sort}}}, "a function needs depth"),
+        ({"solver": "newton"}, "solver.name: no solver is called newton"),
+        ({"solver": {"name": "pgd", "iterations": 0}}, "solver.iterations: 0 is too small"),
+        ({"fidelity": {"name": "l2", "background": 3.0}}, "fidelity.background: is for fidelity poisson"),
+        ({"workers": 0}, "run.workers: 0 is too small"),
+        ({"reference": "gone.npy"}, "gone.npy: nothing is there"),
+        ({"shape": (9, 9)}, "y.npy has shape [64, 48], but blur of an image of shape [9, 9] gives [9, 9]"),
+    ],
+)  # fmt: skip
+def test_words_that_cannot_be_are_refused(seen: OperatorChoice, options: dict[str, Any], words: str) -> None:
+    with pytest.raises((ConfigError, InputError)) as caught:
+        halotile.reconstruct([seen], "x.zarr", **options)
+    assert words in str(caught.value)
+    assert not Path("x.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    ("operator", "given", "words"),
+    [
+        ("blurr", {}, "blurr"),
+        ("blur", {"kernle": 3}, "operator blur has no option 'kernle'"),
+        ("blur", {}, "write kernel, which has no default"),
+        ("blur", {"kernel": "gone.npy"}, "gone.npy: nothing is there"),
+        ("blur", {"kernel": [[np.nan]]}, "kernel has 1 of 1 numbers that are NaN or infinite"),
+        (Blur(kernel=np.ones((1, 1))), {"boundary": "zero"}, "boundary is given beside an operator"),
+        (3, {}, "operator is 3: that is neither a name nor an operator"),
+    ],
+    ids=str,
+)
+def test_a_measurement_that_cannot_be_is_refused(operator: Any, given: dict[str, Any], words: str) -> None:
+    with pytest.raises((ConfigError, InputError)) as caught:
+        halotile.measurement(operator, "y.zarr", **given)
+    assert words in str(caught.value)
+
+
+def test_data_have_to_be_a_path() -> None:
+    with pytest.raises(ConfigError, match="data is of type ndarray, and the work goes from disk to disk"):
+        halotile.measurement("blur", np.ones((3, 3)), kernel=[[1.0]])  # type: ignore[arg-type]
