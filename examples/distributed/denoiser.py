@@ -1,6 +1,6 @@
 """A network on the tiles of a noisy picture, trained here in a few seconds.
 
-    python examples/distributed/denoiser.py --save denoised.png
+python examples/distributed/denoiser.py --save denoised.png
 """
 
 from __future__ import annotations

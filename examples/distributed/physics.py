@@ -1,6 +1,6 @@
 """A stack of blurs on the workers: forward, adjoint and both, held against the plain stack.
 
-    python examples/distributed/physics.py --save stack.png
+python examples/distributed/physics.py --save stack.png
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plug and play: one picture from three blurred and noisy ones, by a loop of one's own and by deepinv's.
 
-    python examples/distributed/pnp.py --save pnp.png
+python examples/distributed/pnp.py --save pnp.png
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ from typing import Any, Self, TypeVar
 import psutil
 from distributed import Client
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs import lazy
 from halotile.graphs.awaiting import results
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.holding import check_holds, task_bytes
 from halotile.graphs.job import parse_bytes
 from halotile.graphs.reduce import plan_calls
 from halotile.tasks.device import choose_device, seed_everything
@@ -30,6 +31,8 @@ from halotile.tasks.distributed.work import Work
 
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
 """Where Dask itself looks for a running cluster."""
+RESULTS = "results"
+"""Of the private folder: where results lie that are not to stay."""
 MOST_WORKERS = 4
 """Workers that are started unasked."""
 
@@ -65,6 +68,9 @@ class DistributedContext:
         Such as ``4GB``: a worker that grows past it is ended. By default an equal share of the machine.
     scratch : path, optional
         Where a private folder for arrays is made. Workers on other machines have to see it.
+    results : path, optional
+        Where calls on paths write what they give, each under a name that tells what it is, such as ``A_adjoint-0001.zarr``.
+        Left out, it is written to the private folder, and goes with it.
     split_every : int
         Partial sums that one task adds up.
     accumulate : str, optional
@@ -104,6 +110,7 @@ class DistributedContext:
         cluster: Cluster | Client | None = None,
         memory_per_worker: str | int | None = None,
         scratch: str | os.PathLike[str] | None = None,
+        results: str | os.PathLike[str] | None = None,
         split_every: int = 4,
         accumulate: str | None = None,
         stall_seconds: float = 300.0,
@@ -133,15 +140,18 @@ class DistributedContext:
         self._given = cluster
         self._memory = memory_per_worker
         self._scratch = scratch
+        self._results = None if results is None else Path(results).absolute()
         self._held = ExitStack()
         self._folder: Path | None = None
         self._client: Client | None = None
+        self._task_bytes: int | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
             self._folder = held.enter_context(self._private_folder())
             self._client, self.world_size = held.enter_context(self._cluster())
             held.enter_context(self._client.as_current())
+            self._task_bytes = task_bytes(self._client)
             seed_everything(self.seed, self.deterministic)
             self._held = held.pop_all()
         return self
@@ -201,6 +211,25 @@ class DistributedContext:
         assert self._folder is not None
         return self._folder
 
+    def result_path(self, name: str) -> Path:
+        """Where the next result of this name goes, without its suffix; nothing that is there is overwritten.
+
+        Raises
+        ------
+        OutputRefused
+            Where the folder of results cannot be made.
+        """
+        folder = self._results or self.folder / RESULTS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputRefused(
+                f"results is {folder}, which cannot be a folder ({error.strerror}). Write the path of one, or of one to be made."
+            ) from error
+        taken = {path.name.removesuffix(".zarr") for path in folder.glob(f"{name}-*")}
+        numbers = (int(each.split("-")[1]) for each in taken if each.split("-")[1].isdecimal())
+        return folder / f"{name}-{max(numbers, default=0) + 1:04d}"
+
     def put(self, array: Array, kind: str) -> Stored:
         """Write an array where workers can read it."""
         return store(array, self.folder, kind)
@@ -214,12 +243,15 @@ class DistributedContext:
         ------
         TaskFailed
             At once, when a call fails; with its number.
+        MemoryRefused
+            Before they start, when one that works on whole images needs more than a worker has.
         """
-        folder = tempfile.mkdtemp(dir=self.folder)
         wide = self.accumulate is not None
+        sizes = [os.path.getsize(each.path) for each in inputs]
+        check_holds(what, calls, sizes, self._task_bytes)
+        folder = tempfile.mkdtemp(dir=self.folder)
         work = Work(folder, tuple(inputs), phase, what, wide, str(self.device))
-        read_bytes = sum(os.path.getsize(each.path) for each in inputs)
-        tasks = plan_calls(work, calls, self.split_every, self.world_size, read_bytes)
+        tasks = plan_calls(work, calls, self.split_every, self.world_size, sum(sizes))
         futures = self.client.compute(tasks, optimize_graph=False)
         parts = results(self.client, futures, self.stall_seconds)
         self.most_alive = max([self.most_alive, *(part.alive for part in parts)])

@@ -34,6 +34,10 @@ class Engine(Protocol):
         """Write an array where workers can read it."""
         ...
 
+    def result_path(self, name: str) -> Path:
+        """Where the next result of this name goes, without its suffix."""
+        ...
+
     def is_lazy(self, thing: Any) -> bool:
         """Whether a thing is an array that is computed later."""
         ...

@@ -49,14 +49,14 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
 
     @typed
     def fn(
-        self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gather: bool = True, **kwargs: Any
+        self, x: torch.Tensor, y: Any, physics: Any, gather: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
         """``sum_i d_i(A_i x, y_i)``, for each image of a batch."""
         return self._summed(FORWARD, "fn", x, y, physics, args, kwargs)
 
     @typed
     def grad(
-        self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gather: bool = True, **kwargs: Any
+        self, x: torch.Tensor, y: Any, physics: Any, gather: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
         """``sum_i A_i^T d_i'(A_i x, y_i)``: forward and adjoint of an operator in one task."""
         return self._summed(ADJOINT, "grad", x, y, physics, args, kwargs)

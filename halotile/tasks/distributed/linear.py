@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from deepinv.utils.tensorlist import TensorList
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.calls import Call, Method
 from halotile.tasks.distributed.evaluate import Batch, evaluate
-from halotile.tasks.distributed.krylov import System, largest_eigenvalue
+from halotile.tasks.distributed.krylov import Apply, System, largest_eigenvalue
 from halotile.tasks.distributed.operators import carry_words
 from halotile.tasks.distributed.physics import ADJOINT, FORWARD, DistributedStackedPhysics
 from halotile.tasks.distributed.pieces import LocalStack, is_large, local_stack
@@ -54,6 +56,11 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         return self._found[0]
 
     _found: tuple[LocalStack | None] | None = None
+
+    @cached_property
+    def _told(self) -> set[str]:
+        """Methods that have said that they did not reach their tolerance."""
+        return set()
 
     def _mean(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
         return total / self.num_operators if reduce_op == "mean" else total
@@ -119,7 +126,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         max_iter : int, optional
             Steps at most; 200 when left out.
         tol : float, optional
-            Relative residual; 1e-6 when left out.
+            Relative residual; 1e-6 when left out. A warning tells when it is not reached.
         local_only : bool
             Not the solution, but the mean of the solutions for each operator by itself, as deepinv gives unasked.
         """
@@ -130,11 +137,12 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         if solver != "CG":
             words = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
             return super().A_dagger(y, **words, **kwargs)
-        system = System(
-            lambda x: self.A_adjoint_A(x, reduce_op="sum", **kwargs),
-            tol or TOLERANCE,
-            max_iter or MOST_PRODUCTS,
-        )
+
+        def normal(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.A_adjoint_A(x, reduce_op="sum", **kwargs)
+            return result
+
+        system = self._system("A_dagger", normal, tol, max_iter)
         return system.solve(self.A_adjoint(y, reduce_op="sum", **kwargs))
 
     @typed
@@ -160,7 +168,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
             result: torch.Tensor = weight * self.A_adjoint_A(x, reduce_op="sum", **kwargs) + x
             return result
 
-        system = System(normal, tol or TOLERANCE, max_iter or MOST_PRODUCTS)
+        system = self._system("prox_l2", normal, tol, max_iter)
         return system.solve(weight * self.A_adjoint(y, reduce_op="sum", **kwargs) + z)
 
     @typed
@@ -203,6 +211,22 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         if verbose:
             print(f"||A||² = {found:.4g}")
         return torch.tensor(found, dtype=x0.real.dtype, device=x0.device)
+
+    def _system(self, name: str, normal: Apply, tol: float | None, max_iter: int | None) -> System:
+        """The normal equations of a method, which says once where it does not reach its tolerance."""
+        tol, max_iter = tol or TOLERANCE, max_iter or MOST_PRODUCTS
+
+        def told(residual: float) -> None:
+            if name not in self._told:
+                self._told.add(name)
+                warnings.warn(
+                    f"{name} ended after {max_iter} steps of conjugate gradients at a relative residual of {residual:.1e}, and "
+                    f"tol is {tol:g}: the result is not the solution. Write {name}(..., max_iter={5 * max_iter}), or a tol that "
+                    "is enough for you. This is said once.",
+                    stacklevel=2,
+                )
+
+        return System(normal, tol, max_iter, told)
 
     def _check_numbers(self, name: str, value: Any) -> None:
         """Refuse what is not computed yet, where each step depends on the numbers of the one before."""
