@@ -30,6 +30,11 @@ class Engine(Protocol):
         """What random numbers come from; None for others each time."""
         ...
 
+    @property
+    def accumulate(self) -> str | None:
+        """``float64`` where sums over operators are kept in double precision."""
+        ...
+
     def put(self, array: Array, kind: str) -> Stored:
         """Write an array where workers can read it."""
         ...

@@ -133,17 +133,17 @@ class System:
     ----------
     apply : callable
         ``M``, differentiable by whatever it depends on.
+    solver : callable
+        Gives ``x`` for ``b``, and the relative residual.
     tol : float
-        Relative residual.
-    max_iter : int
-        Products at most.
+        What that should be.
     told : callable
-        Is given the relative residual where they did not do.
+        Is given the residual where it is more.
     """
 
     apply: Apply
+    solver: Callable[[torch.Tensor], tuple[torch.Tensor, float]]
     tol: float
-    max_iter: int
     told: Callable[[float], None]
 
     def solve(self, right: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ class System:
         return result
 
     def _solved(self, right: torch.Tensor) -> torch.Tensor:
-        found, residual = conjugate_gradients(self.apply, right, self.tol, self.max_iter)
+        found, residual = self.solver(right)
         if residual > self.tol:
             self.told(residual)
         return found

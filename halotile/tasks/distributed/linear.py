@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +12,10 @@ from deepinv.physics import LinearPhysics
 from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError
+from halotile.tasks.distributed.atonce import Largest, Products, Solution, computed, is_small
 from halotile.tasks.distributed.calls import Call, Method
 from halotile.tasks.distributed.evaluate import Batch, evaluate
-from halotile.tasks.distributed.krylov import Apply, System, largest_eigenvalue
+from halotile.tasks.distributed.krylov import System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.operators import carry_words
 from halotile.tasks.distributed.physics import ADJOINT, FORWARD, DistributedStackedPhysics
 from halotile.tasks.distributed.pieces import LocalStack, is_large, local_stack
@@ -137,13 +138,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         if solver != "CG":
             words = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
             return super().A_dagger(y, **words, **kwargs)
-
-        def normal(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.A_adjoint_A(x, reduce_op="sum", **kwargs)
-            return result
-
-        system = self._system("A_dagger", normal, tol, max_iter)
-        return system.solve(self.A_adjoint(y, reduce_op="sum", **kwargs))
+        right = self.A_adjoint(y, reduce_op="sum", **kwargs)
+        system = self._system("A_dagger", 0.0, right.real.new_ones(()), tol, max_iter, kwargs)
+        return system.solve(right)
 
     @typed
     def prox_l2(
@@ -163,12 +160,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         weight = (
             weight.reshape(weight.shape + (1,) * (z.dim() - weight.dim())) if weight.dim() == 1 else weight
         )
-
-        def normal(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = weight * self.A_adjoint_A(x, reduce_op="sum", **kwargs) + x
-            return result
-
-        system = self._system("prox_l2", normal, tol, max_iter)
+        system = self._system("prox_l2", 1.0, weight, tol, max_iter, kwargs)
         return system.solve(weight * self.A_adjoint(y, reduce_op="sum", **kwargs) + z)
 
     @typed
@@ -205,28 +197,57 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
             bound = self._applied(ADJOINT, "compute_sqnorm", [x0], [(0,)] * self.num_operators, "sum", words)
             return bound.reshape(())
         with torch.no_grad():
-            found = largest_eigenvalue(
-                lambda x: self.A_adjoint_A(x, reduce_op="sum", **kwargs), x0.detach(), tol, max_iter
-            )
+            found = self._largest(x0.detach(), tol, max_iter, kwargs)
         if verbose:
             print(f"||A||² = {found:.4g}")
         return torch.tensor(found, dtype=x0.real.dtype, device=x0.device)
 
-    def _system(self, name: str, normal: Apply, tol: float | None, max_iter: int | None) -> System:
-        """The normal equations of a method, which says once where it does not reach its tolerance."""
-        tol, max_iter = tol or TOLERANCE, max_iter or MOST_PRODUCTS
+    def _largest(self, start: torch.Tensor, tol: float, max_iter: int, words: Mapping[str, Any]) -> float:
+        """The largest eigenvalue of ``A^T A``."""
+        if not words and is_small(self.ctx, start):
+            return float(computed(self.ctx, ADJOINT, Largest(self._products, tol, max_iter), [start])[0])
+        return largest_eigenvalue(
+            lambda x: self.A_adjoint_A(x, reduce_op="sum", **words), start, tol, max_iter
+        )
+
+    def _system(
+        self,
+        name: str,
+        shift: float,
+        weight: torch.Tensor,
+        tol: float | None,
+        max_iter: int | None,
+        words: Mapping[str, Any],
+    ) -> System:
+        """``w A^T A + s``, for a method, which says once where it does not reach its tolerance."""
+        goal, steps = tol or TOLERANCE, max_iter or MOST_PRODUCTS
+
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            product: torch.Tensor = weight * self.A_adjoint_A(x, reduce_op="sum", **words)
+            return product + shift * x if shift else product
+
+        def solver(right: torch.Tensor) -> tuple[torch.Tensor, float]:
+            if words or not is_small(self.ctx, right):
+                return conjugate_gradients(apply, right, goal, steps)
+            function = Solution(self._products, shift, goal, steps)
+            found, residual = computed(self.ctx, ADJOINT, function, [right, weight])
+            return found, float(residual)
 
         def told(residual: float) -> None:
             if name not in self._told:
                 self._told.add(name)
                 warnings.warn(
-                    f"{name} ended after {max_iter} steps of conjugate gradients at a relative residual of {residual:.1e}, and "
-                    f"tol is {tol:g}: the result is not the solution. Write {name}(..., max_iter={5 * max_iter}), or a tol that "
+                    f"{name} ended after {steps} steps of conjugate gradients at a relative residual of {residual:.1e}, and "
+                    f"tol is {goal:g}: the result is not the solution. Write {name}(..., max_iter={5 * steps}), or a tol that "
                     "is enough for you. This is said once.",
                     stacklevel=2,
                 )
 
-        return System(normal, tol, max_iter, told)
+        return System(apply, solver, goal, told)
+
+    @property
+    def _products(self) -> Products:
+        return Products(self.operators.things, self.kind)
 
     def _check_numbers(self, name: str, value: Any) -> None:
         """Refuse what is not computed yet, where each step depends on the numbers of the one before."""

@@ -1,0 +1,48 @@
+"""Stacks of local operators on large images run by blocks, exactly or fast."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from halotile import DistributedContext, distribute
+from tests.graphs.distributing import NEAR, OPERATIONS, difference, image, kernel
+
+physics = pytest.importorskip("deepinv.physics")
+optim = pytest.importorskip("deepinv.optim")
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("kind", ["circular", "reflect", "constant"])
+def test_large_images_run_by_blocks(
+    ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    plain = physics.StackedLinearPhysics([physics.Blur(filter=kernel(n), padding=kind) for n in (3, 7)])
+    stack = distribute(plain, ctx)
+    x = image(1, 2, 70, 50).requires_grad_()
+    y = plain.A(x.detach())
+    for run in OPERATIONS.values():
+        assert difference(run(stack, x.detach(), y), run(plain, x.detach(), y)) < NEAR
+    assert stack._local() is not None
+    grads = [torch.autograd.grad(sum(part.square().sum() for part in s.A(x)), x)[0] for s in (stack, plain)]
+    assert difference(*grads) < NEAR
+
+
+def test_squares_of_large_images_are_added_up_by_blocks(
+    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    parts = [physics.Blur(filter=kernel(n), padding="circular") for n in (3, 7)]
+    stack, fidelity = distribute(parts, ctx), distribute(optim.L2(sigma=0.5), ctx)
+    x = image(2, 1, 70, 50).requires_grad_()
+    y = [part.A(x.detach().flip(-1)).requires_grad_() for part in parts]
+    found = []
+    for large in (100, 10**9):
+        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", large)
+        slope = fidelity.grad(x, y, stack)
+        found.append([slope.detach(), *torch.autograd.grad(slope.square().sum(), [x, *y])])
+        found[-1].append(fidelity.fn(x.detach(), [part.detach() for part in y], stack))
+    assert difference(*found) < NEAR
