@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,18 +17,18 @@ from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs import lazy
-from halotile.graphs.awaiting import results
+from halotile.graphs.awaiting import await_all, results
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.holding import check_holds, task_bytes
 from halotile.graphs.job import parse_bytes
-from halotile.graphs.reduce import plan_calls
+from halotile.graphs.reduce import groups_of, plan_sums
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.stored import Array, Stored, store
 from halotile.tasks.distributed.tiles import Tiles
-from halotile.tasks.distributed.work import Work
+from halotile.tasks.distributed.work import Parts, Work
 
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
 """Where Dask itself looks for a running cluster."""
@@ -251,11 +252,23 @@ class DistributedContext:
         check_holds(what, calls, sizes, self._task_bytes)
         folder = tempfile.mkdtemp(dir=self.folder)
         work = Work(folder, tuple(inputs), phase, what, wide, str(self.device))
-        tasks = plan_calls(work, calls, self.split_every, self.world_size, sum(sizes))
-        futures = self.client.compute(tasks, optimize_graph=False)
-        parts = results(self.client, futures, self.stall_seconds)
+        groups, are_added = groups_of(calls, sum(sizes))
+        parts = self._sum(work, groups) if are_added else self._each(work, groups)
         self.most_alive = max([self.most_alive, *(part.alive for part in parts)])
         return {slot: stored for part in parts for slot, stored in part.arrays.items()}
+
+    def _sum(self, work: Work, groups: Sequence[Sequence[Call]]) -> list[Parts]:
+        task = plan_sums(work, groups, self.split_every, self.world_size)
+        futures = self.client.compute([task], optimize_graph=False)
+        return results(self.client, futures, self.stall_seconds)
+
+    def _each(self, work: Work, groups: Sequence[Sequence[Call]]) -> list[Parts]:
+        """Tasks that do not depend on one another."""
+        token = uuid.uuid4().hex[:8]
+        names = [f"{work.phase}-{token}-{group[0].number}" for group in groups]
+        futures = self.client.map(work.file, groups, names, key=names, pure=False)
+        await_all(self.client, futures, self.stall_seconds)
+        return [work.filed(name) for name in names]
 
     def is_lazy(self, thing: Any) -> bool:
         """Whether it is a dask array."""
