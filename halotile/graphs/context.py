@@ -97,6 +97,7 @@ class DistributedContext:
     rank = 0
     local_rank = 0
     use_dist = False
+    created_dist = False
 
     def __init__(
         self,
@@ -189,6 +190,11 @@ class DistributedContext:
             memory = share if self._memory is None else parse_bytes(self._memory)
             with local.start(workers=count, memory_bytes=memory, dashboard=False) as started:
                 yield started.client, started.workers
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of workers, as ``world_size``."""
+        return self.world_size
 
     @property
     def client(self) -> Client:

@@ -46,3 +46,19 @@ def test_squares_of_large_images_are_added_up_by_blocks(
         found.append([slope.detach(), *torch.autograd.grad(slope.square().sum(), [x, *y])])
         found[-1].append(fidelity.fn(x.detach(), [part.detach() for part in y], stack))
     assert difference(*found) < NEAR
+
+
+@pytest.mark.parametrize("kind", ["circular", "reflect"])
+def test_exact_or_not_the_normal_operator_is_that_of_the_blurs(
+    ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 64)
+    plain = physics.StackedLinearPhysics([physics.Blur(filter=kernel(n), padding=kind) for n in (3, 9)])
+    x = image(1, 1, 120, 100)
+    wanted = plain.A_adjoint(plain.A(x))
+    exact, fast = distribute(plain, ctx, exact=True), distribute(plain, ctx)
+    assert exact._local()._folded is None
+    assert fast._local()._folded is not None
+    for stack in (exact, fast):
+        assert float((stack.A_adjoint_A(x) - wanted).norm() / wanted.norm()) < 1e-6

@@ -12,8 +12,10 @@ import torch
 from distributed import LocalCluster
 
 from halotile import DistributedContext, distribute
-from halotile.errors import ConfigError, TaskFailed, WrongKind
+from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.holding import task_bytes
+from halotile.graphs.memory import IMPORTS_BYTES
 from tests.graphs.distributing import STACKS, image, tiled
 
 physics = pytest.importorskip("deepinv.physics")
@@ -119,3 +121,22 @@ def test_operators_of_another_kind_are_refused(ctx: DistributedContext) -> None:
     stack = distribute(lambda *_: 3, ctx, type_object="linear_physics", num_operators=1)
     with pytest.raises(TaskFailed, match="must return LinearPhysics"):
         stack.A(image(1, 1, 8, 8))
+
+
+def test_whole_images_that_do_not_fit_into_a_worker_are_refused(
+    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, x = distribute(STACKS["seven"](), ctx), image(1, 1, 100, 100)
+    needed = 7 * x.numel() * 4  # the image mapped, three of it and three measurements as large
+    monkeypatch.setattr(ctx, "_task_bytes", IMPORTS_BYTES + needed)
+    assert len(stack.A(x)) == 7
+    monkeypatch.setattr(ctx, "_task_bytes", IMPORTS_BYTES + needed - 1)
+    with pytest.raises(
+        MemoryRefused, match=r"operator 0 works on whole images: .* memory_per_worker='70\dMiB'"
+    ):
+        stack.A(x)
+    assert tiled(ctx, torch.nn.ReLU())(x).shape == x.shape
+
+
+def test_what_a_task_may_hold_is_the_share_of_a_thread(ctx: DistributedContext) -> None:
+    assert task_bytes(ctx.client) == 4 * 2**30

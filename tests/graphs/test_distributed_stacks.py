@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import pytest
@@ -123,3 +124,33 @@ def test_a_factory_is_called_on_the_workers_with_what_is_shared(ctx: Distributed
         assert (
             difference(stack.A_adjoint_A(image(1, 1, 16, 16)), plain.A_adjoint_A(image(1, 1, 16, 16))) < NEAR
         )
+
+
+def test_an_unreached_tolerance_is_told_once_with_figures(ctx: DistributedContext) -> None:
+    stack = distribute(STACKS["circular blurs"](), ctx)
+    y = stack.A(image(1, 1, 20, 24))
+    with pytest.warns(UserWarning, match=r"A_dagger ended after 2 steps .* residual of .*, and tol is 1e-09"):
+        stack.A_dagger(y, max_iter=2, tol=1e-9)
+    with pytest.warns(
+        UserWarning, match=r"prox_l2 ended after 1 steps.* Write prox_l2\(\.\.\., max_iter=5\)"
+    ):
+        stack.prox_l2(y[0], y, 1.0, max_iter=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stack.A_dagger(y, max_iter=2, tol=1e-9)
+        distribute(STACKS["complementary masks"](), ctx).A_dagger([image(1, 1, 20, 24)] * 3)
+
+
+@pytest.mark.parametrize("method", ["A_dagger", "prox_l2", "compute_sqnorm"])
+def test_iterations_are_the_same_in_one_call_and_in_many(
+    ctx: DistributedContext, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, x = distribute(STACKS["circular blurs"](), ctx), image(2, 1, 20, 24)
+    y = stack.A(x)
+    given = {"A_dagger": (y,), "prox_l2": (x.flip(-1), y, torch.tensor([0.5, 2.0])), "compute_sqnorm": (x,)}
+    words = {"verbose": False, "max_iter": 8}
+    found = []
+    for size in (2**16, 0):
+        monkeypatch.setattr("halotile.tasks.distributed.atonce.SMALL_BYTES", size)
+        found.append(getattr(stack, method)(*given[method], **words))
+    assert difference(*found) < NEAR

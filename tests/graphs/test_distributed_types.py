@@ -13,7 +13,8 @@ import torch
 import zarr
 
 from halotile import DistributedContext, distribute
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, OutputRefused
+from halotile.graphs.clusters.base import Cluster
 from tests.graphs.distributing import STACKS, Smooth, image, tiled
 from tests.support import noisy_picture, write_zarr
 
@@ -90,3 +91,35 @@ def test_numbers_keep_their_type(ctx: DistributedContext, dtype: torch.dtype) ->
     torch.testing.assert_close(y[1], spectrum(x))
     assert stack.A_adjoint(y).dtype == torch.promote_types(dtype, torch.float32)
     assert tiled(ctx, torch.nn.ReLU(), patch_size=8)(x).dtype == dtype
+
+
+def test_results_of_paths_stay_where_they_are_wanted(cluster: Cluster, tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    kept = tmp_path / "kept"
+    for _ in range(2):
+        with DistributedContext(cluster=cluster, device_mode="cpu", results=kept) as opened:
+            stack = distribute(STACKS["circular blurs"]()[:2], opened)
+            stack.A_adjoint(stack.A(source))
+            tiled(opened, torch.nn.Tanh())(source)
+    wanted = {f"{name}-000{k}" for k in (1, 2) for name in ("A_adjoint", "denoised", "A")}
+    assert {path.stem.removesuffix("-0").removesuffix("-1") for path in kept.iterdir()} == wanted
+    assert zarr.open_array(kept / "A-0002-1.zarr", mode="r").shape == (1, 1, 20, 24)
+
+
+def test_results_that_are_not_asked_for_go_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    with DistributedContext(cluster=cluster, device_mode="cpu") as opened:
+        found = Path(tiled(opened, torch.nn.Tanh())(source))
+        assert found.name == "denoised-0001.zarr"
+        assert found.is_dir()
+    assert not found.exists()
+
+
+def test_a_folder_of_results_that_is_a_file_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    (tmp_path / "taken").write_text("")
+    with (
+        DistributedContext(cluster=cluster, device_mode="cpu", results=tmp_path / "taken") as opened,
+        pytest.raises(OutputRefused, match=r"results is .*taken, which cannot be a folder"),
+    ):
+        tiled(opened, torch.nn.Tanh())(source)
