@@ -65,7 +65,7 @@ def test_value_and_gradient_are_those_of_the_plain_stack(
 
 
 @pytest.mark.parametrize("form", ["single", "list"])
-@pytest.mark.parametrize("name", set(FIDELITIES) - {"l2"})
+@pytest.mark.parametrize("name", [name for name in FIDELITIES if name != "l2"])
 def test_a_prox_is_that_of_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
     plain = optim.StackedPhysicsDataFidelity([FIDELITIES[name]() for _ in range(COUNT)])
     operators, (x, y) = physics.StackedLinearPhysics(blurs()), problem()
@@ -108,8 +108,8 @@ def test_algorithms_of_deepinv_take_what_is_distributed_as_it_is(
     ctx: DistributedContext, algorithm: str, distributed: str
 ) -> None:
     models = pytest.importorskip("deepinv.models")
-    plain = physics.StackedLinearPhysics(blurs(), solver="CG", tol=1e-7, max_iter=200)
-    x, y = problem()
+    plain, (x, y) = physics.StackedLinearPhysics(blurs()), problem()
+    plain.solver, plain.tol, plain.max_iter = "CG", 3e-7, 40  # its own prox ends at 1e-4
     stack = distribute(plain, ctx)
     fidelity = L2OfStacks() if distributed == "physics" else distribute(optim.L2(), ctx)
     prior = optim.PnP(models.MedianFilter(3)) if algorithm != "GD" else optim.Tikhonov()
@@ -125,7 +125,7 @@ def test_algorithms_of_deepinv_take_what_is_distributed_as_it_is(
             params_algo=dict(words),
             early_stop=False,
         )
-        found: torch.Tensor = model(y, operators, init=(x, x) if algorithm == "FISTA" else x)
+        found: torch.Tensor = model(y, operators, init=(x, x))
         return found
 
     assert difference(run(fidelity, tiles, stack), run(L2OfStacks(), prior, plain)) < NEAR
