@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import psutil
 from distributed import Client
@@ -22,6 +22,7 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.holding import check_holds, task_bytes
 from halotile.graphs.job import parse_bytes
+from halotile.graphs.rank import OneRank
 from halotile.graphs.reduce import groups_of, plan_sums
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
@@ -37,10 +38,8 @@ RESULTS = "results"
 MOST_WORKERS = 4
 """Workers that are started unasked."""
 
-Some = TypeVar("Some")
 
-
-class DistributedContext:
+class DistributedContext(OneRank):
     """A cluster of workers for :func:`halotile.distribute`, with one driver: the process that opens it.
 
     It stands in the place of ``deepinv.distributed.DistributedContext``. There the script runs once on every rank;
@@ -93,11 +92,6 @@ class DistributedContext:
     ...     ctx.rank, ctx.world_size, tuple(smooth(torch.ones(1, 1, 20, 20)).shape)
     (0, 1, (1, 1, 20, 20))
     """
-
-    rank = 0
-    local_rank = 0
-    use_dist = False
-    created_dist = False
 
     def __init__(
         self,
@@ -190,11 +184,6 @@ class DistributedContext:
             memory = share if self._memory is None else parse_bytes(self._memory)
             with local.start(workers=count, memory_bytes=memory, dashboard=False) as started:
                 yield started.client, started.workers
-
-    @property
-    def local_world_size(self) -> int:
-        """The number of workers, as ``world_size``."""
-        return self.world_size
 
     @property
     def client(self) -> Client:
@@ -291,38 +280,6 @@ class DistributedContext:
     def __deepcopy__(self, memo: Any) -> Self:
         """The same: a copy of a distributed object works with the same workers."""
         return self
-
-    def local_indices(self, num_items: int) -> list[int]:
-        """The items that belong to this rank: there is one, so all of them."""
-        return list(range(num_items))
-
-    def all_reduce(self, x: Some, op: Any = None, group: Any = None) -> Some:
-        """What it is given: one rank has nobody to add to it."""
-        return x
-
-    def broadcast(self, x: Some, src: int = 0, group: Any = None) -> Some:
-        """What it is given."""
-        return x
-
-    def all_gather(self, x: Any, group: Any = None) -> Any:
-        """What it is given with an axis of one rank in front."""
-        return x[None]
-
-    def all_gather_object(self, obj_list: list[Any], obj: Any, group: Any = None) -> None:
-        """Put the object in the first place."""
-        if obj_list:
-            obj_list[0] = obj
-
-    def broadcast_object_list(self, object_list: list[Any], src: int = 0, device: Any = None) -> list[Any]:
-        """What it is given."""
-        return object_list
-
-    def barrier(self) -> None:
-        """Nothing to wait for."""
-
-    def get_backend(self) -> str:
-        """``dask``."""
-        return "dask"
 
 
 def count_workers(client: Client) -> int:

@@ -42,9 +42,13 @@ def problem() -> tuple[torch.Tensor, Any]:
 def given(form: str, make: Callable[[], Any], ctx: DistributedContext) -> Any:
     """A fidelity in one of the forms that it may come in, distributed."""
     if form == "factory":
-        made = make()
-        return distribute(lambda *_: made, ctx, num_operators=COUNT, type_object="data_fidelity")
-    forms = {
+        made: Any = make()
+
+        def factory(index: int, device: Any, shared: Any) -> Any:
+            return made
+
+        return distribute(factory, ctx, num_operators=COUNT, type_object="data_fidelity")
+    forms: dict[str, Callable[[], Any]] = {
         "single": make,
         "list": lambda: [make() for _ in range(COUNT)],
         "stacked": lambda: optim.StackedPhysicsDataFidelity([make() for _ in range(COUNT)]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,14 +22,17 @@ def kernel(edge: int) -> torch.Tensor:
     return torch.rand(1, 1, edge, edge, generator=torch.Generator().manual_seed(edge)) / edge**2
 
 
-BLURS = {
-    **{
-        padding: lambda padding=padding: physics.Blur(filter=kernel(5), padding=padding)
-        for padding in ("circular", "reflect", "constant", "replicate", "valid")
-    },
-    "downsampling": lambda: physics.Downsampling(
-        img_size=(1, 24, 20), filter="gaussian", factor=2, padding="circular"
-    ),
+def blur(padding: str) -> Any:
+    return physics.Blur(filter=kernel(5), padding=padding)
+
+
+def downsampling() -> Any:
+    return physics.Downsampling(img_size=(1, 24, 20), filter="gaussian", factor=2, padding="circular")
+
+
+BLURS: dict[str, Callable[[], Any]] = {
+    **{each: partial(blur, each) for each in ("circular", "reflect", "constant", "replicate", "valid")},
+    "downsampling": downsampling,
 }
 
 

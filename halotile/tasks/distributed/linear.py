@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,11 +13,9 @@ from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.atonce import Largest, Products, Solution, computed, is_small
-from halotile.tasks.distributed.calls import Call, Method
-from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.krylov import System, conjugate_gradients, largest_eigenvalue
-from halotile.tasks.distributed.operators import carry_words
-from halotile.tasks.distributed.physics import ADJOINT, FORWARD, DistributedStackedPhysics
+from halotile.tasks.distributed.one import OneOperator
+from halotile.tasks.distributed.physics import ADJOINT, DistributedStackedPhysics
 from halotile.tasks.distributed.pieces import LocalStack, is_large, local_stack
 from halotile.tasks.distributed.typed import typed
 
@@ -267,44 +265,3 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
                 f"{len(parts)} measurements were given for {self.num_operators} operators. Write one for each."
             )
         return parts
-
-
-class OneOperator(LinearPhysics):  # type: ignore[misc]
-    """One operator of a stack, on the workers.
-
-    Parameters
-    ----------
-    stack : DistributedStackedLinearPhysics
-        Whose operator it is.
-    number : int
-        Which one.
-    """
-
-    def __init__(self, stack: DistributedStackedLinearPhysics, number: int) -> None:
-        super().__init__()
-        self._stack = (stack,)
-        self.number = number
-
-    def A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``A_i x``."""
-        return self._applied(FORWARD, "A", [x], kwargs)
-
-    def A_adjoint(self, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``A_i^T y``."""
-        return self._applied(ADJOINT, "A_adjoint", [y], kwargs)
-
-    def A_vjp(self, x: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``J_i^T v`` with the derivative at ``x``."""
-        return self._applied(ADJOINT, "A_vjp", [x, v], kwargs)
-
-    def A_adjoint_A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``A_i^T A_i x``."""
-        return self._applied(ADJOINT, "A_adjoint_A", [x], kwargs)
-
-    def _applied(self, phase: str, name: str, tensors: Sequence[torch.Tensor], words: Any) -> torch.Tensor:
-        (stack,) = self._stack
-        method = Method(
-            stack.operators.things[self.number], name, carry_words(stack.ctx, words), kind=stack.kind
-        )
-        call = Call(method, tuple(range(len(tensors))), (0,), self.number)
-        return evaluate(Batch(stack.ctx, phase, (call,), 1), tensors)[0]
