@@ -24,11 +24,13 @@ from halotile.graphs.holding import check_holds, task_bytes
 from halotile.graphs.job import parse_bytes
 from halotile.graphs.rank import OneRank
 from halotile.graphs.reduce import groups_of, plan_sums
+from halotile.storage.grid import Region
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.stored import Array, Stored, store
 from halotile.tasks.distributed.tiles import Tiles
+from halotile.tasks.distributed.windows import Late
 from halotile.tasks.distributed.work import Parts, Work
 
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
@@ -272,6 +274,12 @@ class DistributedContext(OneRank):
     def later(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
         """The totals of calls on dask arrays, as dask arrays."""
         return [*lazy.calls_on(calls, arrays, slots, self.split_every, phase)]
+
+    def blocks_later(
+        self, phase: str, lates: Sequence[Late], places: Sequence[Sequence[Region]], arrays: Sequence[Any]
+    ) -> list[Any]:
+        """Dask arrays of blocks that are computed from their windows."""
+        return [*lazy.blocks_on(lates, places, arrays, phase)]
 
     def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:
         """A dask array, processed tile by tile when it is computed."""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
 import pytest
 import torch
 
@@ -62,3 +68,47 @@ def test_exact_or_not_the_normal_operator_is_that_of_the_blurs(
     assert fast._local()._folded is not None
     for stack in (exact, fast):
         assert float((stack.A_adjoint_A(x) - wanted).norm() / wanted.norm()) < 1e-6
+
+
+def blurs(padding: str) -> list[Any]:
+    """One by direct sums, one by Fourier transforms."""
+    return [physics.Blur(filter=kernel(edge), padding=padding) for edge in (3, 13)]
+
+
+def downsampling() -> list[Any]:
+    words = {"filter": "gaussian", "factor": 2, "padding": "circular"}
+    return [physics.Downsampling(img_size=(1, 1100, 900), **words)]
+
+
+LOCAL: dict[str, Callable[[], list[Any]]] = {
+    **{padding: partial(blurs, padding) for padding in ("circular", "reflect", "constant", "valid")},
+    "downsampling": downsampling,
+}
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_large_dask_arrays_run_by_blocks(ctx: DistributedContext, kind: str) -> None:
+    stack, x = distribute(LOCAL[kind](), ctx), image(1, 1, 1100, 900)
+    lazy = da.from_array(x.numpy(), chunks=(1, 1, 400, 400))
+    y = stack.A(lazy)
+    assert y[0].numblocks[-2:] == (3, 2)
+    assert difference([torch.from_numpy(part.compute()) for part in y], stack.A(x)) < NEAR
+    for later in (stack.A_adjoint(y), stack.A_adjoint_A(lazy)):
+        assert difference(torch.from_numpy(later.compute()), stack.A_adjoint_A(x)) < NEAR
+
+
+def test_a_part_of_a_large_dask_array_takes_what_lies_near_it(
+    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 64)
+    stack = distribute([physics.Blur(filter=kernel(3), padding="circular")], ctx)
+    taken: list[Any] = []
+
+    def note(block: Any, block_info: Any = None) -> Any:
+        taken.append(block_info[0]["chunk-location"])
+        return block
+
+    zeros = da.zeros((1, 1, 1000, 1000), chunks=(1, 1, 100, 100), dtype="float32")
+    noted = da.map_blocks(note, zeros, dtype="float32", meta=np.empty((0,) * 4, "float32"))
+    stack.A(noted)[0][..., 500:510, 500:510].compute(scheduler="sync")
+    assert 1 <= len(set(taken)) <= 16

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from halotile.storage.grid import Region
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.stored import Array, Stored
 from halotile.tasks.distributed.tiles import Tiles
+from halotile.tasks.distributed.windows import Late
 
 
 class Engine(Protocol):
@@ -49,6 +51,12 @@ class Engine(Protocol):
 
     def later(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
         """The totals of calls on such arrays, as such arrays."""
+        ...
+
+    def blocks_later(
+        self, phase: str, lates: Sequence[Late], places: Sequence[Sequence[Region]], arrays: Sequence[Any]
+    ) -> list[Any]:
+        """Such arrays, of blocks that are computed from their windows; ``places`` says where each result of each lies."""
         ...
 
     def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:

@@ -16,7 +16,7 @@ from halotile.tasks.distributed.atonce import Largest, Products, Solution, compu
 from halotile.tasks.distributed.krylov import System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.one import OneOperator
 from halotile.tasks.distributed.physics import ADJOINT, DistributedStackedPhysics
-from halotile.tasks.distributed.pieces import LocalStack, is_large, local_stack
+from halotile.tasks.distributed.pieces import LocalStack, is_large, is_large_later, local_stack
 from halotile.tasks.distributed.typed import typed
 
 MOST_PRODUCTS = 200
@@ -43,10 +43,16 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     def _measured(
         self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
     ) -> Any:
-        if name == "A" and reduce_op is None and not words and is_large(x) and (local := self._local()):
-            seen = local.forward(x)
+        is_plain = name == "A" and reduce_op is None and not words
+        if is_plain and self._is_cut(x) and (local := self._local()):
+            later = self.ctx.is_lazy(x)
+            seen = local.later("forward", [x], tuple(x.shape)) if later else local.forward(x)
             return TensorList(seen) if gather else seen
         return super()._measured(name, x, gather, reduce_op, words, draws)
+
+    def _is_cut(self, x: Any) -> bool:
+        """Whether an image is large enough to be cut into blocks."""
+        return is_large(x) or is_large_later(self.ctx, x)
 
     def _local(self) -> LocalStack | None:
         """The stack by blocks, if its operators are local; found out once."""
@@ -71,8 +77,10 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any) -> Any:
         """``sum_i A_i^T y_i``; their mean, or with ``reduce_op=None`` the list of them."""
         parts, reduce_op = self._parts(y), self._reduction(reduce_op)
-        if reduce_op and not kwargs and all(map(is_large, parts)) and (local := self._local()):
+        if reduce_op and not kwargs and all(map(self._is_cut, parts)) and (local := self._local()):
             image = local.image_of(parts)
+            if image is not None and self.ctx.is_lazy(parts[0]):
+                return self._mean(local.later("adjoint", parts, image)[0], reduce_op)
             if image is not None:
                 return self._mean(local.adjoint(parts, image), reduce_op)
         uses = [(number,) for number in range(self.num_operators)]
@@ -92,7 +100,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     ) -> Any:
         """``sum_i A_i^T A_i x``, there and back in one task for each operator."""
         reduce_op = self._reduction(reduce_op)
-        if reduce_op and not kwargs and is_large(x) and (local := self._local()):
+        if reduce_op and not kwargs and self._is_cut(x) and (local := self._local()):
+            if self.ctx.is_lazy(x):
+                return self._mean(local.later("normal", [x], tuple(x.shape))[0], reduce_op)
             return self._mean(local.normal(x), reduce_op)
         return self._applied(ADJOINT, "A_adjoint_A", [x], [(0,)] * self.num_operators, reduce_op, kwargs)
 
