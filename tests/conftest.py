@@ -15,3 +15,12 @@ def cluster() -> Iterator[Cluster]:
     """Two worker processes over TLS, started once."""
     with local.start(workers=2, memory_bytes=4 * 2**30) as running:
         yield running
+
+
+@pytest.fixture
+def as_in_a_worker() -> Iterator[None]:
+    """One thread: torch divides its work among several, each with an end of its own; and in a busy machine they wait."""
+    from halotile.tasks.device import one_thread
+
+    with one_thread():
+        yield

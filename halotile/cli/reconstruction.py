@@ -78,17 +78,22 @@ def _solver(figures: Figures) -> str:
 
 
 def traffic_text(figures: Figures) -> str:
-    """What an iteration moves, against what it would in two passes.
+    """What an iteration moves, in as many passes as it takes, against what it would in the other number.
 
     Examples
     --------
-    >>> traffic_text({"iteration_bytes": 3 * 2**20, "iteration_bytes_unfused": 5 * 2**20})
-    '3 MiB read and written in one pass; 5 MiB if the denoiser had its own, so 0.60 of that'
-    >>> traffic_text({"iteration_bytes": 3 * 2**20, "iteration_bytes_unfused": None})
+    >>> one = {"passes": 1, "iteration_bytes": 3 * 2**20, "iteration_bytes_fused": 3 * 2**20, "computed_twice": 0.06}
+    >>> traffic_text(one | {"iteration_bytes_unfused": 5 * 2**20})
+    '3 MiB read and written in one pass, which computes 6 % of the gradient twice; in two, 5 MiB'
+    >>> traffic_text(one | {"iteration_bytes_unfused": None})
     '3 MiB read and written in one pass'
     """
-    fused, unfused = figures["iteration_bytes"], figures["iteration_bytes_unfused"]
-    text = f"{bytes_text(fused)} read and written in one pass"
-    if unfused is None:
-        return text
-    return f"{text}; {bytes_text(unfused)} if the denoiser had its own, so {fused / unfused:.2f} of that"
+    moved = f"{bytes_text(figures['iteration_bytes'])} read and written"
+    if figures["iteration_bytes_unfused"] is None:
+        return f"{moved} in one pass"
+    twice = f"{figures['computed_twice']:.0%} of the gradient twice".replace("%", " %")
+    if figures["passes"] == 1:
+        other = bytes_text(figures["iteration_bytes_unfused"])
+        return f"{moved} in one pass, which computes {twice}; in two, {other}"
+    other = bytes_text(figures["iteration_bytes_fused"])
+    return f"{moved} in two passes; in one, {other}, but {twice}"

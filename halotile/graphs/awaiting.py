@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributed import Client, Future, KilledWorker
@@ -15,8 +15,15 @@ from halotile.graphs.stream import RPC_SECONDS, answering
 POLL_SECONDS = 0.5
 
 
-def results(client: Client, futures: Sequence[Future], stall_seconds: float) -> list[Any]:
+def results(
+    client: Client,
+    futures: Sequence[Future],
+    stall_seconds: float,
+    between: Callable[[], None] = lambda: None,
+) -> list[Any]:
     """What the futures come to, in their order. All of them are let go.
+
+    ``between`` is called about twice a second while they are waited for; what it raises ends the wait.
 
     Raises
     ------
@@ -28,7 +35,7 @@ def results(client: Client, futures: Sequence[Future], stall_seconds: float) -> 
         When no future comes to an end, and the scheduler sees none of their tasks end, for ``stall_seconds``.
     """
     try:
-        _await_all(client, futures, stall_seconds)
+        _await_all(client, futures, stall_seconds, between)
         return _gather(client, futures)
     finally:
         for future in futures:
@@ -38,13 +45,15 @@ def results(client: Client, futures: Sequence[Future], stall_seconds: float) -> 
 def await_all(client: Client, futures: Sequence[Future], stall_seconds: float) -> None:
     """Wait until they have ended, whatever they come to; errors as for :func:`results`. All of them are let go."""
     try:
-        _await_all(client, futures, stall_seconds)
+        _await_all(client, futures, stall_seconds, lambda: None)
     finally:
         for future in futures:
             future.release()
 
 
-def _await_all(client: Client, futures: Sequence[Future], stall_seconds: float) -> None:
+def _await_all(
+    client: Client, futures: Sequence[Future], stall_seconds: float, between: Callable[[], None]
+) -> None:
     arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(arrived.put)
@@ -53,6 +62,7 @@ def _await_all(client: Client, futures: Sequence[Future], stall_seconds: float) 
         try:
             future = arrived.get(timeout=POLL_SECONDS)
         except queue.Empty:
+            between()
             _check(client, time.monotonic() - heard, stall_seconds)
             continue
         left, heard = left - 1, time.monotonic()

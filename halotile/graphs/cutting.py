@@ -146,14 +146,18 @@ def choose_block(
         candidates = [tuple(previous["block"])]
     else:
         candidates = candidate_blocks(geometry, unit, job.run.workers)
-    allowed = parse_bytes(job.run.memory_per_worker)
-    if machine is not None:
-        allowed = min(allowed, share_bytes(machine, job.run.workers))
+    allowed = allowed_bytes(job.run, machine)
     for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
         task, needed = with_sizes(block, size)
         if needed.total_bytes <= allowed:
             return task, needed
     return task, needed  # the smallest, which Plan.check_fits refuses
+
+
+def allowed_bytes(run: Run, machine: int | None) -> int:
+    """What one worker may need: as it is told, and no more than its share of a machine of so many bytes."""
+    told = parse_bytes(run.memory_per_worker)
+    return told if machine is None else min(told, share_bytes(machine, run.workers))
 
 
 def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, ...]) -> bool:

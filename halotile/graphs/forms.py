@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Map, Problem, Staged, State, Step, Vectors, advanced
 from halotile.storage.rim import Readable
+from halotile.tasks.contributions import Contributions, Wants
 from halotile.tasks.fidelity import L2, MISFIT, FoldedGradient, Gradient, NormalImage, Term
 from halotile.tasks.operators.base import with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
@@ -26,17 +27,34 @@ class Form:
     terms: tuple[Term, ...]
     folded: Normal | None = None
     """All operators in one kernel, where they fold and the job does not keep to the plain form."""
+    apart: bool = False
+    """Whether operators have a pass of their own, before that of the prior."""
+
+    @property
+    def near(self) -> tuple[Term, ...]:
+        """The terms whose operators see a neighbourhood or a window."""
+        return tuple(term for term in self.terms if term.operator.kind != "whole")
+
+    @property
+    def whole(self) -> tuple[Term, ...]:
+        """The terms whose operators see all of the image: each is a task of its own."""
+        return tuple(term for term in self.terms if term.operator.kind == "whole")
 
     @property
     def reach(self) -> int:
-        """How far, in pixels, the operators look, there and back."""
-        far = 2 * max(term.operator.reach for term in self.terms)
+        """How far, in pixels, the operators look that see a neighbourhood, there and back."""
+        far = 2 * max((term.operator.reach for term in self.near), default=0)
         return far + (REACH_OF_CELLS if self.is_fft else 0)
+
+    @property
+    def fused_reach(self) -> int:
+        """The same of those that are computed in the pass of the prior."""
+        return 0 if self.apart else self.reach
 
     @property
     def is_fft(self) -> bool:
         """Whether convolutions are computed by Fourier transforms."""
-        used = [self.folded] if self.folded else [term.operator for term in self.terms]
+        used = [self.folded] if self.folded else [term.operator for term in self.near]
         return any(getattr(operator, "engine", "direct") == "fft" for operator in used)
 
     def in_words(self) -> str:
@@ -50,15 +68,28 @@ class Form:
         return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"
 
     def gradient(self, image: Readable, backprojection: Readable | None) -> Readable:
-        """``∇f``."""
+        """``∇f``, without the operators that see the whole image."""
         if self.folded is None:
-            return Gradient(image, self.terms)
+            return Gradient(image, self.near)
         assert backprojection is not None
         return FoldedGradient(image, self.folded, backprojection)
 
     def normal(self, image: Readable) -> Readable:
-        """``sum_i w_i A_i^T A_i x``."""
-        return NormalImage(image, self.terms) if self.folded is None else self.folded(image)
+        """``sum_i w_i A_i^T A_i x``, without the operators that see the whole image."""
+        return NormalImage(image, self.near) if self.folded is None else self.folded(image)
+
+    def map(self, wants: Wants, backprojection: Readable | None = None) -> Map:
+        """Gradient or normal image of all operators; what is not computed in a sweep, staged."""
+
+        def near(image: Readable) -> Readable:
+            return self.gradient(image, backprojection) if wants == "gradient" else self.normal(image)
+
+        def whole(image: Readable) -> Contributions:
+            return Contributions(image, self.whole, wants)
+
+        if self.apart:
+            return Staged(None, near)
+        return Staged(near if self.near else None, whole) if self.whole else near
 
 
 def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool) -> Form:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +23,14 @@ from halotile.graphs.solvers.base import (
     Step,
     relative_change,
 )
+from halotile.graphs.stages import Stage, Stages
 from halotile.storage.checkpoints import Checkpoint, Ledger
 from halotile.storage.grid import Grid
 from halotile.storage.journal import Journal
+from halotile.storage.output import ShardWriter
 from halotile.storage.rim import Readable
 from halotile.storage.vectors import Vectors
+from halotile.tasks.contributions import Contributions
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.priors import denoised_in
 from halotile.tasks.shared import Shared
@@ -73,6 +77,11 @@ class Iterations:
         Whether reading and writing go on beside the computation.
     sweep : callable
         ``sweep(task, iteration, journal, ledger)`` does what is left of a sweep.
+    gather : callable
+        ``gather(contributions, writer, iteration, journal, ledger)`` adds up what operators contribute that see the
+        whole image.
+    reach : int
+        How far, in pixels, operators look that have a pass of their own.
     target : Target
         What iterates are compared with.
     """
@@ -86,6 +95,8 @@ class Iterations:
     slack: int
     overlap: bool
     sweep: Callable[[StepTask, int, Journal, Ledger], None]
+    gather: Callable[[Contributions, ShardWriter, int, Journal, Ledger], None] | None = None
+    reach: int = 0
     target: Target = field(default_factory=Target)
 
     def __post_init__(self) -> None:
@@ -169,38 +180,69 @@ class Iterations:
         return read
 
     def _swept(self) -> dict[str, float]:
-        """One sweep, from the state to the next; its sums."""
+        """One iteration, from the state to the next; its sums."""
         read = self._read()
+        stages = Stages(self.problem, self.vectors, self.grid)
+        step = self.solver.step(stages.problem, self.state, read)
+        ahead = [
+            image
+            for age in range(self.vectors.copies.get("x", 1) - 1)
+            if isinstance(image := read("x", age), Shared)
+        ]
+        parts = [self._done(stage, tuple(ahead)) for stage in stages.asked]
+        paths = [self.vectors.path(name, self.state.iteration + 1) for name in self.vectors.copies]
+        task = self._task(step, read)
+        with self._books(self.grid, paths) as (journal, ledger):
+            self.sweep(task, self.state.iteration, journal, ledger)
+        return _merged([*parts, add_up(ledger, len(self.grid))])
+
+    def _done(self, stage: Stage, ahead: tuple[Shared, ...]) -> dict[str, float]:
+        """A stage, computed and stored, if it is not there yet; its sums. The images ``ahead`` are read before it computes."""
         iteration = self.state.iteration
-        task = self._task(self.solver.step(self.problem, self.state, read), read)
-        journal, ledger = self._books(iteration)
-        with journal:
-            self._strike(journal, ledger, iteration)
-            self.sweep(task, iteration, journal, ledger)
-            ledger.sync()
-        return add_up(ledger, len(self.grid))
+        with self._books(stage.grid, [stage.path], f".{stage.number}") as (journal, ledger):
+            if isinstance(stage.wanted, Contributions):
+                assert self.gather is not None
+                self.gather(stage.wanted, stage.writer, iteration, journal, ledger)
+            else:
+                task = StepTask(
+                    grid=self.grid,
+                    images=((stage.writer, stage.wanted),),
+                    sums=(),
+                    stored=ahead,
+                    halo=self.reach,
+                    denoised=(),
+                    overlap=self.overlap,
+                )
+                self.sweep(task, iteration, journal, ledger)
+        return add_up(ledger, len(stage.grid))
 
-    def _books(self, iteration: int) -> tuple[Journal, Ledger]:
-        """What is known of the sweep that makes the iteration after this one."""
-        path, fingerprint = self.folder / f"journal.{iteration}", f"{self.fingerprint}-{iteration}"
+    @contextmanager
+    def _books(self, grid: Grid, paths: Sequence[Path], stage: str = "") -> Iterator[tuple[Journal, Ledger]]:
+        """What is known of a pass of the iteration at hand over the blocks of ``grid``, which writes ``paths``."""
+        name = f"{self.state.iteration}{stage}"
+        path, fingerprint = self.folder / f"journal.{name}", f"{self.fingerprint}-{name}"
         if not path.exists():
-            Journal.create(path, fingerprint, len(self.grid)).close()
-        return Journal.open(path, fingerprint, len(self.grid)), Ledger(self.folder / f"sums.{iteration}")
+            Journal.create(path, fingerprint, len(grid)).close()
+        ledger = Ledger(self.folder / f"sums.{name}")
+        with Journal.open(path, fingerprint, len(grid)) as journal:
+            self._strike(journal, ledger, grid, paths)
+            yield journal, ledger
+            ledger.sync()
 
-    def _strike(self, journal: Journal, ledger: Ledger, iteration: int) -> None:
+    def _strike(self, journal: Journal, ledger: Ledger, grid: Grid, paths: Sequence[Path]) -> None:
         """Blocks that are marked, and have lost their sums or a shard, are done again."""
         if not journal.done:
             return
         lost = {number for number in journal.done if number not in ledger.sums}
-        for name in self.vectors.copies:
-            path = self.vectors.path(name, iteration + 1)
-            lost.update(damaged_among(journal.done, path, self.vectors.layout, self.grid, thorough=False))
+        for path in paths:
+            lost.update(damaged_among(journal.done, path, self.vectors.layout, grid, thorough=False))
         journal.strike(sorted(lost))
 
     def _clear(self, iteration: int) -> None:
-        """Remove the books of a sweep that is over."""
+        """Remove the books of an iteration that is over."""
         for name in ("journal", "sums"):
-            (self.folder / f"{name}.{iteration}").unlink(missing_ok=True)
+            for path in (self.folder / f"{name}.{iteration}", *self.folder.glob(f"{name}.{iteration}.*")):
+                path.unlink(missing_ok=True)
 
     def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:
         images = {name: step.images[name] for name in self.vectors.copies}
@@ -266,6 +308,15 @@ def add_up(ledger: Ledger, blocks: int) -> dict[str, float]:
         name: math.fsum(part for number in range(blocks) for part in ledger.sums[number][name])
         for name in names
     }
+
+
+def _merged(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums of several passes as one: what several of them noted is added up."""
+    merged: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            merged[name] = merged.get(name, 0.0) + value
+    return merged
 
 
 def _usual_sums(made: Written, before: Readable, reference: Readable | None) -> list[Sum]:

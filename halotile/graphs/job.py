@@ -243,6 +243,8 @@ class Aim:
     """The true image, to tell the PSNR of every iteration."""
     exact: bool = False
     """Keep to the plain form and to direct convolutions."""
+    fuse: bool | Auto = "auto"
+    """Operators and denoiser in one pass over the image; auto: where little is computed twice for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

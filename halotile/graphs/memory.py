@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
 
 MIB = 1024**2
@@ -51,6 +52,37 @@ def workers_that_fit(machine: int, needed: int) -> int:
     10
     """
     return max(0, (machine - SHARED_BYTES) // (needed - SHARED_BYTES))
+
+
+def check_share(
+    workers: int, machine: int | None, needed: int, what: str, smaller: str, beside: str = ""
+) -> None:
+    """Refuse more workers than a machine has room for.
+
+    Parameters
+    ----------
+    workers : int
+        How many are wanted.
+    machine : int or None
+        Memory that they share, in bytes; None where they run on other machines.
+    needed : int
+        What each needs, in bytes.
+    what, smaller, beside : str
+        What takes most of it, what to write to need less, and what else is to be said.
+
+    Raises
+    ------
+    MemoryRefused
+        With the figures, and what to write instead.
+    """
+    if machine is None or needed <= share_bytes(machine, workers):
+        return
+    fit = workers_that_fit(machine, needed)
+    raise MemoryRefused(
+        f"run.workers is {workers}; each needs {bytes_text(needed)}, of which {what}. "
+        f"{bytes_text(SHARED_BYTES)} of that are one copy for all; this machine has {bytes_text(machine)}."
+        f"{beside} " + (f"Write run.workers: {fit}, or {smaller}." if fit else f"Write {smaller}.")
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.identity import fingerprint
 from halotile.graphs.job import DenoiserChoice, Job, Output, Run, parse_bytes
-from halotile.graphs.memory import MIB, SHARED_BYTES, Footprint, share_bytes, workers_that_fit
+from halotile.graphs.memory import MIB, Footprint, check_share
 from halotile.graphs.reach import Reach
 from halotile.graphs.resolve import describe_denoiser
 from halotile.storage.grid import Grid
@@ -183,15 +183,14 @@ class Plan:
                 f"Write run.memory_per_worker: {-(-needed.total_bytes // MIB)}MiB"
                 + (f", or {smaller}." if self.memory_bytes > needed.fixed_bytes else ".")
             )
-        workers = self.job.run.workers
-        if self.machine_bytes and needed.total_bytes > share_bytes(self.machine_bytes, workers):
-            fit = workers_that_fit(self.machine_bytes, needed.total_bytes)
-            raise MemoryRefused(
-                f"run.workers is {workers}; each needs {bytes_text(needed.total_bytes)}, of which {needed.in_words()}. "
-                f"{bytes_text(SHARED_BYTES)} of that are one copy for all; this machine has {bytes_text(self.machine_bytes)}."
-                f"{self._words_of_depth()} "
-                + (f"Write run.workers: {fit}, or {smaller}." if fit else f"Write {smaller}.")
-            )
+        check_share(
+            self.job.run.workers,
+            self.machine_bytes,
+            needed.total_bytes,
+            needed.in_words(),
+            smaller,
+            self._words_of_depth(),
+        )
         # What a resumed run has written is not counted twice.
         if not self.resumes and self.output_bytes > self.free_disk_bytes:
             raise DiskRefused(

@@ -11,11 +11,12 @@ from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
 from halotile.graphs.forms import Backprojection
+from halotile.graphs.gather import Gathering
 from halotile.graphs.iterate import Iterations, Row
 from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
 from halotile.graphs.progress import Observer, Progress, figures_in_words
 from halotile.graphs.reconstruction import NORM_ITERATIONS, ReconstructionPlan
-from halotile.graphs.session import Session
+from halotile.graphs.session import Pass, Session
 from halotile.graphs.signals import Signals
 from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
@@ -27,6 +28,7 @@ from halotile.storage.journal import Journal
 from halotile.storage.output import ShardWriter
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.views import Constant
+from halotile.tasks.contributions import Contributions
 from halotile.tasks.draws import RandomImage
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.step import StepTask
@@ -140,7 +142,7 @@ class _Driver:
             return 1.0
         problem = self.plan.problem()
         start = RandomImage(problem.shape, problem.dtype, NORM_SEED)
-        norm = self._iterations(Lanczos(), NORM, problem.beginning_at(start), self.plan.reach)
+        norm = self._iterations(Lanczos(), NORM, problem.beginning_at(start), self.plan.form.fused_reach)
         for _ in norm.run(NORM_ITERATIONS, lambda state, _: is_spent(state)):
             pass
         square = largest_eigenvalue(norm.state)
@@ -153,7 +155,9 @@ class _Driver:
             return self.plan.problem(step_size)
         problem = self.plan.problem()
         zeros = Constant(problem.shape, problem.dtype)
-        made = self._iterations(Backprojection(), ADJOINT, problem.beginning_at(zeros), self.plan.reach)
+        made = self._iterations(
+            Backprojection(), ADJOINT, problem.beginning_at(zeros), self.plan.form.fused_reach
+        )
         for _ in made.run(1, lambda *_: False):
             pass
         return self.plan.problem(step_size, made.image("b"), made.state.numbers[MISFIT])
@@ -166,9 +170,11 @@ class _Driver:
             self.plan.grid,
             self.plan.fingerprint,
             halo=halo,
-            slack=self.plan.reach,
+            slack=self.plan.form.fused_reach,
             overlap=self.plan.overlap,
             sweep=partial(self._sweep, phase),
+            gather=partial(self._gather, phase),
+            reach=self.plan.form.reach,
         )
 
     def _write_output(self, iterations: Iterations) -> None:
@@ -188,12 +194,7 @@ class _Driver:
     def _sweep(
         self, phase: str, task: StepTask, iteration: int, journal: Journal, ledger: Ledger | None
     ) -> None:
-        before = {NORM: 0, ADJOINT: self.plan.before_iterations - 1, ITERATE: self.plan.before_iterations}
-        if phase in before:
-            self.status.earlier = len(self.plan.grid) * (before[phase] + iteration)
-        if not self.begun:
-            # What earlier runs did is no measure of how fast this one is.
-            self.begun, self.status.resumed = True, self.status.earlier + len(journal.done)
+        self._count_earlier(phase, iteration, len(journal.done))
         sweep = Sweep(
             task,
             phase=phase,
@@ -206,15 +207,51 @@ class _Driver:
             ledger=ledger,
             title=self._title(phase, iteration),
         )
-        self.session.through(sweep)
-        if sweep.disk_error:
-            raise DiskRefused(full_disk_in_words(self.plan, sweep.disk_error, len(journal.done)))
+        self._through(sweep)
         if sweep.bad:
             bad = tuple(sweep.bad[number] for number in sorted(sweep.bad))
             raise failure_of(self.plan, bad)
-        if sweep.untidy:
+
+    def _gather(
+        self,
+        phase: str,
+        wanted: Contributions,
+        writer: ShardWriter,
+        iteration: int,
+        journal: Journal,
+        ledger: Ledger,
+    ) -> None:
+        """Add up what operators contribute that see the whole image."""
+        self._count_earlier(phase, iteration, 0)
+        gathering = Gathering(
+            wanted,
+            writer=writer,
+            folder=self.directory.state_path / "parts",
+            options=self.plan.run,
+            journal=journal,
+            ledger=ledger,
+            signals=self.signals,
+            status=self.status,
+            title=self._title(phase, iteration),
+        )
+        self._through(gathering)
+
+    def _through(self, work: Pass) -> None:
+        self.session.through(work)
+        if work.disk_error:
+            raise DiskRefused(full_disk_in_words(self.plan, work.disk_error, len(work.journal.done)))
+        if work.untidy:
             sweep_partials(self.plan.output)
             sweep_partials(self.directory.state_path)
+
+    def _count_earlier(self, phase: str, iteration: int, done: int) -> None:
+        """Tell the status how many blocks came before a sweep."""
+        before = {NORM: 0, ADJOINT: self.plan.before_iterations - 1, ITERATE: self.plan.before_iterations}
+        if phase in before:
+            self.status.earlier = len(self.plan.grid) * (before[phase] + iteration)
+        if not self.begun:
+            # What earlier runs did is no measure of how fast this one is.
+            self.begun, self.status.resumed = True, self.status.earlier + done
 
     def _title(self, phase: str, iteration: int) -> str:
         """Which sweep it is, in words that follow on what happened."""

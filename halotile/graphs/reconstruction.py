@@ -1,10 +1,7 @@
-"""The planner of reconstructions: a job's operators, prior and solver as a problem, its sizes decided or refused."""
+"""The plan of a reconstruction: what is computed how, in which blocks, and what it takes."""
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -12,52 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import DiskRefused, InputError, MemoryRefused
-from halotile.graphs.agreement import check_reconstruction
+from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.cutting import overlap_pays
-from halotile.graphs.forms import Form, choose_form
-from halotile.graphs.identity import code_versions, differences, fingerprint
+from halotile.graphs.forms import Form
+from halotile.graphs.identity import fingerprint
 from halotile.graphs.iterate import Target
 from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, parse_bytes
-from halotile.graphs.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plan import existing_parent, run_directory_of
-from halotile.graphs.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
-from halotile.graphs.resolve import check_paths, describe_denoiser
-from halotile.graphs.sizes import (
-    Geometry,
-    block_unit,
-    candidate_blocks,
-    check_block,
-    choose_chunk,
-    choose_shard,
-)
+from halotile.graphs.memory import MIB, check_share
+from halotile.graphs.plan import existing_parent
+from halotile.graphs.resolve import describe_denoiser
 from halotile.graphs.solvers.base import Problem, Solver
 from halotile.graphs.stack import (
-    describe_operator,
-    files_of,
-    image_shape,
-    make_operators,
-    make_terms,
-    open_measurements,
     written,
 )
+from halotile.graphs.step_memory import StepFootprint, footprint_of_operator, footprint_of_step
 from halotile.graphs.summary import summary_of
-from halotile.registry import find
-from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
-from halotile.storage.place import check_parents
 from halotile.storage.rim import Readable
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.vectors import Vectors
-from halotile.storage.views import Constant
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.priors import Prior
-from halotile.tasks.roles import Roles
 
-WINDOWS_AT_ONCE = 10
-"""Images of a block's window that a step holds at once, besides the stored ones: an estimate, with the operators' scratch."""
+SMALLER = "a smaller tile.size, tile.block or output.shard"
+"""What needs less memory."""
 NORM_ITERATIONS = 15
 """Sweeps that find the step size."""
 
@@ -82,6 +59,8 @@ class ReconstructionPlan:
     fresh: bool
     files: tuple[Path, ...]
     free_disk_bytes: int
+    machine_bytes: int | None
+    """Memory that the workers share; None where they run on other machines."""
     notes: tuple[str, ...] = ()
     same_inputs: tuple[dict[str, Any], ...] = ()
 
@@ -96,14 +75,9 @@ class ReconstructionPlan:
         return self.job.run
 
     @property
-    def reach(self) -> int:
-        """How far, in pixels, the operators look, there and back."""
-        return self.form.reach
-
-    @property
     def halo(self) -> int:
-        """How far, in pixels, a step looks."""
-        return self.prior.reach() + self.reach
+        """How far, in pixels, the sweep of a step looks."""
+        return self.prior.reach() + self.form.fused_reach
 
     @property
     def overlap(self) -> bool:
@@ -145,16 +119,26 @@ class ReconstructionPlan:
     @property
     def scratch_bytes(self) -> int:
         """The most that the solver's images take."""
-        return self.vectors(self.solver, "").size_bytes
+        staged = self.state_layout.size_bytes if self.form.apart or self.form.whole else 0
+        return self.vectors(self.solver, "").size_bytes + staged
+
+    @property
+    def footprint(self) -> StepFootprint:
+        """What one worker holds at once, where it holds most: a block of a sweep, or an operator that sees everything."""
+        return max(self.footprints(), key=lambda footprint: footprint.total_bytes)
+
+    def footprints(self) -> Iterator[StepFootprint]:
+        """What one worker holds in each kind of task."""
+        yield footprint_of_step(
+            self.grid, self.form, self.prior, self.solver, self.state_layout, overlap=self.overlap
+        )
+        for term in self.form.whole:
+            yield footprint_of_operator(term, self.grid.shape, np.dtype(self.state_layout.dtype))
 
     @property
     def memory_bytes(self) -> int:
         """The projected peak of one worker."""
-        window = math.prod(n + 2 * self.halo for n in self.grid.block[-2:]) * math.prod(self.grid.block[:-2])
-        itemsize = np.dtype(self.state_layout.dtype).itemsize
-        read = sum(self.solver.vectors.values()) - len(self.solver.vectors)
-        images = read + len(self.solver.vectors) + WINDOWS_AT_ONCE
-        return IMPORTS_BYTES + window * itemsize * images
+        return self.footprint.total_bytes
 
     @property
     def fingerprint(self) -> str:
@@ -169,12 +153,13 @@ class ReconstructionPlan:
         return Problem(
             shape=self.grid.shape,
             dtype=np.dtype(self.state_layout.dtype),
-            gradient=lambda image: form.gradient(image, backprojection),
-            normal=self.form.normal,
+            gradient=form.map("gradient", backprojection),
+            normal=self.form.map("normal"),
             prior=self.prior,
             start=self.start,
             step_size=step_size,
             misfit_of_zero=misfit_of_zero,
+            reach=form.fused_reach,
         )
 
     def check_fits(self) -> None:
@@ -186,19 +171,34 @@ class ReconstructionPlan:
             With the figures, and what to write instead.
         """
         allowed = parse_bytes(self.job.run.memory_per_worker)
-        if self.memory_bytes > allowed:
+        step, *operators = self.footprints()
+        if step.total_bytes > allowed:
             raise MemoryRefused(
                 f"run.memory_per_worker is {self.job.run.memory_per_worker}; one block of {list(self.grid.block)} needs "
-                f"{bytes_text(self.memory_bytes)}. Write run.memory_per_worker: {-(-self.memory_bytes // MIB)}MiB, "
-                "or a smaller tile.block or output.shard."
+                f"{bytes_text(step.total_bytes)}, of which {step.in_words()}. Write {self._enough(step)}, or {SMALLER}."
             )
-        needed = self.output_bytes + self.scratch_bytes
-        if not self.resumes and needed > self.free_disk_bytes:
+        for term, needed in zip(self.form.whole, operators, strict=True):
+            if needed.total_bytes > allowed:
+                number = next(n for n, other in enumerate(self.form.terms) if other is term)
+                raise MemoryRefused(
+                    f"run.memory_per_worker is {self.job.run.memory_per_worker}; operators[{number}] ({term.operator.name}) "
+                    f"sees the whole image of {list(self.grid.shape)}, and needs {bytes_text(needed.total_bytes)}, "
+                    f"of which {needed.in_words()}. Write {self._enough(needed)}, or an operator that looks a few pixels far."
+                )
+        check_share(
+            self.run.workers, self.machine_bytes, self.memory_bytes, self.footprint.in_words(), SMALLER
+        )
+        taken = self.output_bytes + self.scratch_bytes
+        if not self.resumes and taken > self.free_disk_bytes:
             raise DiskRefused(
                 f"the output takes up to {bytes_text(self.output_bytes)} and the solver's images {bytes_text(self.scratch_bytes)}; "
                 f"{existing_parent(self.output)} has {bytes_text(self.free_disk_bytes)} free. "
                 "Write output.path on a larger disk."
             )
+
+    @staticmethod
+    def _enough(needed: StepFootprint) -> str:
+        return f"run.memory_per_worker: {-(-needed.total_bytes // MIB)}MiB"
 
     def reads(self) -> Iterator[Path]:
         """The files that operators and the denoiser name."""
@@ -245,137 +245,6 @@ class ReconstructionPlan:
         return summary_of(self)
 
 
-def make_reconstruction_plan(
-    job: Reconstruction, *, fresh: bool = False, refuse: bool = True
-) -> ReconstructionPlan:
-    """Decide every size of a reconstruction and check that it fits.
-
-    Raises
-    ------
-    ConfigError, InputError, WeightsError
-        When the job cannot be run as it is written.
-    MemoryRefused, DiskRefused
-        When it does not fit.
-    """
-    check_reconstruction(job)
-    output = Path(os.path.abspath(job.output.path))
-    check_parents(output)
-    previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
-    operators = make_operators(job.operators)
-    data = open_measurements(job.operators)
-    given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
-    images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
-    shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
-    for key, other in images.items():
-        _check_image(other, key, shape)
-    image = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
-    for source in (*data, given, reference):
-        if source is not None:
-            check_paths(source, output)
-    denoiser = denoiser_of(job)
-    roles = _roles(data[0], shape)
-    reach = reach_of_prior(job, denoiser, len(roles.spatial), previous)
-    geometry = Geometry(shape, shape, roles, 1, reach.align)
-    layout = _layout(job, data[0], geometry, image.dtype)
-    block = _block(job, geometry, layout, previous)
-    prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block)
-    identity = {
-        "operators": {
-            str(number): describe_operator(operator)
-            | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
-            for number, (operator, source, choice) in enumerate(
-                zip(operators, data, job.operators, strict=True)
-            )
-        },
-        "fidelity": asdict(job.fidelity),
-        "prior": describe_prior(job.prior, denoiser, reach),
-        "probed": list(reach.probed) if reach.probed else None,
-        "solver": asdict(job.solver),
-        "start": given.fingerprint() if given else None,
-        "reference": reference.fingerprint() if reference else None,
-        "precision": job.run.precision,
-        "exact": job.exact,
-        "layout": layout.to_json(),
-        "block": list(grid.block),
-        "code": {**code_versions(), **(denoiser.check() if denoiser else {})},
-    }
-    differs = tuple(differences(previous["identity"], identity)) if previous else ()
-    plan = ReconstructionPlan(
-        job=job,
-        form=choose_form(
-            make_terms(job.operators, operators, data, job.fidelity), image.dtype, exact=job.exact
-        ),
-        prior=prior,
-        solver=find("solvers", job.solver.name).SOLVER(),
-        start=given or image,
-        target=Target(reference, _peak(reference)),
-        grid=grid,
-        layout=layout,
-        output=output,
-        run_directory=run_directory_of(output),
-        identity=identity,
-        differs=differs,
-        resumes=previous is not None and not differs,
-        fresh=fresh,
-        files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
-        free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
-    )
-    if refuse:
-        plan.check_fits()
-    return plan
-
-
 def _plainly(part: Any) -> Any:
     """A section as a mapping, anything else as it is."""
     return asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
-
-
-def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
-    """Refuse an image of another shape than the one that is looked for."""
-    if source.shape != shape:
-        raise InputError(
-            f"{key}: {source.path} has shape {list(source.shape)}, and the image has {list(shape)}. "
-            "Give one of that shape."
-        )
-
-
-def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
-    """The last two axes are tiled: operators work on planes."""
-    if len(shape) < 2:
-        raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
-    return Roles(source.axes, (len(shape) - 2, len(shape) - 1), None)
-
-
-def _layout(job: Reconstruction, source: Source, geometry: Geometry, dtype: np.dtype[Any]) -> Layout:
-    chunk = choose_chunk(geometry, job.output.chunk)
-    known = source.shape == geometry.shape
-    axes = len(geometry.shape)
-    return Layout(
-        shape=geometry.shape,
-        dtype=str(dtype) if job.output.dtype == "auto" else job.output.dtype,
-        shard=choose_shard(geometry, job.output.shard, chunk),
-        chunk=chunk,
-        codec=job.output.codec,
-        axes=geometry.roles.axes,
-        scale=tuple(source.scale) if known else (1.0,) * axes,
-        units=tuple(source.units) if known else (None,) * axes,
-        ome=False,
-    )
-
-
-def _block(
-    job: Reconstruction, geometry: Geometry, layout: Layout, previous: dict[str, Any] | None
-) -> tuple[int, ...]:
-    """The super-block: a resumed run keeps its own."""
-    unit = block_unit(geometry, layout.shard)
-    if job.tile.block != "auto":
-        return check_block(geometry, job.tile.block, unit)
-    if previous is not None:
-        return tuple(previous["block"])
-    return candidate_blocks(geometry, unit, job.run.workers)[0]
-
-
-def _peak(reference: Source | None) -> float:
-    """What a PSNR is measured against: the range of the type, 1 of floats."""
-    integer = reference is not None and reference.dtype.kind in "iu"
-    return float(np.iinfo(str(reference.dtype)).max) if integer and reference is not None else 1.0

@@ -5,18 +5,44 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from halotile.errors import Stalled
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Cluster as ClusterChoice
 from halotile.graphs.job import Run, parse_bytes
+from halotile.graphs.progress import Progress
 from halotile.graphs.status import StatusFile
-from halotile.graphs.sweep import Sweep
 from halotile.registry import find
+from halotile.storage.journal import Journal
 
 RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
+
+
+class Pass(Protocol):
+    """Work that goes through a cluster, or through several, one after the other."""
+
+    phase: str
+    disk_error: str | None
+    untidy: bool
+    journal: Journal
+
+    def left(self) -> int:
+        """How much is left to do."""
+        ...
+
+    def stop_if_asked(self) -> None:
+        """Raise :class:`Stopped` when a signal asked for it."""
+        ...
+
+    def progress(self, phase: str) -> Progress:
+        """How far it is."""
+        ...
+
+    def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
+        """Do what is left of it."""
+        ...
 
 
 class Session:
@@ -52,7 +78,7 @@ class Session:
     ) -> None:
         self._end()
 
-    def through(self, sweep: Sweep) -> None:
+    def through(self, sweep: Pass) -> None:
         """Until nothing of the sweep is left to do, or its disk is full.
 
         Raises

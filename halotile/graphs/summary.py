@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halotile.graphs.job import parse_bytes
-from halotile.graphs.traffic import pixels_read, traffic_of
+from halotile.graphs.traffic import computed_twice, pixels_read, traffic_of
 
 if TYPE_CHECKING:
     from halotile.graphs.reconstruction import ReconstructionPlan
@@ -40,7 +40,10 @@ def summary_of(plan: ReconstructionPlan) -> dict[str, Any]:
         "codec": plan.layout.codec,
         "halo": plan.halo,
         "read_amplification": round(pixels_read(plan.grid, plan.halo) / math.prod(plan.grid.shape), 4),
-        "iteration_bytes": traffic.fused,
+        "passes": 2 if plan.form.apart else 1,
+        "computed_twice": round(computed_twice(plan.grid, plan.prior), 4),
+        "iteration_bytes": (traffic.unfused or traffic.fused) if plan.form.apart else traffic.fused,
+        "iteration_bytes_fused": traffic.fused,
         "iteration_bytes_unfused": traffic.unfused,
         "peak_memory_per_worker_bytes": plan.memory_bytes,
         "memory_per_worker_bytes": parse_bytes(plan.job.run.memory_per_worker),

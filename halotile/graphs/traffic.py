@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halotile.graphs.forms import REACH_OF_CELLS, Form
+from halotile.graphs.job import Auto
 from halotile.graphs.solvers.base import Solver
 from halotile.storage.grid import Grid
 from halotile.tasks.overlap_save import snapped
@@ -19,6 +20,42 @@ BLIND = ("cg",)
 """Solvers that read no measurement after their first iteration."""
 
 
+MOST_COMPUTED_TWICE = 0.5
+"""Pixels of the gradient that may be computed twice, for each pixel of the image, before it gets a pass of its own."""
+
+
+def comes_apart(asked: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: Solver) -> bool:
+    """Whether operators have a pass of their own, before that of the prior.
+
+    In one pass the gradient is computed on each block with the prior's halo; in two it is written and read once more. It
+    is one pass as long as little is computed twice for it.
+
+    Parameters
+    ----------
+    asked : bool or str
+        Whether they are to be fused: True, False or ``auto``.
+    form, prior, grid, solver
+        What is computed, and in which blocks.
+    """
+    if not prior.reach() or solver.name in BESIDE or not form.near or form.whole:
+        return False
+    if asked != "auto":
+        return not asked
+    return computed_twice(grid, prior) > MOST_COMPUTED_TWICE
+
+
+def computed_twice(grid: Grid, prior: Prior) -> float:
+    """Pixels of the gradient that one pass computes more than once, for each pixel of the image.
+
+    Examples
+    --------
+    >>> from halotile.tasks.priors import NoPrior
+    >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), NoPrior())
+    0.0
+    """
+    return pixels_read(grid, prior.reach()) / math.prod(grid.shape) - 1
+
+
 @dataclass(frozen=True)
 class Traffic:
     """Bytes of one iteration, read and written, without compression.
@@ -26,9 +63,10 @@ class Traffic:
     Parameters
     ----------
     fused : int
-        As it is run: each vector is read once, by the operators and the prior together.
+        With operators and prior in one pass.
     unfused : int or None
-        With the gradient step written and read again by the prior; None where the prior looks at no other pixel.
+        With the gradient written and read again by the prior; None where the prior looks at no other pixel, or an operator
+        sees the whole image.
     """
 
     fused: int
@@ -55,6 +93,7 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
     read = sum(solver.vectors.values()) - len(solver.vectors)
     image = size * math.prod(grid.shape)
     written = len(solver.vectors) * image
+    whole = _gathered(form, image)
 
     def moved(halo: int) -> int:
         acted_on = 0 if solver.name in BESIDE else halo
@@ -62,11 +101,17 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
             0 if solver.name in BLIND else _measured(grid, form, size, acted_on)
         )
 
-    fused = moved(wide) + written
-    if not wide:
+    fused = moved(wide) + written + whole
+    if not wide or whole:
         return Traffic(fused, None)
-    # The prior's pass reads the step with its halo; the change is taken against the vector it began with.
-    return Traffic(fused, moved(0) + image + size * pixels_read(grid, wide) + image + written)
+    # The prior's pass reads the gradient and the images, each with its halo.
+    return Traffic(fused, moved(0) + image + (1 + read) * size * pixels_read(grid, wide) + written)
+
+
+def _gathered(form: Form, image: int) -> int:
+    """What operators move that see the whole image of so many bytes: each reads it, and its sum goes up a tree."""
+    measured = sum(term.measurement.dtype.itemsize * math.prod(term.measurement.shape) for term in form.whole)
+    return measured + (3 * image * len(form.whole) + 2 * image if form.whole else 0)
 
 
 def _seen(grid: Grid, form: Form, halo: int) -> int:
@@ -88,7 +133,7 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
             * math.prod(term.measurement.shape)
             / whole
         )
-        for term in form.terms
+        for term in form.near
     )
 
 

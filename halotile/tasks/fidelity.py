@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Derived, Operator, Shape
+from halotile.tasks.operators.base import Derived, Operator, Shape, window_of
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope
 
@@ -93,6 +93,21 @@ class Term:
     weight: float = 1.0
     fidelity: Fidelity = field(default_factory=L2)
 
+    def add_adjoint(self, measurement: Readable, image: Shape, region: Region, total: NDArray[Any]) -> None:
+        """Add ``weight A^T`` of something measured to ``region`` of an image: to as much of it as the operator sees."""
+        seen = region.clip(window_of(self.operator, image))
+        if not seen.size:
+            return
+        pixels = self.operator.adjoint(measurement, image).read(seen)
+        part = total[seen.relative_to(region).slices]
+        part += pixels if self.weight == 1 else pixels * total.dtype.type(self.weight)
+
+    def share(self, part: Region, image: Shape) -> Region:
+        """The pixels of the measurement that a part of the image answers for."""
+        window = window_of(self.operator, image)
+        seen = part.clip(window)
+        return share_of(seen.relative_to(window), window.shape, self.measurement.shape)
+
 
 @dataclass
 class Slope:
@@ -163,17 +178,16 @@ class Gradient(Derived):
         gradient = np.zeros(region.shape, self.dtype)
         for number, term in enumerate(self.terms):
             slope = Slope(term.operator.forward(self.image), term.measurement, term.fidelity)
-            pixels = term.operator.adjoint(slope, self.shape).read(region)
-            gradient += pixels if term.weight == 1 else pixels * self.dtype.type(term.weight)
+            term.add_adjoint(slope, self.shape, region, gradient)
             self._note_misfit(number, term, slope)
         return gradient
 
     def _note_misfit(self, number: int, term: Term, slope: Slope) -> None:
         scope = Scope.current()
         for cell, core in enumerate(scope.cells if scope else ()):
-            value = term.weight * slope.misfit(share_of(core, self.shape, slope.shape))
+            share = term.share(core, self.shape)
             assert scope is not None
-            scope.note(MISFIT, cell, number, value)
+            scope.note(MISFIT, cell, number, term.weight * slope.misfit(share) if share.size else 0.0)
 
 
 @dataclass(frozen=True)
@@ -202,8 +216,7 @@ class NormalImage(Derived):
         """The pixels of ``region``."""
         total = np.zeros(region.shape, self.dtype)
         for term in self.terms:
-            pixels = term.operator.adjoint(term.operator.forward(self.image), self.shape).read(region)
-            total += pixels if term.weight == 1 else pixels * self.dtype.type(term.weight)
+            term.add_adjoint(term.operator.forward(self.image), self.shape, region, total)
         return total
 
 

@@ -89,6 +89,7 @@ def problem_of(
         prior=prior or NoPrior(),
         start=Constant(image.shape, image.dtype),
         step_size=step,
+        reach=2 * max(term.operator.reach for term in terms),
     )
 
 

@@ -23,6 +23,8 @@ from halotile.tasks.priors import Plugged
 from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, problem_of, terms_of
 from tests.graphs.test_solvers import scene
 
+pytestmark = pytest.mark.usefixtures("as_in_a_worker")
+
 BOUNDARIES = ("circular", "reflect", "zero", "replicate")
 
 

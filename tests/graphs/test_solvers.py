@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
+from halotile.graphs.forms import Form
 from halotile.graphs.iterate import Target
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
@@ -39,6 +40,8 @@ from tests.graphs.solving import (
     terms_of,
 )
 from tests.support import dncnn_weights
+
+pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 
 SOLVERS: dict[str, Any] = {
     "gd": GradientDescent(),
@@ -89,6 +92,27 @@ def test_fused_sweeps_have_the_bits_of_whole_images(
         assert len(list(run.run(3, lambda *_: False))) == 3
         assert np.array_equal(read_all(run.image()), expected)
     assert not np.array_equal(expected, 0 * expected)
+
+
+@pytest.mark.parametrize(
+    ("tile", "boundary"),
+    [(24, "reflect"), *((tile, rule) for tile in (50, 512) for rule in ("circular", "reflect", "zero"))],
+)
+def test_tiles_of_any_size_in_one_pass_or_two_have_the_bits_of_whole_images(
+    tmp_path: Path, tile: int, boundary: str
+) -> None:
+    # For very small tiles torch takes another routine: their windows are drawn out to what is safe.
+    image = scene((300, 270))
+    terms = terms_of(image, blurs(boundary))
+    whole = problem_of(image, terms, prior_of("dncnn", image, 1000, 1000, tmp_path), STEP)
+    expected, _ = in_memory(ProximalGradient(), whole, 2)
+    problem = problem_of(image, terms, prior_of("dncnn", image, 128, tile, tmp_path), STEP)
+    form = Form(terms, apart=True)
+    apart = replace(problem, gradient=form.map("gradient"), normal=form.map("normal"))
+    for name, each in (("one", problem), ("two", apart)):
+        run = iterations_of(ProximalGradient(), each, tmp_path / name, block=128, reach=16)
+        assert len(list(run.run(2, lambda *_: False))) == 2
+        assert np.array_equal(read_all(run.image()), expected)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -18,7 +18,8 @@ from halotile.graphs.job import (
     Reconstruction,
     SolverChoice,
 )
-from halotile.graphs.reconstruction import ReconstructionPlan, make_reconstruction_plan
+from halotile.graphs.reconstruction import ReconstructionPlan
+from halotile.graphs.reconstruction_planner import make_reconstruction_plan
 from halotile.graphs.traffic import pixels_read
 from halotile.storage.grid import Grid
 from halotile.storage.views import Constant
@@ -26,6 +27,8 @@ from halotile.tasks.block import BlockRunner
 from halotile.tasks.shared import Shared
 from tests.graphs.solving import kernel
 from tests.support import write_zarr
+
+pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 
 SHAPE = (512, 448)
 EDGES = (3, 5, 5)
@@ -38,7 +41,7 @@ PRIORS = {
 
 
 def plan_of(
-    folder: Path, *, prior: str, solver: str, exact: bool, boundary: str = "reflect"
+    folder: Path, *, prior: str, solver: str, exact: bool, boundary: str = "reflect", fuse: bool = True
 ) -> ReconstructionPlan:
     """A plan for three blurs."""
     rng = np.random.default_rng(0)
@@ -57,12 +60,13 @@ def plan_of(
             prior=PRIORS[prior],
             solver=SolverChoice(name=solver, step="auto" if solver == "cg" else 0.1),
             exact=exact,
+            fuse=fuse,
         )
     )
 
 
 def moved(plan: ReconstructionPlan) -> int:
-    """Bytes that the third iteration reads and writes."""
+    """Bytes that the third iteration reads and writes, in all of its passes."""
     receipts: list[Any] = []
 
     def sweep(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
@@ -80,12 +84,14 @@ def moved(plan: ReconstructionPlan) -> int:
         plan.grid,
         "a job",
         halo=plan.halo,
-        slack=plan.reach,
+        slack=plan.form.fused_reach,
+        reach=plan.form.reach,
         overlap=False,
         sweep=sweep,
     )
     assert len(list(run.run(3, lambda *_: False))) == 3
-    return int(receipts[-1].read_bytes + receipts[-1].written_bytes)
+    last = receipts[-2:] if plan.form.apart else receipts[-1:]
+    return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last))
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -96,6 +102,14 @@ def test_a_plan_tells_what_an_iteration_moves(tmp_path: Path, prior: str, solver
     plan = plan_of(tmp_path, prior=prior, solver=solver, exact=exact)
     told = plan.summary()["iteration_bytes"]
     assert told == pytest.approx(moved(plan), rel=0.15)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_plan_tells_what_two_passes_move(tmp_path: Path, exact: bool) -> None:
+    plan = plan_of(tmp_path, prior="pnp", solver="pgd", exact=exact, fuse=False)
+    figures = plan.summary()
+    assert figures["iteration_bytes"] == figures["iteration_bytes_unfused"]
+    assert figures["iteration_bytes"] == pytest.approx(moved(plan), rel=0.15)
 
 
 @pytest.mark.parametrize("exact", [False, True])

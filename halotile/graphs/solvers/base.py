@@ -10,11 +10,31 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from halotile.storage.rim import Readable
+from halotile.tasks.contributions import Contributions
 from halotile.tasks.priors import Prior
+from halotile.tasks.shared import Shared
 from halotile.tasks.step import Sum
 
 CHANGE, LENGTH, ERROR = "change", "length", "error"
 """Sums that every step takes: ``|x' - x|²``, ``|x'|²``, and with a reference ``|x' - reference|²``."""
+
+
+Map = Callable[[Readable], Readable]
+"""From an image to another one of its shape."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A map that a sweep computes in part: the rest is computed before it, and stored."""
+
+    within: Map | None
+    """What the sweep computes."""
+    before: Callable[[Readable], Readable | Contributions]
+    """The rest."""
+
+    def __call__(self, image: Readable) -> Readable:
+        """Refused: what is stored before is known to whoever runs the sweeps."""
+        raise TypeError("a staged map is run in two passes")
 
 
 @dataclass(frozen=True)
@@ -23,9 +43,9 @@ class Problem:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    gradient: Callable[[Readable], Readable]
+    gradient: Map
     """``∇f`` at an image."""
-    normal: Callable[[Readable], Readable]
+    normal: Map
     """``sum_i w_i A_i^T A_i`` of an image."""
     prior: Prior
     start: Readable
@@ -35,6 +55,13 @@ class Problem:
 
     misfit_of_zero: float = 0.0
     """What is to be added to the misfit that is noted."""
+
+    reach: int = 0
+    """How far, in pixels, the operators look in a sweep, there and back."""
+
+    def held(self, image: Readable) -> Readable:
+        """The same image, computed once for each block: operators ask for nearly the same window one after the other."""
+        return Shared(image, self.reach, computed=True)
 
     def beginning_at(self, image: Readable) -> Problem:
         """The same from another image."""

@@ -40,10 +40,11 @@ class ConjugateGradients:
         return self._made(problem, Total((x, p), (1.0, alpha)), residual, Total((residual, p), (1.0, beta)))
 
     def _made(self, problem: Problem, x: Total, r: Total, p: Total) -> Step:
-        q = problem.normal(p)
-        pairs = {RR: (r, r), PQ: (p, q), RQ: (r, q), QQ: (q, q)}
+        direction = problem.held(p)
+        q = problem.normal(direction)
+        pairs = {RR: (r, r), PQ: (direction, q), RQ: (r, q), QQ: (q, q)}
         sums = tuple(Sum(name, "dot", left, right) for name, (left, right) in pairs.items())
-        return Step({"x": x, "r": r, "p": p, "q": q}, sums)
+        return Step({"x": x, "r": r, "p": direction, "q": q}, sums)
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """The next iteration, with the sums that its coefficients come from."""

@@ -36,7 +36,7 @@ class Lanczos:
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """The next vector, and what the normal operator makes of it."""
-        v = Total((problem.start,), (1.0,)) if state.iteration == 0 else self._after(state, read)
+        v = problem.held(problem.start if state.iteration == 0 else self._after(state, read))
         w = problem.normal(v)
         pairs = {VV: (v, v), VW: (v, w), WW: (w, w)}
         return Step({"v": v, "w": w}, tuple(Sum(name, "dot", *pair) for name, pair in pairs.items()))

@@ -1,4 +1,4 @@
-"""The programs that are measured, each run in a process of its own: ``python programs.py NAME FOLDER [EDGE]``.
+"""Programs that denoise, each measured in a process of its own: ``python denoising.py NAME FOLDER EDGE``.
 
 Every program prints one line of JSON: ``seconds`` of wall time with its cluster up and its imports
 done, and ``peak_bytes`` where memory is the question. Ours and its peers get the same
@@ -7,9 +7,7 @@ picture, the same function and two workers of one thread.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.benchmarks.data import BOX, CNN, CNN_REACH, box, network, our_network, picture, weights
+from tests.benchmarks.measuring import Result, fresh, in_two_processes, main, warm, watched_memory
 
-Result = dict[str, Any]
 TILE = 512
 
 
@@ -63,22 +61,6 @@ def run_job(
     return {"seconds": seconds, "blocks": outcome.total, "peak_bytes": peak()}
 
 
-def warm(client: Any) -> None:
-    """Import on the workers what they will need, as a cluster that has been up for a while has."""
-    client.run(_import_everything)
-
-
-def _import_everything() -> None:
-    import dask.array
-    import scipy.ndimage
-    import torch
-    import zarr
-
-    import halotile.graphs.setup
-
-    del dask, scipy, torch, zarr, halotile
-
-
 def ours_box(folder: Path, edge: int) -> Result:
     """The box filter as a job."""
     from halotile.tasks.denoisers.function import GivenFunction
@@ -112,7 +94,7 @@ def ours_noop(folder: Path, blocks: int) -> Result:
     from halotile.graphs.clusters import local
     from halotile.graphs.stream import Grouping, Stream
     from halotile.storage.journal import Journal
-    from tests.benchmarks.programs import do_nothing  # by reference, as a job's own function travels
+    from tests.benchmarks.denoising import do_nothing  # by reference, as a job's own function travels
 
     journal = Journal.create(fresh(folder / "noop-journal"), "noop", blocks)
     process = psutil.Process()
@@ -329,18 +311,9 @@ def monai_cnn_default(folder: Path, edge: int) -> Result:
 
 def deepinv_cnn(folder: Path, edge: int, patch: int = 256, overlap: int = 32) -> Result:
     """deepinv.distributed with two processes of one thread, the picture in memory."""
-    import socket
-
-    import torch.multiprocessing as multiprocessing
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    out = fresh(folder / "deepinv-seconds.json")
     picture(folder, edge)
     weights(folder)
-    multiprocessing.spawn(_deepinv_rank, args=(folder, edge, patch, overlap, port, out), nprocs=2)
-    return {"seconds": float(out.read_text())}
+    return in_two_processes(folder, _deepinv_rank, folder, edge, patch, overlap)
 
 
 def deepinv_cnn_default(folder: Path, edge: int) -> Result:
@@ -348,20 +321,12 @@ def deepinv_cnn_default(folder: Path, edge: int) -> Result:
     return deepinv_cnn(folder, edge, 256, 64)
 
 
-def _deepinv_rank(rank: int, folder: Path, edge: int, patch: int, overlap: int, port: int, out: Path) -> None:
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-    }
+def _deepinv_rank(folder: Path, edge: int, patch: int, overlap: int) -> Result:
     import torch
     import zarr
     from deepinv.distributed import DistributedContext, distribute
     from deepinv.models import Denoiser
 
-    torch.set_num_threads(1)
     inner = network(folder)
 
     class Wrapped(Denoiser):  # type: ignore[misc]
@@ -378,56 +343,8 @@ def _deepinv_rank(rank: int, folder: Path, edge: int, patch: int, overlap: int, 
         denoiser(pixels[..., :1024, :1024], 0.1)
         began = time.perf_counter()
         denoiser(pixels, 0.1)
-        seconds = time.perf_counter() - began
-        if rank == 0:
-            out.write_text(str(seconds))
-
-
-# --- measuring ------------------------------------------------------------------------------------
-
-
-def fresh(path: Path) -> Path:
-    """The path, with nothing of an earlier run at it."""
-    for stale in (path, path.with_name(path.name + ".run")):
-        if stale.is_dir():
-            shutil.rmtree(stale)
-        elif stale.exists():
-            stale.unlink()
-    return path
-
-
-@contextmanager
-def watched_memory() -> Iterator[Callable[[], int]]:
-    """The highest sum of resident memory of this process and all its children, sampled at 20 Hz."""
-    import threading
-
-    import psutil
-
-    peak = 0
-    stop = threading.Event()
-    this = psutil.Process()
-
-    def watch() -> None:
-        nonlocal peak
-        while not stop.wait(0.05):
-            total = 0
-            for process in [this, *this.children(recursive=True)]:
-                try:
-                    total += process.memory_info().rss
-                except psutil.NoSuchProcess:
-                    continue
-            peak = max(peak, total)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield lambda: peak
-    finally:
-        stop.set()
-        thread.join()
+        return {"seconds": time.perf_counter() - began}
 
 
 if __name__ == "__main__":
-    name, folder, edge = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    folder.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(globals()[name](folder, edge)), flush=True)
+    main(globals())

@@ -1,0 +1,188 @@
+"""The planner of reconstructions: a job's operators, prior and solver as a problem, its sizes decided or refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import InputError
+from halotile.graphs.agreement import check_reconstruction
+from halotile.graphs.cutting import allowed_bytes, overlap_pays
+from halotile.graphs.forms import choose_form
+from halotile.graphs.identity import code_versions, differences
+from halotile.graphs.iterate import Target
+from halotile.graphs.job import Reconstruction
+from halotile.graphs.memory import machine_bytes
+from halotile.graphs.plan import existing_parent, run_directory_of
+from halotile.graphs.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
+from halotile.graphs.reconstruction import ReconstructionPlan
+from halotile.graphs.resolve import check_paths
+from halotile.graphs.sizes import (
+    Geometry,
+    block_unit,
+    candidate_blocks,
+    check_block,
+    choose_chunk,
+    choose_shard,
+)
+from halotile.graphs.stack import (
+    describe_operator,
+    files_of,
+    image_shape,
+    make_operators,
+    make_terms,
+    open_measurements,
+)
+from halotile.graphs.step_memory import footprint_of_step
+from halotile.graphs.traffic import comes_apart
+from halotile.registry import find
+from halotile.storage.arrays import Source, open_source
+from halotile.storage.output import Layout
+from halotile.storage.place import check_parents
+from halotile.storage.rundir import RunDirectory
+from halotile.storage.views import Constant
+from halotile.tasks.operators.base import working_dtype
+from halotile.tasks.roles import Roles
+
+
+def make_reconstruction_plan(
+    job: Reconstruction, *, fresh: bool = False, refuse: bool = True
+) -> ReconstructionPlan:
+    """Decide every size of a reconstruction and check that it fits.
+
+    Raises
+    ------
+    ConfigError, InputError, WeightsError
+        When the job cannot be run as it is written.
+    MemoryRefused, DiskRefused
+        When it does not fit.
+    """
+    check_reconstruction(job)
+    output = Path(os.path.abspath(job.output.path))
+    check_parents(output)
+    previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
+    operators = make_operators(job.operators)
+    data = open_measurements(job.operators)
+    given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
+    images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
+    shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
+    for key, other in images.items():
+        _check_image(other, key, shape)
+    image = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
+    for source in (*data, given, reference):
+        if source is not None:
+            check_paths(source, output)
+    denoiser = denoiser_of(job)
+    roles = _roles(data[0], shape)
+    reach = reach_of_prior(job, denoiser, len(roles.spatial), previous)
+    geometry = Geometry(shape, shape, roles, 1, reach.align)
+    layout = _layout(job, data[0], geometry, image.dtype)
+    terms = make_terms(job.operators, operators, data, job.fidelity)
+    form = choose_form(terms, image.dtype, exact=job.exact)
+    solver = find("solvers", job.solver.name).SOLVER()
+    machine = machine_bytes() if job.cluster.kind == "local" else None
+    allowed, overlap = allowed_bytes(job.run, machine), overlap_pays(job.run)
+    for block in _blocks(job, geometry, layout, previous):
+        prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block)
+        form = replace(form, apart=comes_apart(job.fuse, form, prior, grid, solver))
+        if footprint_of_step(grid, form, prior, solver, layout, overlap=overlap).total_bytes <= allowed:
+            break  # or else the smallest, which the plan refuses
+    identity = {
+        "operators": {
+            str(number): describe_operator(operator)
+            | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
+            for number, (operator, source, choice) in enumerate(
+                zip(operators, data, job.operators, strict=True)
+            )
+        },
+        "fidelity": asdict(job.fidelity),
+        "prior": describe_prior(job.prior, denoiser, reach),
+        "probed": list(reach.probed) if reach.probed else None,
+        "solver": asdict(job.solver),
+        "start": given.fingerprint() if given else None,
+        "reference": reference.fingerprint() if reference else None,
+        "precision": job.run.precision,
+        "exact": job.exact,
+        "layout": layout.to_json(),
+        "block": list(grid.block),
+        "code": {**code_versions(), **(denoiser.check() if denoiser else {})},
+    }
+    differs = tuple(differences(previous["identity"], identity)) if previous else ()
+    plan = ReconstructionPlan(
+        job=job,
+        form=form,
+        prior=prior,
+        solver=solver,
+        start=given or image,
+        target=Target(reference, _peak(reference)),
+        grid=grid,
+        layout=layout,
+        output=output,
+        run_directory=run_directory_of(output),
+        identity=identity,
+        differs=differs,
+        resumes=previous is not None and not differs,
+        fresh=fresh,
+        files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
+        free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
+        machine_bytes=machine,
+    )
+    if refuse:
+        plan.check_fits()
+    return plan
+
+
+def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
+    """Refuse an image of another shape than the one that is looked for."""
+    if source.shape != shape:
+        raise InputError(
+            f"{key}: {source.path} has shape {list(source.shape)}, and the image has {list(shape)}. "
+            "Give one of that shape."
+        )
+
+
+def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
+    """The last two axes are tiled: operators work on planes."""
+    if len(shape) < 2:
+        raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
+    return Roles(source.axes, (len(shape) - 2, len(shape) - 1), None)
+
+
+def _layout(job: Reconstruction, source: Source, geometry: Geometry, dtype: np.dtype[Any]) -> Layout:
+    chunk = choose_chunk(geometry, job.output.chunk)
+    known = source.shape == geometry.shape
+    axes = len(geometry.shape)
+    return Layout(
+        shape=geometry.shape,
+        dtype=str(dtype) if job.output.dtype == "auto" else job.output.dtype,
+        shard=choose_shard(geometry, job.output.shard, chunk),
+        chunk=chunk,
+        codec=job.output.codec,
+        axes=geometry.roles.axes,
+        scale=tuple(source.scale) if known else (1.0,) * axes,
+        units=tuple(source.units) if known else (None,) * axes,
+        ome=False,
+    )
+
+
+def _blocks(
+    job: Reconstruction, geometry: Geometry, layout: Layout, previous: dict[str, Any] | None
+) -> list[tuple[int, ...]]:
+    """The super-blocks to choose from, the best first: a resumed run keeps its own."""
+    unit = block_unit(geometry, layout.shard)
+    if job.tile.block != "auto":
+        return [check_block(geometry, job.tile.block, unit)]
+    if previous is not None:
+        return [tuple(previous["block"])]
+    return candidate_blocks(geometry, unit, job.run.workers)
+
+
+def _peak(reference: Source | None) -> float:
+    """What a PSNR is measured against: the range of the type, 1 of floats."""
+    integer = reference is not None and reference.dtype.kind in "iu"
+    return float(np.iinfo(str(reference.dtype)).max) if integer and reference is not None else 1.0

@@ -1,0 +1,165 @@
+"""What operators that see the whole image add to one: computed one operator after the other, added up as files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import TaskFailed
+from halotile.storage.disk import is_full
+from halotile.storage.grid import Grid, Region
+from halotile.storage.output import ShardWriter
+from halotile.storage.rim import Readable
+from halotile.tasks.block import peak_memory_bytes
+from halotile.tasks.distributed.stored import Stored, store
+from halotile.tasks.fidelity import Gradient, NormalImage, Term
+from halotile.tasks.operators.base import InMemory, Shape, read_all
+from halotile.tasks.shared import Scope
+
+Wants = Literal["gradient", "normal"]
+PART = "part"
+"""How the files of partial sums begin."""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one operator adds."""
+
+    number: int
+    term: Term
+    slots: ClassVar[tuple[int, ...]] = (0,)
+    """All of them are added to the same."""
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """``sum_i w_i A_i^T slope_i(A_i x)``, or ``sum_i w_i A_i^T A_i x``, of operators that see the whole image.
+
+    Parameters
+    ----------
+    image : Readable
+        ``x``: each task holds it whole.
+    terms : tuple of Term
+        The operators.
+    wants : str
+        ``gradient`` or ``normal``.
+    """
+
+    image: Readable
+    terms: tuple[Term, ...]
+    wants: Wants
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.image.shape
+
+    def numbered(self) -> list[Contribution]:
+        """What each operator adds, in their order."""
+        return [Contribution(number, term) for number, term in enumerate(self.terms)]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A partial sum in a file, with what was noted on the way to it."""
+
+    stored: Stored
+    alive: int
+    """The most partial sums there were at once, as far as it was seen."""
+    sums: dict[str, dict[int, float]]
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Adding:
+    """What workers do to add contributions up; pickles to a few kilobytes.
+
+    Parameters
+    ----------
+    phase : str
+        What the dashboard calls the contributions.
+    folder : str
+        Where partial sums lie.
+    image : Readable
+        ``x``.
+    wants : str
+        ``gradient`` or ``normal``.
+    writer : ShardWriter
+        Where the sum goes.
+    """
+
+    phase: str
+    folder: str
+    image: Readable
+    wants: Wants
+    writer: ShardWriter
+
+    def compute(self, group: Sequence[Contribution], after: Part | None = None) -> Part:
+        """The sum of a few contributions. ``after`` has to be there first; it is not used.
+
+        Raises
+        ------
+        TaskFailed
+            With the number of the operator that failed.
+        OSError
+            When the disk is full.
+        """
+        image = InMemory(read_all(self.image))
+        total: NDArray[Any] | None = None
+        sums: dict[str, dict[int, float]] = {}
+        for each in group:
+            pixels, noted = self._contribution(each, image)
+            total = pixels if total is None else np.add(total, pixels, out=total)
+            for name, value in noted.items():
+                sums.setdefault(name, {})[each.number] = value
+        assert total is not None
+        return self._kept(total, sums)
+
+    def add(self, parts: Sequence[Part]) -> Part:
+        """The sum of partial sums, in their order."""
+        total = np.array(parts[0].stored.load())
+        for part in parts[1:]:
+            total += part.stored.load()
+        sums: dict[str, dict[int, float]] = {}
+        for part in parts:
+            for name, values in part.sums.items():
+                sums.setdefault(name, {}).update(values)
+        kept = self._kept(total, sums, max(part.alive for part in parts))
+        for part in parts:
+            part.stored.delete()
+        return kept
+
+    def keep(self, part: Part) -> Part:
+        """Write the sum where it belongs; durable on return."""
+        total = part.stored.load()
+        layout = self.writer.layout
+        for block in Grid(layout.shape, layout.shard, ((0, 0),) * len(layout.shape)):
+            self.writer.write(block.core, np.ascontiguousarray(total[block.core.slices]))
+        part.stored.delete()
+        return part
+
+    def _contribution(self, each: Contribution, image: InMemory) -> tuple[NDArray[Any], dict[str, float]]:
+        whole = Region.whole(image.shape)
+        make = Gradient if self.wants == "gradient" else NormalImage
+        try:
+            with Scope([whole]) as scope:
+                pixels = np.array(make(image, (each.term,)).read(whole))
+        except Exception as error:
+            if isinstance(error, OSError) and is_full(error):
+                raise
+            name = each.term.operator.name
+            raise TaskFailed(
+                f"operator {each.number} ({name}) failed on a worker: {type(error).__name__}: {error}"
+            ) from error
+        return pixels, {name: math.fsum(values) for name, values in scope.sums().items()}
+
+    def _kept(self, total: NDArray[Any], sums: dict[str, dict[int, float]], alive: int = 0) -> Part:
+        stored = store(total, self.folder, stem=PART)
+        there = len(list(Path(self.folder).glob(f"{PART}-*")))
+        return Part(stored, max(alive, there), sums, peak_memory_bytes())

@@ -1,0 +1,110 @@
+"""What all measured programs do alike: a folder of their own, memory watched, clusters warmed, ranks started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def main(programs: Mapping[str, Any]) -> None:
+    """Run one of the programs, as ``NAME FOLDER EDGE`` on the command line has it, and print what it gives."""
+    name, folder, edge = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    folder.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(programs[name](folder, edge)), flush=True)
+
+
+def fresh(path: Path) -> Path:
+    """The path, with nothing of an earlier run at it."""
+    for stale in (path, path.with_name(path.name + ".run")):
+        if stale.is_dir():
+            shutil.rmtree(stale)
+        elif stale.exists():
+            stale.unlink()
+    return path
+
+
+def warm(client: Any) -> None:
+    """Import on the workers what they will need, as a cluster that has been up for a while has."""
+    client.run(_import_everything)
+
+
+def _import_everything() -> None:
+    import dask.array
+    import scipy.ndimage
+    import torch
+    import zarr
+
+    import halotile.graphs.setup
+
+    del dask, scipy, torch, zarr, halotile
+
+
+@contextmanager
+def watched_memory() -> Iterator[Callable[[], int]]:
+    """The highest sum of resident memory of this process and all its children, sampled at 20 Hz."""
+    import threading
+
+    import psutil
+
+    peak = 0
+    stop = threading.Event()
+    this = psutil.Process()
+
+    def watch() -> None:
+        nonlocal peak
+        while not stop.wait(0.05):
+            total = 0
+            for process in [this, *this.children(recursive=True)]:
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            peak = max(peak, total)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield lambda: peak
+    finally:
+        stop.set()
+        thread.join()
+
+
+def in_two_processes(folder: Path, function: Callable[..., Result], *arguments: Any) -> Result:
+    """What the first of two ranks of torch.distributed gives, each a process of one thread."""
+    import torch.multiprocessing as multiprocessing
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    out = fresh(folder / "rank-0.json")
+    multiprocessing.spawn(_rank, args=(port, out, function, arguments), nprocs=2)
+    result: Result = json.loads(out.read_text())
+    return result
+
+
+def _rank(
+    rank: int, port: int, out: Path, function: Callable[..., Result], arguments: tuple[Any, ...]
+) -> None:
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+    }
+    import torch
+
+    torch.set_num_threads(1)
+    result = function(*arguments)
+    if rank == 0:
+        out.write_text(json.dumps(result))

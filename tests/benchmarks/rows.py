@@ -1,0 +1,291 @@
+"""The bars: what is compared with what, and what has to come out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One bar: a program of ours over a peer's, by a figure that both give."""
+
+    case: str
+    title: str
+    ours: str
+    peer: str
+    edge: int
+    bar: float
+    repeats: int = 3
+    figure: str = "seconds"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One bar on a figure of one program."""
+
+    case: str
+    title: str
+    measure: Callable[[Path], float]
+    unit: str
+    bar: float
+    repeats: int = 3
+
+
+def program(name: str, folder: Path, edge: int) -> dict[str, float]:
+    """One run of one program, ``MODULE.FUNCTION`` of this folder."""
+    module, _, function = name.partition(".")
+    done = subprocess.run(
+        [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def memory_growth(name: str) -> Callable[[Path], float]:
+    """MB that the peak of a program grows by when the picture has 16 times the pixels."""
+
+    def measure(folder: Path) -> float:
+        small, large = (program(name, folder, edge)["peak_bytes"] for edge in (4096, 16384))
+        return (large - small) / 1e6
+
+    return measure
+
+
+def most_alive(folder: Path) -> float:
+    """Partial images that a tree over 256 operators has at once."""
+    return program("stacks.ours_many", folder, 512)["alive"]
+
+
+def differing(folder: Path) -> float:
+    """Pixels whose bits depend on how a reconstruction is run."""
+    return program("reconstructions.same_bits", folder, 4096)["differing"]
+
+
+def start_up(*arguments: str) -> Callable[[Path], float]:
+    """Seconds that a recon-cli command takes as a whole process."""
+
+    def measure(folder: Path) -> float:
+        job = folder / "job.yaml"
+        job.write_text(
+            f"version: 1\njob: denoise\ninput: {{path: {folder}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
+            "denoiser: {name: tv, strength: 0.1}\n"
+        )
+        command = [
+            str(Path(sys.executable).with_name("recon-cli")),
+            *(a.replace("JOB", str(job)) for a in arguments),
+        ]
+        began = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
+        return time.perf_counter() - began
+
+    return measure
+
+
+def noop(blocks: int, figure: str) -> Callable[[Path], float]:
+    """A figure of a run of blocks that do nothing; runs of one number of blocks serve all figures."""
+    asked = itertools.count()
+
+    def measure(folder: Path) -> float:
+        runs = _noop_runs.setdefault(blocks, [])
+        number = next(asked)
+        while len(runs) <= number:
+            runs.append(program("denoising.ours_noop", folder, blocks))
+        return runs[number][figure]
+
+    return measure
+
+
+_noop_runs: dict[int, list[dict[str, float]]] = {}
+
+
+RATIOS = [
+    Ratio(
+        "box",
+        "box filter 8192², job / stock `map_overlap` → Zarr",
+        "denoising.ours_box",
+        "denoising.stock_box",
+        8192,
+        0.22,
+    ),
+    Ratio(
+        "box",
+        "box filter 8192², job / plain one-process copy, same layout and codecs",
+        "denoising.ours_box",
+        "denoising.copy",
+        8192,
+        1.2,
+    ),
+    Ratio(
+        "cnn",
+        "7-layer 32-channel CNN 4096², job / stock `map_overlap` → Zarr",
+        "denoising.ours_cnn",
+        "denoising.stock_cnn",
+        4096,
+        0.58,
+    ),
+    Ratio(
+        "cnn",
+        "the same / best bare torch forward over tiles in RAM",
+        "denoising.ours_cnn",
+        "denoising.bare_cnn",
+        4096,
+        1.08,
+    ),
+    Ratio(
+        "cnn",
+        "the same / deepinv.distributed, 2 processes, patch 256, overlap 32",
+        "denoising.ours_cnn",
+        "denoising.deepinv_cnn",
+        4096,
+        0.60,
+    ),
+    Ratio(
+        "cnn",
+        "the same / deepinv.distributed at its defaults 256/64",
+        "denoising.ours_cnn",
+        "denoising.deepinv_cnn_default",
+        4096,
+        0.40,
+    ),
+    Ratio(
+        "cnn",
+        "the same / MONAI sliding window, least overlap",
+        "denoising.ours_cnn",
+        "denoising.monai_cnn",
+        4096,
+        0.62,
+    ),
+    Ratio(
+        "cnn",
+        "the same / MONAI sliding window, its default overlap",
+        "denoising.ours_cnn",
+        "denoising.monai_cnn_default",
+        4096,
+        0.62,
+    ),
+    Ratio(
+        "stack",
+        "AᵀA of 8 circular blurs 5×5…15×15 at 2048², exact / deepinv.distributed, 2 processes",
+        "stacks.ours_exact",
+        "stacks.deepinv_distributed",
+        2048,
+        0.15,
+    ),
+    Ratio("stack", "the same, fast", "stacks.ours_fast", "stacks.deepinv_distributed", 2048, 0.05),
+    Ratio(
+        "stack",
+        "the same, operators on whole images as tasks, and a tree",
+        "stacks.ours_tree",
+        "stacks.deepinv_distributed",
+        2048,
+        0.35,
+    ),
+    *(
+        Ratio(
+            "stack",
+            f"the same, {way}: peak of one worker above its imports",
+            f"stacks.ours_{way}",
+            "stacks.deepinv_distributed",
+            2048,
+            0.3,
+            figure="peak_bytes",
+        )
+        for way in ("exact", "fast")
+    ),
+    Ratio(
+        "pnp",
+        "PnP, 3 circular blurs and the CNN, 4096², Zarr to Zarr, exact, an iteration / the loop by hand in RAM",
+        "reconstructions.ours_exact",
+        "reconstructions.by_hand",
+        4096,
+        0.30,
+    ),
+    Ratio(
+        "pnp",
+        "the same, normal form",
+        "reconstructions.ours_normal",
+        "reconstructions.by_hand",
+        4096,
+        0.30,
+    ),
+    Ratio(
+        "pnp",
+        "the same, normal form / the loop by hand, the network channels last",
+        "reconstructions.ours_normal",
+        "reconstructions.by_hand_channels_last",
+        4096,
+        0.45,
+    ),
+    Ratio(
+        "fusing",
+        "the same with a gaussian for the CNN, normal form / operators one by one, two passes",
+        "reconstructions.ours_gaussian",
+        "reconstructions.ours_gaussian_unfused",
+        4096,
+        0.4,
+    ),
+    Ratio(
+        "fusing",
+        "bytes read and written, operators one by one, one pass / two",
+        "reconstructions.ours_gaussian_fused",
+        "reconstructions.ours_gaussian_unfused",
+        4096,
+        0.75,
+        figure="iteration_bytes",
+    ),
+]
+
+
+FIGURES = [
+    Figure(
+        "memory",
+        "peak memory of all processes, growth from 4096² to 16384²",
+        memory_growth("denoising.ours_gaussian"),
+        "MB",
+        40,
+    ),
+    Figure("noop", "orchestration for each no-op block, 10⁵ blocks", noop(10**5, "per_block_ms"), "ms", 0.06),
+    Figure("noop", "the same, 10⁶ blocks", noop(10**6, "per_block_ms"), "ms", 0.06),
+    Figure("noop", "growth of all processes over 10⁵ blocks", noop(10**5, "grown_mb"), "MB", 40),
+    Figure("noop", "growth of all processes over 10⁶ blocks", noop(10**6, "grown_mb"), "MB", 40),
+    Figure("noop", "submit to first answer of a job of 10⁶ blocks", noop(10**6, "first_s"), "s", 0.3),
+    Figure("start", "`recon-cli --help`", start_up("--help"), "s", 0.5, 7),
+    Figure("start", "`recon-cli validate`", start_up("validate", "JOB"), "s", 0.5, 7),
+    Figure("many", "256 operators: partial images at once in the tree", most_alive, "images", 12, 1),
+    Figure(
+        "bits",
+        "the same, exact: pixels that differ between one pass with tiles of 200, two with 512, and whole images in RAM",
+        differing,
+        "pixels",
+        0,
+        1,
+    ),
+    Figure(
+        "growth",
+        "PnP with the CNN: peak of a worker, growth from 4096² to 16384²",
+        memory_growth("reconstructions.ours_once"),
+        "MB",
+        60,
+        1,
+    ),
+]
+
+GROUPS = {
+    "denoise": ("box", "cnn", "memory", "noop", "start"),
+    "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
+}
+"""The tables of the page, and the cases of each."""

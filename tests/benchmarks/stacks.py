@@ -1,0 +1,138 @@
+"""Programs that apply stacks of blurs, each measured in a process of its own: ``python stacks.py NAME FOLDER EDGE``."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.benchmarks.measuring import Result, in_two_processes, main
+
+EIGHT = (5, 7, 9, 11, 13, 15, 5, 15)
+MANY = 256
+CALLS = 5
+
+
+def kernel(edge: int) -> NDArray[Any]:
+    """A gaussian."""
+    line = np.exp(-((np.arange(edge) - edge // 2) ** 2) / (2 * (edge / 5) ** 2))
+    square = np.outer(line, line)
+    normed: NDArray[Any] = (square / square.sum()).astype(np.float32)
+    return normed
+
+
+def blurs(edges: Sequence[int]) -> list[Any]:
+    """deepinv's circular blurs with such kernels."""
+    import torch
+    from deepinv.physics import Blur
+
+    return [Blur(filter=torch.from_numpy(kernel(edge))[None, None], padding="circular") for edge in edges]
+
+
+def image(edge: int) -> Any:
+    """An image, the same every time."""
+    import torch
+
+    return torch.rand(1, 1, edge, edge, generator=torch.Generator().manual_seed(0))
+
+
+def one_blur(index: int, device: Any, shared: Any) -> Any:
+    """One of the eight: operators that a factory makes have a task each, on the whole image."""
+    return blurs(EIGHT)[index]
+
+
+def ours_exact(folder: Path, edge: int) -> Result:
+    """``A^T A x`` block by block, by direct sums."""
+    return _ours(edge, lambda ctx, distribute: distribute(blurs(EIGHT), ctx, exact=True))
+
+
+def ours_fast(folder: Path, edge: int) -> Result:
+    """The same with all blurs in one kernel, by Fourier transforms."""
+    return _ours(edge, lambda ctx, distribute: distribute(blurs(EIGHT), ctx))
+
+
+def ours_tree(folder: Path, edge: int) -> Result:
+    """The same with a task for each operator, which holds the whole image, and a tree of sums."""
+    options: dict[str, Any] = {"num_operators": len(EIGHT), "type_object": "linear_physics"}
+    return _ours(edge, lambda ctx, distribute: distribute(one_blur, ctx, **options))
+
+
+def _ours(edge: int, stack: Callable[[Any, Any], Any]) -> Result:
+    from halotile import DistributedContext, distribute
+
+    x = image(edge)
+    with DistributedContext(workers=2) as ctx:
+        physics = stack(ctx, distribute)
+        before = ctx.client.run(peak_bytes)
+        seconds = _timed(lambda: physics.A_adjoint_A(x))
+        after = ctx.client.run(peak_bytes)
+    return {"seconds": seconds, "peak_bytes": max(after[worker] - before[worker] for worker in after)}
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    """The median of a few calls, after a first one."""
+    call()
+    seconds = []
+    for _ in range(CALLS):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def deepinv_distributed(folder: Path, edge: int) -> Result:
+    """deepinv.distributed with two processes of one thread."""
+    return in_two_processes(folder, _deepinv_rank, edge)
+
+
+def _deepinv_rank(edge: int) -> Result:
+    import torch
+    from deepinv.distributed import DistributedContext, distribute
+
+    x = image(edge)
+    with DistributedContext(backend="gloo", device_mode="cpu") as context, torch.no_grad():
+        physics = distribute(blurs(EIGHT), context)
+        before = peak_bytes()
+        seconds = _timed(lambda: physics.A_adjoint_A(x))
+    return {"seconds": seconds, "peak_bytes": peak_bytes() - before}
+
+
+def ours_many(folder: Path, edge: int) -> Result:
+    """The most partial images that there are at once, of 256 operators on whole images."""
+    from halotile import DistributedContext, distribute
+
+    options: dict[str, Any] = {"num_operators": MANY, "type_object": "linear_physics"}
+    with DistributedContext(workers=2) as ctx:
+        physics = distribute(a_small_blur, ctx, **options)
+        physics.A_adjoint_A(image(edge))
+        return {"seconds": 0.0, "alive": ctx.most_alive}
+
+
+def a_small_blur(index: int, device: Any, shared: Any) -> Any:
+    """One of very many."""
+    return blurs([3])[0]
+
+
+def peak_bytes() -> int:
+    """The most resident memory of this process so far, everything imported."""
+    import deepinv
+    import torch
+    import zarr
+
+    import halotile.tasks.distributed.fidelity
+    from halotile.tasks.block import peak_memory_bytes
+
+    del deepinv, torch, zarr, halotile
+    return peak_memory_bytes()
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,289 @@
+"""Operators with a pass of their own: what is stored between gives the bits of one pass, and sums over whole images hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import pytest
+
+from halotile.errors import MemoryRefused, TaskFailed
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.forms import Form
+from halotile.graphs.job import OperatorChoice, Output, PriorChoice, Reconstruction, Run, SolverChoice
+from halotile.graphs.reconstruct import reconstruct
+from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+from halotile.graphs.solvers.admm import Admm
+from halotile.graphs.solvers.base import Problem
+from halotile.graphs.solvers.cg import ConjugateGradients
+from halotile.graphs.solvers.fista import Fista
+from halotile.graphs.solvers.pgd import ProximalGradient
+from halotile.storage.arrays import open_source
+from halotile.storage.checkpoints import Ledger
+from halotile.storage.journal import Journal
+from halotile.storage.output import ShardWriter
+from halotile.storage.rim import Readable
+from halotile.tasks.contributions import Adding, Contributions
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.operators.base import InMemory, Kind, Shape, read_all
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.crop import Crop
+from halotile.tasks.priors import NoPrior, Plugged
+from halotile.tasks.step import StepTask
+from tests.graphs.solving import (
+    Interrupted,
+    blurs,
+    denoised_by,
+    inline,
+    iterations_of,
+    kernel,
+    problem_of,
+    terms_of,
+)
+from tests.support import write_zarr
+
+pytestmark = pytest.mark.usefixtures("as_in_a_worker")
+
+SOLVERS: dict[str, Any] = {
+    "pgd": ProximalGradient(),
+    "fista": Fista(),
+    "admm": Admm(),
+    "cg": ConjugateGradients(),
+}
+
+
+def scene(shape: tuple[int, int] = (100, 90)) -> Any:
+    y, x = np.mgrid[: shape[0], : shape[1]]
+    return (np.sin(y / 9) * np.cos(x / 7) / 3 + 0.5).astype("float32")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeBlur:
+    """A blur that says it has to see the whole image."""
+
+    name: ClassVar[str] = "whole blur"
+    kind: ClassVar[Kind] = "whole"
+    reach: ClassVar[int] = 0
+
+    blur: Blur
+
+    def measured(self, image: Shape) -> Shape:
+        return self.blur.measured(image)
+
+    def forward(self, image: Readable) -> Readable:
+        return self.blur.forward(InMemory(read_all(image)))
+
+    def adjoint(self, measurement: Readable, image: Shape) -> Readable:
+        return self.blur.adjoint(InMemory(read_all(measurement)), image)
+
+
+def staged(problem: Problem, form: Form) -> Problem:
+    """The same problem with its operators as a form has them."""
+    return replace(problem, gradient=form.map("gradient"), normal=form.map("normal"))
+
+
+def gathered(folder: Path) -> Any:
+    """Contributions added up in this process."""
+
+    def gather(
+        wanted: Contributions, writer: ShardWriter, iteration: int, journal: Journal, ledger: Ledger
+    ) -> None:
+        if journal.done:
+            return
+        folder.mkdir(exist_ok=True)
+        adding = Adding("adjoint", str(folder), wanted.image, wanted.wants, writer)
+        parts = [adding.compute([each]) for each in wanted.numbered()]
+        part = adding.keep(adding.add(parts))
+        assert not list(folder.iterdir())
+        ledger.enter({0: {name: [sum(values.values())] for name, values in part.sums.items()}})
+        journal.mark([0])
+
+    return gather
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_two_passes_have_the_bits_of_one(tmp_path: Path, solver: str) -> None:
+    image = scene()
+    terms = terms_of(image, blurs("reflect"))
+    plain = NoPrior() if solver == "cg" else Plugged(denoised_by(Gaussian(sigma=0.7), image, 64, 40))
+    problem = problem_of(image, terms, plain, 0.5)
+    told = []
+    for name, each in (("one", problem), ("two", staged(problem, Form(terms, apart=True)))):
+        run = iterations_of(SOLVERS[solver], each, tmp_path / name, reach=16)
+        rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run.run(3, lambda *_: False)]
+        told.append((rows, read_all(run.image())))
+    assert told[0][0] == told[1][0]
+    assert np.array_equal(told[0][1], told[1][1])
+    assert (tmp_path / "two" / "stage.0").exists()
+    assert not (tmp_path / "one" / "stage.0").exists()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_operators_that_see_everything_are_added_up_beside_the_others(tmp_path: Path, solver: str) -> None:
+    image = scene()
+    near, *far = terms_of(image, blurs("circular"))
+    whole = tuple(replace(t, operator=WholeBlur(blur=cast(Blur, t.operator))) for t in far)
+    problem = problem_of(image, (near, *far), step=0.5)
+    images, rows = list[Any](), []
+    for name, each in (("near", problem), ("mixed", staged(problem, Form((near, *whole))))):
+        run = iterations_of(SOLVERS[solver], each, tmp_path / name, gather=gathered(tmp_path / "parts"))
+        rows.append(list(run.run(3, lambda *_: False)))
+        images.append(read_all(run.image()))
+    assert np.abs(images[0] - images[1]).max() <= 2e-6 * np.abs(images[0]).max()
+    for one, other in zip(*rows, strict=True):
+        assert one.keys() == other.keys()
+        assert one.get("misfit", 0) == pytest.approx(other.get("misfit", 0), rel=1e-5)
+
+
+def shards(array: Path) -> dict[Path, int]:
+    """When each was written."""
+    found = {path: path.stat().st_mtime_ns for path in (array / "c").rglob("*") if path.is_file()}
+    assert found
+    return found
+
+
+def test_what_was_stored_before_the_sweep_is_not_computed_again(tmp_path: Path) -> None:
+    image = scene()
+    terms = terms_of(image, blurs("zero"))
+    problem = staged(problem_of(image, terms, step=0.5), Form(terms, apart=True))
+    swept = []
+
+    def cut_short(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
+        swept.append(str(task.images[0][0].path))
+        if "stage" not in swept[-1] and iteration == 1 and swept.count(swept[-1]) == 1:
+            raise Interrupted
+        inline(task, iteration, journal, ledger)
+
+    first = iterations_of(ProximalGradient(), problem, tmp_path / "a", sweep=cut_short)
+    with pytest.raises(Interrupted):
+        list(first.run(3, lambda *_: False))
+    written = shards(tmp_path / "a" / "stage.0")
+    books = sorted(path.name for path in (tmp_path / "a").glob("journal*"))
+    assert books == ["journal.1", "journal.1.0"]
+    again = iterations_of(ProximalGradient(), problem, tmp_path / "a")
+    list(again.run(2, lambda *_: False))
+    assert shards(tmp_path / "a" / "stage.0") == written
+    whole = iterations_of(ProximalGradient(), problem, tmp_path / "b")
+    list(whole.run(2, lambda *_: False))
+    assert np.array_equal(read_all(again.image()), read_all(whole.image()))
+    assert not list((tmp_path / "a").glob("journal*"))
+
+
+def test_a_window_is_read_by_its_own_blocks_alone(tmp_path: Path) -> None:
+    image = scene()
+    crops = tuple(Crop(origin=origin, size=(20, 30)) for origin in ((0, 0), (60, 10), (75, 55)))
+    terms = terms_of(image, crops)
+    seen: list[Any] = []
+
+    class Watched(InMemory):
+        def read(self, region: Any) -> Any:
+            seen.append((self, region))
+            return super().read(region)
+
+    watched = tuple(replace(t, measurement=Watched(read_all(t.measurement))) for t in terms)
+    run = iterations_of(ProximalGradient(), problem_of(image, watched, step=0.2), tmp_path, block=32)
+    list(run.run(1, lambda *_: False))
+    for term in watched:
+        parts = [region for who, region in seen if who is term.measurement]
+        assert sum(region.size for region in parts) <= 2 * 20 * 30  # slope and misfit
+    gradient: Any = read_all(problem_of(image, terms).gradient(InMemory(np.zeros_like(image))))
+    assert np.array_equal(read_all(run.image()), np.float32(-0.2) * gradient)
+
+
+# --- as a job -------------------------------------------------------------------------------------
+
+
+def job_of(folder: Path, operators: tuple[Any, ...], **options: Any) -> Reconstruction:
+    """A job for these operators, with what they measure of the scene."""
+    image = scene()
+    choices = []
+    for number, term in enumerate(terms_of(image, operators)):
+        path = folder / f"y{number}.zarr"
+        if not path.exists():
+            write_zarr(path, read_all(term.measurement))
+        choices.append(OperatorChoice(name="given", data=str(path), options={"operator": term.operator}))
+    return Reconstruction(
+        output=Output(path=str(folder / "x.zarr"), shard=64, chunk=32),
+        operators=tuple(choices),
+        solver=SolverChoice(name="fista", iterations=3),
+        run=options.pop("run", Run(workers=2, memory_per_worker="3GiB")),
+        **options,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Broken(WholeBlur):
+    """One that fails."""
+
+    name: ClassVar[str] = "broken"
+
+    def forward(self, image: Readable) -> Readable:
+        raise ValueError("no such thing")
+
+
+def tree(count: int) -> tuple[Any, ...]:
+    return tuple(WholeBlur(blur=Blur(kernel=kernel(3 + 2 * (n % 3)))) for n in range(count))
+
+
+@pytest.mark.cluster
+def test_whole_operators_on_a_cluster_give_what_one_pass_over_local_ones_gives(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    results = []
+    for name, operators in (("whole", tree(9)), ("local", tuple(each.blur for each in tree(9)))):
+        folder = tmp_path / name
+        folder.mkdir()
+        plan = make_reconstruction_plan(job_of(folder, operators, exact=True))
+        outcome = reconstruct(plan, cluster=cluster)
+        results.append((open_source(folder / "x.zarr"), outcome.figures))
+        assert not (plan.run_directory / "state").exists()
+    whole: Any
+    local: Any
+    whole, local = (read_all(image) for image, _ in results)
+    assert np.abs(whole - local).max() <= 1e-5 * np.abs(local).max()
+    assert results[0][1]["misfit"] == pytest.approx(results[1][1]["misfit"], rel=1e-4)
+
+
+@pytest.mark.cluster
+def test_a_whole_operator_that_fails_ends_the_run_with_its_number(cluster: Cluster, tmp_path: Path) -> None:
+    operators = (*tree(2), Broken(blur=Blur(kernel=kernel(3))))
+    job = job_of(tmp_path, tree(3))
+    job = replace(
+        job,
+        operators=tuple(
+            replace(choice, options={"operator": operator})
+            for choice, operator in zip(job.operators, operators, strict=True)
+        ),
+    )
+    with pytest.raises(TaskFailed, match=r"operator 2 \(broken\) failed.*no such thing"):
+        reconstruct(make_reconstruction_plan(job), cluster=cluster)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Greedy(WholeBlur):
+    """One that needs much memory."""
+
+    name: ClassVar[str] = "greedy"
+
+    def memory_bytes(self, image: Shape) -> int:
+        return 10 * 2**30
+
+
+def test_an_operator_that_sees_everything_has_to_fit(tmp_path: Path) -> None:
+    job = job_of(tmp_path, (*tree(1), Greedy(blur=Blur(kernel=kernel(3)))))
+    told = r"operators\[1\] \(greedy\) sees the whole image of \[100, 90\].*needs 10.7 GiB.*Write run.memory_per_worker: 10"
+    with pytest.raises(MemoryRefused, match=told):
+        make_reconstruction_plan(job)
+
+
+def test_a_wide_prior_takes_the_operators_apart_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    local = tuple(each.blur for each in tree(2))
+    far = PriorChoice(name="tv", weight=1.0, iterations=12)
+    for asked, apart in (("auto", True), (True, False), (False, True)):
+        plan = make_reconstruction_plan(job_of(tmp_path, local, prior=far, fuse=asked))
+        assert plan.form.apart == apart
+        assert plan.summary()["passes"] == 1 + apart
+    near = PriorChoice(name="tv", weight=1.0, iterations=1)
+    assert not make_reconstruction_plan(job_of(tmp_path, local, prior=near)).form.apart

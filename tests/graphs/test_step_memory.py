@@ -1,0 +1,119 @@
+"""The memory model of reconstructions against measured peaks: a plan that fits must not be killed for memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.graphs.clusters.base import WORKER_ENVIRONMENT
+from tests.graphs.solving import kernel
+from tests.support import dncnn_weights, noisy_picture, write_zarr
+
+MIB = 2**20
+SLACK_BYTES = 48 * MIB
+"""What the allocator keeps and the interpreter makes in passing."""
+SHAPE = (2048, 1500)
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+import psutil
+import halotile.graphs.setup, halotile.graphs.reconstruct  # what a worker has imported
+from halotile.cli.config import load_job
+from halotile.graphs.iterate import Iterations
+from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+from halotile.storage.views import Constant
+from halotile.tasks.block import BlockRunner, peak_memory_bytes
+from halotile.tasks.device import prepare_process
+from halotile.tasks.shared import Shared
+
+prepare_process(1)
+plan = make_reconstruction_plan(load_job(Path(sys.argv[1])))
+back = Shared(Constant(plan.grid.shape, plan.start.dtype)) if plan.form.folded else None
+before = psutil.Process().memory_info().rss
+
+def sweep(task, iteration, journal, ledger):
+    receipt = BlockRunner(task).run(range(len(task.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    ledger.enter(receipt.sums)
+    journal.mark(receipt.done)
+
+run = Iterations(
+    plan.solver, plan.problem(0.1, back), plan.vectors(plan.solver, "iterate"), plan.grid, "a job",
+    halo=plan.halo, slack=plan.form.fused_reach, overlap=plan.overlap, sweep=sweep, reach=plan.form.reach,
+)
+assert len(list(run.run(3, lambda *_: False))) == 3
+needed = plan.footprint
+print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
+"""
+
+CASES: dict[str, dict[str, Any]] = {
+    "one by one, circular, no prior": {"exact": True},
+    "folded, transforms": {"kernels": (13, 21)},
+    "tv": {
+        "exact": True,
+        "boundary": "reflect",
+        "prior": "{name: tv, weight: 0.1, iterations: 10}",
+        "solver": "fista",
+    },
+    "network": {
+        "exact": True,
+        "prior": "{name: pnp, denoiser: {name: dncnn, weights: w.safetensors, depth: 7, width: 32}}",
+    },
+    "cg": {"solver": "cg", "exact": True},
+}
+
+
+def job(folder: Path, case: dict[str, Any]) -> Path:
+    """A job of two blurs, in super-blocks of 1024."""
+    operators = "".join(
+        f"  - {{name: blur, kernel: k{size}.npy, boundary: {case.get('boundary', 'circular')}, data: y.zarr}}\n"
+        for size in case.get("kernels", (5, 9))
+    )
+    step = "auto" if case.get("solver") == "cg" else 0.1
+    path = folder / "job.yaml"
+    path.write_text(
+        f"version: 1\njob: reconstruct\noutput: {{path: x.zarr}}\noperators:\n{operators}"
+        f"prior: {case.get('prior', '{name: none}')}\n"
+        f"solver: {{name: {case.get('solver', 'pgd')}, step: {step}}}\n"
+        f"exact: {str(case.get('exact', False)).lower()}\ntile: {{block: 1024}}\nrun: {{memory_per_worker: 6GiB}}\n"
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    write_zarr(folder / "y.zarr", noisy_picture(SHAPE), chunk=512)
+    dncnn_weights(folder / "w.safetensors", 7, 32)
+    for size in (5, 9, 13, 21):
+        np.save(folder / f"k{size}.npy", kernel(size))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
+@pytest.mark.parametrize("name", CASES)
+def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(job(tmp_path, CASES[name]))],
+        env=os.environ | WORKER_ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    before, peak, imports, total = json.loads(done.stdout)
+    used, projected = peak - before, total - imports
+    print(f"{name}: {before / MIB:.0f} before, {used / MIB:.0f} used, {projected / MIB:.0f} projected")
+    assert before <= imports
+    assert used <= projected + SLACK_BYTES
