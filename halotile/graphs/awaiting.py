@@ -34,24 +34,39 @@ def results(
     Stalled
         When no future comes to an end, and the scheduler sees none of their tasks end, for ``stall_seconds``.
     """
-    arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
-    for future in futures:
-        future.add_done_callback(arrived.put)
     try:
-        left, heard = len(futures), time.monotonic()
-        while left:
-            try:
-                future = arrived.get(timeout=POLL_SECONDS)
-            except queue.Empty:
-                between()
-                _check(client, time.monotonic() - heard, stall_seconds)
-                continue
-            left, heard = left - 1, time.monotonic()
-            _raise_error(future)
+        _await_all(client, futures, stall_seconds, between)
         return _gather(client, futures)
     finally:
         for future in futures:
             future.release()
+
+
+def await_all(client: Client, futures: Sequence[Future], stall_seconds: float) -> None:
+    """Wait until they have ended, whatever they come to; errors as for :func:`results`. All of them are let go."""
+    try:
+        _await_all(client, futures, stall_seconds, lambda: None)
+    finally:
+        for future in futures:
+            future.release()
+
+
+def _await_all(
+    client: Client, futures: Sequence[Future], stall_seconds: float, between: Callable[[], None]
+) -> None:
+    arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(arrived.put)
+    left, heard = len(futures), time.monotonic()
+    while left:
+        try:
+            future = arrived.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            between()
+            _check(client, time.monotonic() - heard, stall_seconds)
+            continue
+        left, heard = left - 1, time.monotonic()
+        _raise_error(future)
 
 
 def _gather(client: Client, futures: Sequence[Future]) -> list[Any]:

@@ -5,38 +5,43 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import psutil
 from distributed import Client
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs import lazy
-from halotile.graphs.awaiting import results
+from halotile.graphs.awaiting import await_all, results
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.holding import check_holds, task_bytes
 from halotile.graphs.job import parse_bytes
-from halotile.graphs.reduce import plan_calls
+from halotile.graphs.rank import OneRank
+from halotile.graphs.reduce import groups_of, plan_sums
+from halotile.storage.grid import Region
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.stored import Array, Stored, store
 from halotile.tasks.distributed.tiles import Tiles
-from halotile.tasks.distributed.work import Work
+from halotile.tasks.distributed.windows import Late
+from halotile.tasks.distributed.work import Parts, Work
 
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
 """Where Dask itself looks for a running cluster."""
+RESULTS = "results"
+"""Of the private folder: where results lie that are not to stay."""
 MOST_WORKERS = 4
 """Workers that are started unasked."""
 
-Some = TypeVar("Some")
 
-
-class DistributedContext:
+class DistributedContext(OneRank):
     """A cluster of workers for :func:`halotile.distribute`, with one driver: the process that opens it.
 
     It stands in the place of ``deepinv.distributed.DistributedContext``. There the script runs once on every rank;
@@ -65,6 +70,9 @@ class DistributedContext:
         Such as ``4GB``: a worker that grows past it is ended. By default an equal share of the machine.
     scratch : path, optional
         Where a private folder for arrays is made. Workers on other machines have to see it.
+    results : path, optional
+        Where calls on paths write what they give, each under a name that tells what it is, such as ``A_adjoint-0001.zarr``.
+        Left out, it is written to the private folder, and goes with it.
     split_every : int
         Partial sums that one task adds up.
     accumulate : str, optional
@@ -87,10 +95,6 @@ class DistributedContext:
     (0, 1, (1, 1, 20, 20))
     """
 
-    rank = 0
-    local_rank = 0
-    use_dist = False
-
     def __init__(
         self,
         backend: str | None = None,
@@ -104,6 +108,7 @@ class DistributedContext:
         cluster: Cluster | Client | None = None,
         memory_per_worker: str | int | None = None,
         scratch: str | os.PathLike[str] | None = None,
+        results: str | os.PathLike[str] | None = None,
         split_every: int = 4,
         accumulate: str | None = None,
         stall_seconds: float = 300.0,
@@ -133,15 +138,18 @@ class DistributedContext:
         self._given = cluster
         self._memory = memory_per_worker
         self._scratch = scratch
+        self._results = None if results is None else Path(results).absolute()
         self._held = ExitStack()
         self._folder: Path | None = None
         self._client: Client | None = None
+        self._task_bytes: int | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
             self._folder = held.enter_context(self._private_folder())
             self._client, self.world_size = held.enter_context(self._cluster())
             held.enter_context(self._client.as_current())
+            self._task_bytes = task_bytes(self._client)
             seed_everything(self.seed, self.deterministic)
             self._held = held.pop_all()
         return self
@@ -201,6 +209,25 @@ class DistributedContext:
         assert self._folder is not None
         return self._folder
 
+    def result_path(self, name: str) -> Path:
+        """Where the next result of this name goes, without its suffix; nothing that is there is overwritten.
+
+        Raises
+        ------
+        OutputRefused
+            Where the folder of results cannot be made.
+        """
+        folder = self._results or self.folder / RESULTS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputRefused(
+                f"results is {folder}, which cannot be a folder ({error.strerror}). Write the path of one, or of one to be made."
+            ) from error
+        taken = {path.name.removesuffix(".zarr") for path in folder.glob(f"{name}-*")}
+        numbers = (int(each.split("-")[1]) for each in taken if each.split("-")[1].isdecimal())
+        return folder / f"{name}-{max(numbers, default=0) + 1:04d}"
+
     def put(self, array: Array, kind: str) -> Stored:
         """Write an array where workers can read it."""
         return store(array, self.folder, kind)
@@ -214,16 +241,31 @@ class DistributedContext:
         ------
         TaskFailed
             At once, when a call fails; with its number.
+        MemoryRefused
+            Before they start, when one that works on whole images needs more than a worker has.
         """
-        folder = tempfile.mkdtemp(dir=self.folder)
         wide = self.accumulate is not None
+        sizes = [os.path.getsize(each.path) for each in inputs]
+        check_holds(what, calls, sizes, self._task_bytes)
+        folder = tempfile.mkdtemp(dir=self.folder)
         work = Work(folder, tuple(inputs), phase, what, wide, str(self.device))
-        read_bytes = sum(os.path.getsize(each.path) for each in inputs)
-        tasks = plan_calls(work, calls, self.split_every, self.world_size, read_bytes)
-        futures = self.client.compute(tasks, optimize_graph=False)
-        parts = results(self.client, futures, self.stall_seconds)
+        groups, are_added = groups_of(calls, sum(sizes))
+        parts = self._sum(work, groups) if are_added else self._each(work, groups)
         self.most_alive = max([self.most_alive, *(part.alive for part in parts)])
         return {slot: stored for part in parts for slot, stored in part.arrays.items()}
+
+    def _sum(self, work: Work, groups: Sequence[Sequence[Call]]) -> list[Parts]:
+        task = plan_sums(work, groups, self.split_every, self.world_size)
+        futures = self.client.compute([task], optimize_graph=False)
+        return results(self.client, futures, self.stall_seconds)
+
+    def _each(self, work: Work, groups: Sequence[Sequence[Call]]) -> list[Parts]:
+        """Tasks that do not depend on one another."""
+        token = uuid.uuid4().hex[:8]
+        names = [f"{work.phase}-{token}-{group[0].number}" for group in groups]
+        futures = self.client.map(work.file, groups, names, key=names, pure=False)
+        await_all(self.client, futures, self.stall_seconds)
+        return [work.filed(name) for name in names]
 
     def is_lazy(self, thing: Any) -> bool:
         """Whether it is a dask array."""
@@ -233,6 +275,12 @@ class DistributedContext:
         """The totals of calls on dask arrays, as dask arrays."""
         return [*lazy.calls_on(calls, arrays, slots, self.split_every, phase)]
 
+    def blocks_later(
+        self, phase: str, lates: Sequence[Late], places: Sequence[Sequence[Region]], arrays: Sequence[Any]
+    ) -> list[Any]:
+        """Dask arrays of blocks that are computed from their windows."""
+        return [*lazy.blocks_on(lates, places, arrays, phase)]
+
     def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:
         """A dask array, processed tile by tile when it is computed."""
         return lazy.tiles_on(image, processed, tiles, phase)
@@ -240,38 +288,6 @@ class DistributedContext:
     def __deepcopy__(self, memo: Any) -> Self:
         """The same: a copy of a distributed object works with the same workers."""
         return self
-
-    def local_indices(self, num_items: int) -> list[int]:
-        """The items that belong to this rank: there is one, so all of them."""
-        return list(range(num_items))
-
-    def all_reduce(self, x: Some, op: Any = None, group: Any = None) -> Some:
-        """What it is given: one rank has nobody to add to it."""
-        return x
-
-    def broadcast(self, x: Some, src: int = 0, group: Any = None) -> Some:
-        """What it is given."""
-        return x
-
-    def all_gather(self, x: Any, group: Any = None) -> Any:
-        """What it is given with an axis of one rank in front."""
-        return x[None]
-
-    def all_gather_object(self, obj_list: list[Any], obj: Any, group: Any = None) -> None:
-        """Put the object in the first place."""
-        if obj_list:
-            obj_list[0] = obj
-
-    def broadcast_object_list(self, object_list: list[Any], src: int = 0, device: Any = None) -> list[Any]:
-        """What it is given."""
-        return object_list
-
-    def barrier(self) -> None:
-        """Nothing to wait for."""
-
-    def get_backend(self) -> str:
-        """``dask``."""
-        return "dask"
 
 
 def count_workers(client: Client) -> int:

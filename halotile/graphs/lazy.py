@@ -6,6 +6,8 @@ import itertools
 import math
 import uuid
 from collections.abc import Sequence
+from functools import partial
+from operator import getitem
 from typing import Any
 
 import dask.array as da
@@ -15,10 +17,12 @@ from dask.delayed import Delayed
 
 from halotile.errors import ConfigError
 from halotile.graphs.reduce import tree
+from halotile.storage.grid import Region
 from halotile.storage.rim import source_positions
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.tiles import Span, Tiles
+from halotile.tasks.distributed.windows import Late
 from halotile.tasks.distributed.work import add_arrays, on_arrays, outcome
 
 
@@ -93,6 +97,39 @@ def tiles_on(image: da.Array, processed: Processed, tiles: Tiles, phase: str) ->
             place[axis] = slice((cut.core[0] - cut.inner[0]) * scale, (cut.core[1] - cut.inner[0]) * scale)
         made[index] = part[tuple(place)]
     return _joined(made, tiles.axes)
+
+
+def blocks_on(
+    lates: Sequence[Late], places: Sequence[Sequence[Region]], arrays: Sequence[da.Array], phase: str
+) -> list[da.Array]:
+    """Images of blocks, each of which sees its windows alone.
+
+    Parameters
+    ----------
+    lates : sequence of Late
+        The blocks, row by row.
+    places : sequence of sequence of Region
+        For each of them where its results lie.
+    arrays : sequence of Array
+        What windows are cut from.
+    phase : str
+        What the dashboard calls the tasks.
+    """
+    token = uuid.uuid4().hex[:8]
+    columns = len(lates) // len({regions[0].start[-2] for regions in places})
+    made = [np.empty((len(lates) // columns, columns), dtype=object) for _ in places[0]]
+    for number, (late, regions) in enumerate(zip(lates, places, strict=True)):
+        seen = [
+            _whole(array[window.slices])
+            for array, near in zip(arrays, late.windows, strict=True)
+            for window in near
+        ]
+        results = delayed(partial(late), pure=False)(*seen, dask_key_name=f"{phase}-{token}-{number}")
+        for slot, region in enumerate(regions):
+            part = delayed(getitem)(results, slot, dask_key_name=f"{phase}-{token}-{number}-{slot}")
+            block = da.from_delayed(part, shape=region.shape, dtype=arrays[0].dtype)
+            made[slot][divmod(number, columns)] = block
+    return [_joined(blocks, (-2, -1)) for blocks in made]
 
 
 def _joined(made: Any, axes: Sequence[int]) -> da.Array:

@@ -81,6 +81,9 @@ class Numbered(Protocol):
         ...
 
 
+Counted = TypeVar("Counted", bound=Numbered)
+
+
 class Work(Protocol):
     """What workers do to compute and to add up."""
 
@@ -100,28 +103,44 @@ class Work(Protocol):
         ...
 
 
+def groups_of(calls: Sequence[Counted], read_bytes: int) -> tuple[list[Sequence[Counted]], bool]:
+    """The calls of each task, and whether what the tasks come to is to be added up."""
+    counts = Counter(slot for call in calls for slot in call.slots)
+    if not any(count > 1 for count in counts.values()):
+        return [[call] for call in calls], False
+    groups = cut(calls, len(calls) if read_bytes < SMALL_BYTES else -(-len(calls) // MOST_LEAVES))
+    return groups, len(groups) > 1
+
+
 def plan_calls(
     work: Work, calls: Sequence[Numbered], split_every: int, workers: int, read_bytes: int
 ) -> list[Delayed]:
-    """The calls as delayed tasks: one that gives everything where sums are to be made, else one for each call.
+    """The calls as delayed tasks: one that gives everything where sums are to be made, else one for each call."""
+    groups, are_added = groups_of(calls, read_bytes)
+    if are_added:
+        return [plan_sums(work, groups, split_every, workers)]
+    token = uuid.uuid4().hex[:8]
+    return [leaf(work, group, None, token) for group in groups]
+
+
+def leaf(work: Work, group: Sequence[Numbered], after: Delayed | None, token: str) -> Delayed:
+    """A task that computes some calls."""
+    # Bound to the function, where Dask does not look through every field of every call for tasks.
+    compute = delayed(partial(work.compute, list(group)), pure=False)
+    return compute(after, dask_key_name=f"{work.phase}-{token}-{group[0].number}")
+
+
+def plan_sums(work: Work, groups: Sequence[Sequence[Numbered]], split_every: int, workers: int) -> Delayed:
+    """The groups of calls as delayed tasks, and one that adds up what they come to.
 
     A leaf waits for the sum of the leaves some way before it, so that workers which are quick do not fill the disk with
     images that are still to be added up.
     """
     token = uuid.uuid4().hex[:8]
-    counts = Counter(slot for call in calls for slot in call.slots)
-
-    def leaf(group: Sequence[Numbered], after: Delayed | None) -> Delayed:
-        # Bound to the function, where Dask does not look through every field of every call for tasks.
-        compute = delayed(partial(work.compute, list(group)), pure=False)
-        return compute(after, dask_key_name=f"{work.phase}-{token}-{group[0].number}")
-
-    if not any(count > 1 for count in counts.values()):
-        return [leaf([call], None) for call in calls]
-    groups = cut(calls, len(calls) if read_bytes < SMALL_BYTES else -(-len(calls) // MOST_LEAVES))
     ahead = -(-workers // split_every)
     sums: list[Delayed] = []
     for place, part in enumerate(cut(groups, split_every)):
         after = sums[place - ahead] if place >= ahead else None
-        sums.append(tree([leaf(group, after) for group in part], work.add, split_every, f"{token}-{place}"))
-    return [tree(sums, work.add, split_every, token)]
+        leaves = [leaf(work, group, after, token) for group in part]
+        sums.append(tree(leaves, work.add, split_every, f"{token}-{place}"))
+    return tree(sums, work.add, split_every, token)

@@ -1,17 +1,25 @@
-"""A watched job for every test that makes trouble, and what it writes when nobody disturbs it."""
+"""A context for distributed objects, and a watched job with what it writes when nobody disturbs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
+from halotile import DistributedContext
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.verify import verify
 from tests.faults import BLOCKS, Scene, picture, truth
+
+
+@pytest.fixture(scope="module")
+def ctx(cluster: Cluster) -> Iterator[DistributedContext]:
+    """A context on the cluster of the tests."""
+    with DistributedContext(cluster=cluster, device_mode="cpu", seed=3) as opened:
+        yield opened
 
 
 @pytest.fixture

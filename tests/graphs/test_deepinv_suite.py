@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Client, LocalCluster
 
 from halotile import DistributedContext, distribute
-from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.local import LocalWorkers
 
 peer: Any = pytest.importorskip("deepinv.tests.test_distributed")
 
@@ -47,8 +48,12 @@ def clusters(cluster: Cluster) -> Iterator[Callable[[int], Cluster]]:
         known = {cluster.workers: cluster}
 
         def of(workers: int) -> Cluster:
-            if workers not in known:
-                known[workers] = held.enter_context(local.start(workers=workers, memory_bytes=4 * 2**30))
+            if workers not in known:  # as threads of this process, which has imported deepinv already
+                started = LocalCluster(
+                    n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=None
+                )
+                client = held.enter_context(Client(held.enter_context(started), set_as_default=False))
+                known[workers] = LocalWorkers(client, workers, None)
             return known[workers]
 
         yield of

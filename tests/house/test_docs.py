@@ -27,7 +27,7 @@ from halotile import registry
 from halotile.cli import exits
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", "examples/tiff/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/distribute.md", "examples/tiff/README.md")
 FENCE = re.compile(
     r"(?:<!-- example: (?P<name>[\w-]+)(?: needs (?P<needs>[^;]*?))?(?P<cluster>; cluster)? -->\n)?"
     r"```(?P<kind>\w*)\n(?P<body>.*?)^```$",

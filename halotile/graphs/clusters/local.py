@@ -15,6 +15,7 @@ from distributed.security import Security
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster, own_environment
+from halotile.graphs.clusters.nanny import OwnNanny
 
 START_SECONDS = 120
 
@@ -119,6 +120,7 @@ def _start_processes(workers: int, memory_bytes: int, dashboard: bool) -> LocalC
                 n_workers=workers,
                 threads_per_worker=1,
                 processes=True,
+                worker_class=OwnNanny,
                 protocol="tls://",
                 security=Security.temporary(),
                 host="127.0.0.1",
@@ -129,6 +131,6 @@ def _start_processes(workers: int, memory_bytes: int, dashboard: bool) -> LocalC
             )
     except RuntimeError as error:
         raise ConfigError(
-            f"the worker processes did not start ({error}). Where a script calls halotile, the call has to stand under "
-            '`if __name__ == "__main__":`, for worker processes import the script. Otherwise the reason is printed above.'
+            f"the worker processes did not start ({error}). The reason is printed above. Write fewer workers if there are too "
+            "many processes or too little memory."
         ) from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from halotile.tasks.distributed.carry import Carried
+from halotile.tasks.operators.deepinv import COPIES
 
 Tensors = tuple[torch.Tensor | None, ...]
 
@@ -181,6 +182,21 @@ class Derivative:
                 else [None] * len(sought)
             )
         return tuple(found)
+
+
+def held_bytes(function: Function, given: Sequence[int]) -> int:
+    """About what a function holds at once, of arrays of these sizes; 0 for those that read windows of them.
+
+    An operator on whole images holds copies of image and measurement beside what is mapped. Where only one of the two is
+    given, the other is taken to be as large. A derivative keeps what lies between besides.
+    """
+    if isinstance(function, Derivative):
+        inputs, cotangents = given[: len(function.wanted)], given[len(function.wanted) :]
+        inner = held_bytes(function.of, inputs)
+        return inner and 2 * inner + sum(cotangents)
+    if isinstance(function, Method | Misfit):
+        return sum(given) + COPIES * (2 * given[0] if len(given) == 1 else sum(given))
+    return 0
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from halotile.storage.grid import Region
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.stored import Array, Stored
 from halotile.tasks.distributed.tiles import Tiles
+from halotile.tasks.distributed.windows import Late
 
 
 class Engine(Protocol):
@@ -30,8 +32,17 @@ class Engine(Protocol):
         """What random numbers come from; None for others each time."""
         ...
 
+    @property
+    def accumulate(self) -> str | None:
+        """``float64`` where sums over operators are kept in double precision."""
+        ...
+
     def put(self, array: Array, kind: str) -> Stored:
         """Write an array where workers can read it."""
+        ...
+
+    def result_path(self, name: str) -> Path:
+        """Where the next result of this name goes, without its suffix."""
         ...
 
     def is_lazy(self, thing: Any) -> bool:
@@ -40,6 +51,12 @@ class Engine(Protocol):
 
     def later(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
         """The totals of calls on such arrays, as such arrays."""
+        ...
+
+    def blocks_later(
+        self, phase: str, lates: Sequence[Late], places: Sequence[Sequence[Region]], arrays: Sequence[Any]
+    ) -> list[Any]:
+        """Such arrays, of blocks that are computed from their windows; ``places`` says where each result of each lies."""
         ...
 
     def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from deepinv.optim.potential import Potential
 
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.calls import Call, Misfit
@@ -15,6 +16,18 @@ from halotile.tasks.distributed.operators import Operators, carry_words
 from halotile.tasks.distributed.physics import ADJOINT, FORWARD, check_reduction
 from halotile.tasks.distributed.pieces import is_large
 from halotile.tasks.distributed.typed import typed
+
+
+class _Descent(Potential):  # type: ignore[misc]
+    """The prox of a function of which only the gradient is at hand."""
+
+    def __init__(self, of: DistributedDataFidelity) -> None:
+        super().__init__()
+        self.of = (of,)
+
+    def grad(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Of the sum."""
+        return self.of[0].grad(x, *args, **kwargs)
 
 
 class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
@@ -49,33 +62,31 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
 
     @typed
     def fn(
-        self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gather: bool = True, **kwargs: Any
+        self, x: torch.Tensor, y: Any, physics: Any, gather: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
         """``sum_i d_i(A_i x, y_i)``, for each image of a batch."""
         return self._summed(FORWARD, "fn", x, y, physics, args, kwargs)
 
     @typed
     def grad(
-        self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gather: bool = True, **kwargs: Any
+        self, x: torch.Tensor, y: Any, physics: Any, gather: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
         """``sum_i A_i^T d_i'(A_i x, y_i)``: forward and adjoint of an operator in one task."""
         return self._summed(ADJOINT, "grad", x, y, physics, args, kwargs)
 
     @typed
     def prox(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gamma: Any = 1.0, **kwargs: Any) -> Any:
-        """``argmin_u gamma f(u) + |u - x|² / 2``, as the one fidelity for all operators computes it.
+        """``argmin_u gamma f(u) + |u - x|² / 2``.
 
-        Raises
-        ------
-        ConfigError
-            When there are several.
+        One L2 for all operators is solved by conjugate gradients, as ``physics.prox_l2``. For the others it is deepinv's
+        descent along the gradient of the sum, with its keywords ``stepsize_inter``, ``max_iter_inter`` and ``tol_inter``.
         """
+        from deepinv.optim.data_fidelity import L2
+
         self._check(physics)
-        if self.single_fidelity is None:
-            raise ConfigError(
-                "prox needs one fidelity for all operators, and there is a list. Write distribute(L2(), ctx)."
-            )
-        return self.single_fidelity.prox(x, y, physics, *args, gamma=gamma, **kwargs)
+        if type(self.single_fidelity) is L2:
+            return self.single_fidelity.prox(x, y, physics, gamma=gamma)
+        return _Descent(self).prox(x, y, physics, *args, gamma=gamma, **kwargs)
 
     def _summed(
         self, phase: str, wants: str, x: torch.Tensor, y: Any, physics: Any, rest: Any, words: Any

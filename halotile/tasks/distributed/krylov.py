@@ -12,8 +12,12 @@ import torch
 Apply = Callable[[torch.Tensor], torch.Tensor]
 
 
-def conjugate_gradients(apply: Apply, right: torch.Tensor, tol: float, max_iter: int) -> torch.Tensor:
+def conjugate_gradients(
+    apply: Apply, right: torch.Tensor, tol: float, max_iter: int
+) -> tuple[torch.Tensor, float]:
     """``x`` with ``M x = b``, each image of a batch by itself; from 0, until ``|b - M x| <= tol |b|``.
+
+    Returns it with the largest ``|b - M x| / |b|`` of an image: above ``tol`` where ``max_iter`` products did not do.
 
     Parameters
     ----------
@@ -33,11 +37,12 @@ def conjugate_gradients(apply: Apply, right: torch.Tensor, tol: float, max_iter:
     Examples
     --------
     >>> conjugate_gradients(lambda x: 4 * x, torch.ones(1, 3), 1e-6, 9)
-    tensor([[0.2500, 0.2500, 0.2500]])
+    (tensor([[0.2500, 0.2500, 0.2500]]), 0.0)
     """
     x, residual = torch.zeros_like(right), right.clone()
     direction, square = residual.clone(), _dots(residual, residual)
-    goal = tol**2 * square
+    whole = square
+    goal = tol**2 * whole
     for _ in range(max_iter):
         if bool((square <= goal).all()):
             break
@@ -47,7 +52,7 @@ def conjugate_gradients(apply: Apply, right: torch.Tensor, tol: float, max_iter:
         residual = residual - _scaled(step, product)
         before, square = square, _dots(residual, residual)
         direction = residual + _scaled(_ratio(square, before), direction)
-    return x
+    return x, float(_ratio(square, whole).max().sqrt())
 
 
 def largest_eigenvalue(apply: Apply, start: torch.Tensor, tol: float, max_iter: int) -> float:
@@ -128,15 +133,18 @@ class System:
     ----------
     apply : callable
         ``M``, differentiable by whatever it depends on.
+    solver : callable
+        Gives ``x`` for ``b``, and the relative residual.
     tol : float
-        Relative residual.
-    max_iter : int
-        Products at most.
+        What that should be.
+    told : callable
+        Is given the residual where it is more.
     """
 
     apply: Apply
+    solver: Callable[[torch.Tensor], tuple[torch.Tensor, float]]
     tol: float
-    max_iter: int
+    told: Callable[[float], None]
 
     def solve(self, right: torch.Tensor) -> torch.Tensor:
         """``x``, differentiable by ``b`` and by what ``M`` depends on."""
@@ -150,7 +158,10 @@ class System:
         return result
 
     def _solved(self, right: torch.Tensor) -> torch.Tensor:
-        return conjugate_gradients(self.apply, right, self.tol, self.max_iter)
+        found, residual = self.solver(right)
+        if residual > self.tol:
+            self.told(residual)
+        return found
 
 
 class _Implicit(torch.autograd.Function):  # type: ignore[misc]

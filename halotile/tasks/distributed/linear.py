@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,12 +12,11 @@ from deepinv.physics import LinearPhysics
 from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.calls import Call, Method
-from halotile.tasks.distributed.evaluate import Batch, evaluate
-from halotile.tasks.distributed.krylov import System, largest_eigenvalue
-from halotile.tasks.distributed.operators import carry_words
-from halotile.tasks.distributed.physics import ADJOINT, FORWARD, DistributedStackedPhysics
-from halotile.tasks.distributed.pieces import LocalStack, is_large, local_stack
+from halotile.tasks.distributed.atonce import Largest, Products, Solution, computed, is_small
+from halotile.tasks.distributed.krylov import System, conjugate_gradients, largest_eigenvalue
+from halotile.tasks.distributed.one import OneOperator
+from halotile.tasks.distributed.physics import ADJOINT, DistributedStackedPhysics
+from halotile.tasks.distributed.pieces import LocalStack, is_large, is_large_later, local_stack
 from halotile.tasks.distributed.typed import typed
 
 MOST_PRODUCTS = 200
@@ -42,10 +43,16 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     def _measured(
         self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
     ) -> Any:
-        if name == "A" and reduce_op is None and not words and is_large(x) and (local := self._local()):
-            seen = local.forward(x)
+        is_plain = name == "A" and reduce_op is None and not words
+        if is_plain and self._is_cut(x) and (local := self._local()):
+            later = self.ctx.is_lazy(x)
+            seen = local.later("forward", [x], tuple(x.shape)) if later else local.forward(x)
             return TensorList(seen) if gather else seen
         return super()._measured(name, x, gather, reduce_op, words, draws)
+
+    def _is_cut(self, x: Any) -> bool:
+        """Whether an image is large enough to be cut into blocks."""
+        return is_large(x) or is_large_later(self.ctx, x)
 
     def _local(self) -> LocalStack | None:
         """The stack by blocks, if its operators are local; found out once."""
@@ -54,6 +61,11 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         return self._found[0]
 
     _found: tuple[LocalStack | None] | None = None
+
+    @cached_property
+    def _told(self) -> set[str]:
+        """Methods that have said that they did not reach their tolerance."""
+        return set()
 
     def _mean(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
         return total / self.num_operators if reduce_op == "mean" else total
@@ -65,8 +77,10 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any) -> Any:
         """``sum_i A_i^T y_i``; their mean, or with ``reduce_op=None`` the list of them."""
         parts, reduce_op = self._parts(y), self._reduction(reduce_op)
-        if reduce_op and not kwargs and all(map(is_large, parts)) and (local := self._local()):
+        if reduce_op and not kwargs and all(map(self._is_cut, parts)) and (local := self._local()):
             image = local.image_of(parts)
+            if image is not None and self.ctx.is_lazy(parts[0]):
+                return self._mean(local.later("adjoint", parts, image)[0], reduce_op)
             if image is not None:
                 return self._mean(local.adjoint(parts, image), reduce_op)
         uses = [(number,) for number in range(self.num_operators)]
@@ -86,7 +100,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     ) -> Any:
         """``sum_i A_i^T A_i x``, there and back in one task for each operator."""
         reduce_op = self._reduction(reduce_op)
-        if reduce_op and not kwargs and is_large(x) and (local := self._local()):
+        if reduce_op and not kwargs and self._is_cut(x) and (local := self._local()):
+            if self.ctx.is_lazy(x):
+                return self._mean(local.later("normal", [x], tuple(x.shape))[0], reduce_op)
             return self._mean(local.normal(x), reduce_op)
         return self._applied(ADJOINT, "A_adjoint_A", [x], [(0,)] * self.num_operators, reduce_op, kwargs)
 
@@ -119,7 +135,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         max_iter : int, optional
             Steps at most; 200 when left out.
         tol : float, optional
-            Relative residual; 1e-6 when left out.
+            Relative residual; 1e-6 when left out. A warning tells when it is not reached.
         local_only : bool
             Not the solution, but the mean of the solutions for each operator by itself, as deepinv gives unasked.
         """
@@ -130,12 +146,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         if solver != "CG":
             words = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
             return super().A_dagger(y, **words, **kwargs)
-        system = System(
-            lambda x: self.A_adjoint_A(x, reduce_op="sum", **kwargs),
-            tol or TOLERANCE,
-            max_iter or MOST_PRODUCTS,
-        )
-        return system.solve(self.A_adjoint(y, reduce_op="sum", **kwargs))
+        right = self.A_adjoint(y, reduce_op="sum", **kwargs)
+        system = self._system("A_dagger", 0.0, right.real.new_ones(()), tol, max_iter, kwargs)
+        return system.solve(right)
 
     @typed
     def prox_l2(
@@ -155,12 +168,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         weight = (
             weight.reshape(weight.shape + (1,) * (z.dim() - weight.dim())) if weight.dim() == 1 else weight
         )
-
-        def normal(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = weight * self.A_adjoint_A(x, reduce_op="sum", **kwargs) + x
-            return result
-
-        system = System(normal, tol or TOLERANCE, max_iter or MOST_PRODUCTS)
+        system = self._system("prox_l2", 1.0, weight, tol, max_iter, kwargs)
         return system.solve(weight * self.A_adjoint(y, reduce_op="sum", **kwargs) + z)
 
     @typed
@@ -197,12 +205,57 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
             bound = self._applied(ADJOINT, "compute_sqnorm", [x0], [(0,)] * self.num_operators, "sum", words)
             return bound.reshape(())
         with torch.no_grad():
-            found = largest_eigenvalue(
-                lambda x: self.A_adjoint_A(x, reduce_op="sum", **kwargs), x0.detach(), tol, max_iter
-            )
+            found = self._largest(x0.detach(), tol, max_iter, kwargs)
         if verbose:
             print(f"||A||² = {found:.4g}")
         return torch.tensor(found, dtype=x0.real.dtype, device=x0.device)
+
+    def _largest(self, start: torch.Tensor, tol: float, max_iter: int, words: Mapping[str, Any]) -> float:
+        """The largest eigenvalue of ``A^T A``."""
+        if not words and is_small(self.ctx, start):
+            return float(computed(self.ctx, ADJOINT, Largest(self._products, tol, max_iter), [start])[0])
+        return largest_eigenvalue(
+            lambda x: self.A_adjoint_A(x, reduce_op="sum", **words), start, tol, max_iter
+        )
+
+    def _system(
+        self,
+        name: str,
+        shift: float,
+        weight: torch.Tensor,
+        tol: float | None,
+        max_iter: int | None,
+        words: Mapping[str, Any],
+    ) -> System:
+        """``w A^T A + s``, for a method, which says once where it does not reach its tolerance."""
+        goal, steps = tol or TOLERANCE, max_iter or MOST_PRODUCTS
+
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            product: torch.Tensor = weight * self.A_adjoint_A(x, reduce_op="sum", **words)
+            return product + shift * x if shift else product
+
+        def solver(right: torch.Tensor) -> tuple[torch.Tensor, float]:
+            if words or not is_small(self.ctx, right):
+                return conjugate_gradients(apply, right, goal, steps)
+            function = Solution(self._products, shift, goal, steps)
+            found, residual = computed(self.ctx, ADJOINT, function, [right, weight])
+            return found, float(residual)
+
+        def told(residual: float) -> None:
+            if name not in self._told:
+                self._told.add(name)
+                warnings.warn(
+                    f"{name} ended after {steps} steps of conjugate gradients at a relative residual of {residual:.1e}, and "
+                    f"tol is {goal:g}: the result is not the solution. Write {name}(..., max_iter={5 * steps}), or a tol that "
+                    "is enough for you. This is said once.",
+                    stacklevel=2,
+                )
+
+        return System(apply, solver, goal, told)
+
+    @property
+    def _products(self) -> Products:
+        return Products(self.operators.things, self.kind)
 
     def _check_numbers(self, name: str, value: Any) -> None:
         """Refuse what is not computed yet, where each step depends on the numbers of the one before."""
@@ -222,44 +275,3 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
                 f"{len(parts)} measurements were given for {self.num_operators} operators. Write one for each."
             )
         return parts
-
-
-class OneOperator(LinearPhysics):  # type: ignore[misc]
-    """One operator of a stack, on the workers.
-
-    Parameters
-    ----------
-    stack : DistributedStackedLinearPhysics
-        Whose operator it is.
-    number : int
-        Which one.
-    """
-
-    def __init__(self, stack: DistributedStackedLinearPhysics, number: int) -> None:
-        super().__init__()
-        self._stack = (stack,)
-        self.number = number
-
-    def A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``A_i x``."""
-        return self._applied(FORWARD, "A", [x], kwargs)
-
-    def A_adjoint(self, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``A_i^T y``."""
-        return self._applied(ADJOINT, "A_adjoint", [y], kwargs)
-
-    def A_vjp(self, x: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``J_i^T v`` with the derivative at ``x``."""
-        return self._applied(ADJOINT, "A_vjp", [x, v], kwargs)
-
-    def A_adjoint_A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``A_i^T A_i x``."""
-        return self._applied(ADJOINT, "A_adjoint_A", [x], kwargs)
-
-    def _applied(self, phase: str, name: str, tensors: Sequence[torch.Tensor], words: Any) -> torch.Tensor:
-        (stack,) = self._stack
-        method = Method(
-            stack.operators.things[self.number], name, carry_words(stack.ctx, words), kind=stack.kind
-        )
-        call = Call(method, tuple(range(len(tensors))), (0,), self.number)
-        return evaluate(Batch(stack.ctx, phase, (call,), 1), tensors)[0]

@@ -13,6 +13,7 @@ import torch
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
 from halotile.tasks.distributed.calls import Call, Tensors
 from halotile.tasks.distributed.carry import Carried
 from halotile.tasks.distributed.engine import Engine
@@ -20,6 +21,7 @@ from halotile.tasks.distributed.evaluate import Batch
 from halotile.tasks.distributed.maps import Linear, Many, image_measured_as, is_real, own
 from halotile.tasks.distributed.operators import carry
 from halotile.tasks.distributed.typed import empty
+from halotile.tasks.distributed.windows import Late, windows
 from halotile.tasks.fidelity import Gradient, NormalImage, Term, share_of
 from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
@@ -59,8 +61,11 @@ class Piece:
     weights: tuple[float, ...] = ()
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        return self.of([InMemory(tensor.numpy()) for tensor in tensors])
+
+    def of(self, given: Sequence[Readable]) -> Tensors:
+        """The same of arrays of which only what is read has to be there."""
         operators: tuple[Operator, ...] = self.operators.get()
-        given = [InMemory(tensor.numpy()) for tensor in tensors]
         if self.wants == "normal":
             terms = tuple(Term(operator, given[0]) for operator in operators)
             return (own(NormalImage(given[0], terms).read(self.region)),)
@@ -163,6 +168,27 @@ class LocalStack:
         """Shape of the image that has such measurements: the last one seen, or what fits."""
         return image_measured_as(self.operators, [tuple(part.shape) for part in y], self._image)
 
+    def later(self, wants: Wants, arrays: Sequence[Any], image: Shape) -> list[Any]:
+        """The same of arrays that are not computed yet: each block when its windows are."""
+        if wants == "normal" and self._folded is not None:
+            return self._folded.later("adjoint", arrays, image)
+        shapes = [o.measured(image) for o in self.operators] if wants == "forward" else [image]
+        given = [tuple(array.shape) for array in arrays]
+        lates, places = [], []
+        for region in blocks_of(image):
+            piece = Piece(self.carried, wants, image, region)
+            near = tuple(
+                windows(share_of(region, image, shape), self._margin(given), shape) for shape in given
+            )
+            lates.append(Late(piece, tuple(given), near))
+            places.append([share_of(region, image, shape) for shape in shapes])
+        return self.engine.blocks_later("forward" if wants == "forward" else "adjoint", lates, places, arrays)
+
+    def _margin(self, shapes: Sequence[Shape]) -> int:
+        """How far from a block it may read: there and back, a fold at the rim, and to the edge of a cell of transforms."""
+        is_aligned = all(o.measured(shape) == shape for o in self.operators for shape in shapes)
+        return 3 * max(operator.reach for operator in self.operators) + (64 if is_aligned else 512)
+
     def _run(self, wants: Wants, tensors: Many, image: Shape, weights: tuple[float, ...] = ()) -> Many:
         regions = list(blocks_of(image))
         shapes = [o.measured(image) for o in self.operators] if wants == "forward" else [image]
@@ -206,6 +232,16 @@ def blocks_of(image: Shape) -> list[Region]:
 def is_large(x: Any) -> bool:
     """Whether an image is worth cutting, and of a type that blocks are computed in."""
     return is_real(x) and math.prod(x.shape[-2:]) > LARGE
+
+
+def is_large_later(engine: Engine, x: Any) -> bool:
+    """The same of an array that is not computed yet."""
+    return (
+        engine.is_lazy(x)
+        and x.ndim == 4
+        and x.dtype in (np.float32, np.float64)
+        and math.prod(x.shape[-2:]) > LARGE
+    )
 
 
 def _folded(engine: Engine, operators: tuple[Operator, ...]) -> LocalStack | None:

@@ -93,6 +93,9 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         How images are cut.
     """
 
+    result_name = "denoised"
+    """How files of results begin."""
+
     def __init__(self, ctx: Engine, processor: Any, options: TilingOptions | None = None) -> None:
         super().__init__()
         self.ctx = ctx

@@ -7,6 +7,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -37,9 +38,9 @@ def typed(method: Method) -> Method:
     def called(self: Any, first: Any, *args: Any, **words: Any) -> Any:
         example = first[0] if isinstance(first, list | tuple) and len(first) else first
         if isinstance(example, np.ndarray):
-            give: Callable[[torch.Tensor], Any] = to_array
+            give: Callable[..., Any] = to_array
         elif isinstance(example, str | os.PathLike):
-            give = functools.partial(written, self.ctx)
+            give = Writer(self.ctx.result_path(getattr(self, "result_name", method.__name__)))
         else:
             return method(self, first, *args, **words)
         first = read(self.ctx, first) if isinstance(first, str | os.PathLike) else first
@@ -66,9 +67,11 @@ def _names_a_store(word: str) -> bool:
     return bool(Path(word).suffix) and Path(word).exists()
 
 
-def _mapped(result: Any, give: Callable[[torch.Tensor], Any]) -> Any:
+def _mapped(result: Any, give: Callable[..., Any]) -> Any:
     if isinstance(result, torch.Tensor):
         return give(result)
+    if isinstance(give, Writer):
+        return [give(each, number) for number, each in enumerate(result)]
     return [give(each) for each in result]
 
 
@@ -97,9 +100,20 @@ def read(ctx: Engine, path: str | os.PathLike[str]) -> torch.Tensor:
     return tensor
 
 
-def written(ctx: Engine, tensor: torch.Tensor) -> str:
-    """The path of a new Zarr with these numbers, in the folder of the context: it is removed with it."""
-    path = Path(ctx.folder, f"result-{uuid.uuid4().hex[:12]}.zarr")
+@dataclass
+class Writer:
+    """Writes the results of one call: ``A-0001.zarr``, or ``A-0001-0.zarr`` and so on where there are several."""
+
+    stem: Path
+
+    def __call__(self, tensor: torch.Tensor, number: int | None = None) -> str:
+        """The path of a new Zarr with these numbers."""
+        ending = "" if number is None else f"-{number}"
+        return written(self.stem.with_name(f"{self.stem.name}{ending}.zarr"), tensor)
+
+
+def written(path: Path, tensor: torch.Tensor) -> str:
+    """A new Zarr with these numbers; its path."""
     pixels = to_array(tensor)
     shape = pixels.shape or (1,)
     shard = _shard(shape)

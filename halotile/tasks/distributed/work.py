@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,20 @@ class Work:
             for slot, (array, kind) in self._evaluate(call).items():
                 self._enter(totals, slot, array, kind)
         return self._keep(totals)
+
+    def file(self, calls: Sequence[Call], name: str) -> None:
+        """Evaluate calls, and leave what they came to in a file of this name: to ask a worker for it takes longer."""
+        path = Path(self.folder, name)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(pickle.dumps(self.compute(calls)))
+        partial.replace(path)
+
+    def filed(self, name: str) -> Parts:
+        """What a file of this name says, which is forgotten."""
+        path = Path(self.folder, name)
+        parts: Parts = pickle.loads(path.read_bytes())
+        path.unlink()
+        return parts
 
     def add(self, parts: Sequence[Parts]) -> Parts:
         """The sums of several parts, slot by slot, in their order."""

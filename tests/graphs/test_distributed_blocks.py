@@ -1,0 +1,114 @@
+"""Stacks of local operators on large images run by blocks, exactly or fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import torch
+
+from halotile import DistributedContext, distribute
+from tests.graphs.distributing import NEAR, OPERATIONS, difference, image, kernel
+
+physics = pytest.importorskip("deepinv.physics")
+optim = pytest.importorskip("deepinv.optim")
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("kind", ["circular", "reflect", "constant"])
+def test_large_images_run_by_blocks(
+    ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    plain = physics.StackedLinearPhysics([physics.Blur(filter=kernel(n), padding=kind) for n in (3, 7)])
+    stack = distribute(plain, ctx)
+    x = image(1, 2, 70, 50).requires_grad_()
+    y = plain.A(x.detach())
+    for run in OPERATIONS.values():
+        assert difference(run(stack, x.detach(), y), run(plain, x.detach(), y)) < NEAR
+    assert stack._local() is not None
+    grads = [torch.autograd.grad(sum(part.square().sum() for part in s.A(x)), x)[0] for s in (stack, plain)]
+    assert difference(*grads) < NEAR
+
+
+def test_squares_of_large_images_are_added_up_by_blocks(
+    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    parts = [physics.Blur(filter=kernel(n), padding="circular") for n in (3, 7)]
+    stack, fidelity = distribute(parts, ctx), distribute(optim.L2(sigma=0.5), ctx)
+    x = image(2, 1, 70, 50).requires_grad_()
+    y = [part.A(x.detach().flip(-1)).requires_grad_() for part in parts]
+    found = []
+    for large in (100, 10**9):
+        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", large)
+        slope = fidelity.grad(x, y, stack)
+        found.append([slope.detach(), *torch.autograd.grad(slope.square().sum(), [x, *y])])
+        found[-1].append(fidelity.fn(x.detach(), [part.detach() for part in y], stack))
+    assert difference(*found) < NEAR
+
+
+@pytest.mark.parametrize("kind", ["circular", "reflect"])
+def test_exact_or_not_the_normal_operator_is_that_of_the_blurs(
+    ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 64)
+    plain = physics.StackedLinearPhysics([physics.Blur(filter=kernel(n), padding=kind) for n in (3, 9)])
+    x = image(1, 1, 120, 100)
+    wanted = plain.A_adjoint(plain.A(x))
+    exact, fast = distribute(plain, ctx, exact=True), distribute(plain, ctx)
+    assert exact._local()._folded is None
+    assert fast._local()._folded is not None
+    for stack in (exact, fast):
+        assert float((stack.A_adjoint_A(x) - wanted).norm() / wanted.norm()) < 1e-6
+
+
+def blurs(padding: str) -> list[Any]:
+    """One by direct sums, one by Fourier transforms."""
+    return [physics.Blur(filter=kernel(edge), padding=padding) for edge in (3, 13)]
+
+
+def downsampling() -> list[Any]:
+    words = {"filter": "gaussian", "factor": 2, "padding": "circular"}
+    return [physics.Downsampling(img_size=(1, 1100, 900), **words)]
+
+
+LOCAL: dict[str, Callable[[], list[Any]]] = {
+    **{padding: partial(blurs, padding) for padding in ("circular", "reflect", "constant", "valid")},
+    "downsampling": downsampling,
+}
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_large_dask_arrays_run_by_blocks(ctx: DistributedContext, kind: str) -> None:
+    stack, x = distribute(LOCAL[kind](), ctx), image(1, 1, 1100, 900)
+    lazy = da.from_array(x.numpy(), chunks=(1, 1, 400, 400))
+    y = stack.A(lazy)
+    assert y[0].numblocks[-2:] == (3, 2)
+    assert difference([torch.from_numpy(part.compute()) for part in y], stack.A(x)) < NEAR
+    for later in (stack.A_adjoint(y), stack.A_adjoint_A(lazy)):
+        assert difference(torch.from_numpy(later.compute()), stack.A_adjoint_A(x)) < NEAR
+
+
+def test_a_part_of_a_large_dask_array_takes_what_lies_near_it(
+    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 64)
+    stack = distribute([physics.Blur(filter=kernel(3), padding="circular")], ctx)
+    taken: list[Any] = []
+
+    def note(block: Any, block_info: Any = None) -> Any:
+        taken.append(block_info[0]["chunk-location"])
+        return block
+
+    zeros = da.zeros((1, 1, 1000, 1000), chunks=(1, 1, 100, 100), dtype="float32")
+    noted = da.map_blocks(note, zeros, dtype="float32", meta=np.empty((0,) * 4, "float32"))
+    stack.A(noted)[0][..., 500:510, 500:510].compute(scheduler="sync")
+    assert 1 <= len(set(taken)) <= 16

@@ -1,0 +1,143 @@
+"""A context joins or starts a cluster, says at once what fails, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed import LocalCluster
+
+from halotile import DistributedContext, distribute
+from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.holding import task_bytes
+from halotile.graphs.memory import IMPORTS_BYTES
+from tests.graphs.distributing import STACKS, image, tiled
+
+physics = pytest.importorskip("deepinv.physics")
+optim = pytest.importorskip("deepinv.optim")
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+def test_a_context_joins_the_cluster_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as running:
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", running.scheduler_address)
+        with DistributedContext(device_mode="cpu") as joined:
+            assert joined.world_size == 1
+            assert torch.equal(
+                tiled(joined, torch.nn.ReLU())(image(1, 1, 20, 20)), image(1, 1, 20, 20).relu()
+            )
+
+
+def test_an_error_names_its_operator_and_leaves_the_cluster_usable(ctx: DistributedContext) -> None:
+    stack = distribute(STACKS["circular blurs"](), ctx)
+    x = image(1, 1, 20, 24)
+    y = list(stack.A(x))
+    with pytest.raises(TaskFailed, match=r"adjoint of operator 2 failed on a worker: \w+"):
+        stack.A_adjoint([*y[:2], torch.ones(3), y[3]])
+    assert len(stack.A(x)) == 4
+
+
+def test_an_error_names_its_tile(ctx: DistributedContext) -> None:
+    def refuse(batch: torch.Tensor) -> torch.Tensor:
+        if batch.max() > 8:
+            raise ValueError("too bright")
+        return batch
+
+    x = torch.zeros(1, 1, 40, 16)
+    x[..., 20, 8] = 9
+    with pytest.raises(TaskFailed, match="denoise of tile 1 failed on a worker: ValueError: too bright"):
+        tiled(ctx, refuse, max_batch_size=1, overlap=0)(x)
+
+
+def test_a_worker_that_dies_is_an_error_at_once() -> None:
+    def die(batch: torch.Tensor) -> torch.Tensor:
+        os._exit(3)
+
+    with (
+        DistributedContext(workers=1, device_mode="cpu") as fresh,
+        pytest.raises(TaskFailed, match=r"the worker that had task denoise-.* died"),
+    ):
+        tiled(fresh, die)(torch.zeros(1, 1, 20, 20))
+
+
+def test_the_folder_is_private_and_goes_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
+    with DistributedContext(cluster=cluster, scratch=tmp_path, device_mode="cpu") as opened:
+        folder = opened.folder
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        stack = distribute(STACKS["one"](), opened)
+        before = sorted(folder.rglob("*"))
+        stack.A_adjoint_A(image(1, 1, 20, 24))
+        assert sorted(folder.rglob("*")) == before
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="not open"):
+        stack.A(image(1, 1, 20, 24))
+
+
+def test_one_driver_has_nobody_to_talk_to(ctx: DistributedContext) -> None:
+    x = torch.ones(2)
+    assert (ctx.rank, ctx.world_size, ctx.use_dist, ctx.get_backend()) == (0, 2, False, "dask")
+    assert ctx.local_indices(5) == [0, 1, 2, 3, 4]
+    assert ctx.all_reduce(x) is x
+    assert ctx.broadcast(x) is x
+    assert ctx.all_gather(x).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("thing", "options", "message"),
+    [
+        (3, {}, "the object is a int"),
+        (lambda x: x, {}, "that can be called: what it is for is not clear"),
+        ([], {}, "holds nothing"),
+        ([torch.nn.ReLU(), 3], {}, "holds ReLU, int"),
+        (torch.nn.ReLU(), {}, "Cannot auto-detect generic torch.nn.Module: ReLU"),
+        (lambda *_: None, {"type_object": "physics"}, "num_operators is None"),
+        (torch.nn.ReLU(), {"type_object": "what"}, "type_object is 'what'"),
+        (
+            torch.nn.ReLU(),
+            {"type_object": "denoiser", "tiling_strategy": "smart"},
+            "tiling_strategy is 'smart'",
+        ),
+        (torch.nn.ReLU(), {"type_object": "denoiser", "blending": "cubic"}, "blending is 'cubic'"),
+        (torch.nn.ReLU(), {"type_object": "denoiser", "pach_size": 3}, "no keyword 'pach_size'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_with_what_was_seen(
+    ctx: DistributedContext, thing: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        distribute(thing, ctx, **options)(torch.ones(1, 1, 4, 4))
+
+
+def test_operators_of_another_kind_are_refused(ctx: DistributedContext) -> None:
+    with pytest.raises(WrongKind, match="holds int"):
+        distribute([3], ctx, type_object="physics")
+    stack = distribute(lambda *_: 3, ctx, type_object="linear_physics", num_operators=1)
+    with pytest.raises(TaskFailed, match="must return LinearPhysics"):
+        stack.A(image(1, 1, 8, 8))
+
+
+def test_whole_images_that_do_not_fit_into_a_worker_are_refused(
+    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, x = distribute(STACKS["seven"](), ctx), image(1, 1, 100, 100)
+    file_bytes = 4 * x.numel() + 128
+    needed = 7 * file_bytes  # the image mapped, three of it and three measurements as large
+    monkeypatch.setattr(ctx, "_task_bytes", IMPORTS_BYTES + needed)
+    assert len(stack.A(x)) == 7
+    monkeypatch.setattr(ctx, "_task_bytes", IMPORTS_BYTES + needed - 1)
+    with pytest.raises(
+        MemoryRefused, match=r"operator 0 works on whole images: .*memory_per_worker='70\dMiB'"
+    ):
+        stack.A(x)
+    assert tiled(ctx, torch.nn.ReLU())(x).shape == x.shape
+
+
+def test_what_a_task_may_hold_is_the_share_of_a_thread(ctx: DistributedContext) -> None:
+    assert task_bytes(ctx.client) == 4 * 2**30

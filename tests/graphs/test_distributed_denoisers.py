@@ -1,0 +1,129 @@
+"""Denoisers on tiles give what they give on the whole image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from halotile import DistributedContext, distribute
+from tests.graphs.distributing import NEAR, Smooth, away_from_the_rim, difference, image, tiled
+
+physics = pytest.importorskip("deepinv.physics")
+optim = pytest.importorskip("deepinv.optim")
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("size", [(16, 16), (15, 40), (100, 100), (51, 20), (17, 33)])
+@pytest.mark.parametrize("options", [{}, {"blending": "hann", "overlap": 4}, {"max_batch_size": 1}], ids=str)
+def test_any_size_is_denoised_as_the_whole(
+    ctx: DistributedContext, size: tuple[int, int], options: Any
+) -> None:
+    net, x = Smooth(), image(2, 1, *size)
+    with torch.no_grad():
+        if options.get("blending"):
+            found, whole = tiled(ctx, torch.nn.Tanh(), **options)(x), torch.tanh(x)
+            assert difference(found, whole) < NEAR
+        found, whole = tiled(ctx, net, **{**options, "blending": None})(x), net(x)
+    assert difference(away_from_the_rim(found), away_from_the_rim(whole)) < NEAR
+    if max(size) <= 16:
+        assert torch.equal(found, whole)
+
+
+@pytest.mark.parametrize("size", [(100, 100), (512, 200), (256, 256)])
+def test_the_default_tiles_take_any_image(ctx: DistributedContext, size: tuple[int, int]) -> None:
+    net, x = Smooth(), image(1, 1, *size)
+    with torch.no_grad():
+        found = distribute(net, ctx, type_object="denoiser")(x)
+        assert difference(away_from_the_rim(found), away_from_the_rim(net(x))) < NEAR
+
+
+@pytest.mark.parametrize("sigma", ["pixel", "sample", "scalar"])
+def test_a_noise_level_goes_with_its_pixels_and_images(ctx: DistributedContext, sigma: str) -> None:
+    net, x = Smooth(), image(3, 1, 40, 20)
+    level = {
+        "pixel": image(3, 1, 40, 20).abs(),
+        "sample": torch.tensor([0.1, 0.5, 2.0]),
+        "scalar": torch.tensor(0.3),
+    }[sigma]
+    with torch.no_grad():
+        found = tiled(ctx, net)(x, sigma=level)
+        assert difference(away_from_the_rim(found), away_from_the_rim(net(x, level))) < NEAR
+        assert torch.equal(found, tiled(ctx, net)(x, level))
+
+
+def test_a_processor_may_upscale(ctx: DistributedContext) -> None:
+    net, x = Smooth(scale=2), image(1, 1, 40, 21)
+    with torch.no_grad():
+        found = tiled(ctx, net)(x)
+        assert found.shape == (1, 1, 80, 42)
+        assert difference(away_from_the_rim(found, 2), away_from_the_rim(net(x), 2)) < NEAR
+
+
+def test_tiles_without_overlap_and_along_one_axis_or_three(ctx: DistributedContext) -> None:
+    double: Callable[[torch.Tensor], torch.Tensor] = lambda x: 2 * x  # noqa: E731
+    x = image(1, 2, 20, 9, 33)
+    for options in (
+        {"tiling_strategy": "basic"},
+        {"tiling_dims": 3, "patch_size": 4},
+        {"tiling_dims": (-1, -3)},
+    ):
+        assert torch.equal(tiled(ctx, double, **options)(x), 2 * x)
+
+
+class Halves:
+    """A strategy of one's own: left and right."""
+
+    def get_num_patches(self) -> int:
+        return 2
+
+    def get_local_patches(self, x: torch.Tensor, numbers: list[int]) -> list[tuple[int, torch.Tensor]]:
+        return [(number, x.chunk(2, -1)[number]) for number in numbers]
+
+    def apply_batching(
+        self, patches: list[torch.Tensor], max_batch_size: int | None = None
+    ) -> list[torch.Tensor]:
+        return patches
+
+    def unpack_batched_results(self, batches: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+        return batches
+
+    def reduce_patches(self, out: torch.Tensor, pairs: list[tuple[int, torch.Tensor]]) -> None:
+        out.copy_(torch.cat([patch for _, patch in pairs], -1))
+
+
+def test_a_strategy_of_ones_own_cuts_and_joins(ctx: DistributedContext) -> None:
+    x = image(1, 1, 8, 12)
+    assert torch.equal(tiled(ctx, torch.nn.ReLU(), tiling_strategy=Halves())(x), x.relu())
+
+
+def test_gradients_of_a_denoiser_reach_image_and_weights(ctx: DistributedContext) -> None:
+    found = []
+    for distributed in (True, False):
+        net, x = Smooth(), image(1, 1, 16, 40).requires_grad_()
+        y = tiled(ctx, net)(x) if distributed else net(x)
+        wanted = [x, net.first, net.second]
+        found.append(torch.autograd.grad((y[..., 4:-4, 4:-4] ** 2).sum(), wanted))
+    assert difference(*found) < NEAR
+
+
+def test_a_network_that_was_trained_in_between_is_sent_again(ctx: DistributedContext) -> None:
+    net, x = torch.nn.Conv2d(1, 1, 1), image(1, 1, 20, 20)
+    denoiser = tiled(ctx, net)
+    with torch.no_grad():
+        denoiser(x)
+        net.weight.fill_(3.0)
+        assert torch.equal(denoiser(x), net(x))
+
+
+def test_a_prior_keeps_its_kind_and_denoises_by_tiles(ctx: DistributedContext) -> None:
+    denoisers = pytest.importorskip("deepinv.models")
+    prior = optim.PnP(denoisers.MedianFilter(3))
+    shared = distribute(prior, ctx, patch_size=16, overlap=2)
+    x = image(1, 1, 40, 30)
+    assert type(shared) is type(prior)
+    assert prior.denoiser is not shared.denoiser
+    assert torch.equal(away_from_the_rim(shared.prox(x, 0.1)), away_from_the_rim(prior.prox(x, 0.1)))

@@ -1,0 +1,135 @@
+"""Distributed fidelities are sums over the operators, and deepinv's algorithms take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from halotile import DistributedContext, distribute
+from tests.graphs.distributing import NEAR, STACKS, difference, image
+
+physics = pytest.importorskip("deepinv.physics")
+optim = pytest.importorskip("deepinv.optim")
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+FIDELITIES: dict[str, Callable[[], Any]] = {
+    "l2": lambda: optim.L2(sigma=0.5),
+    "l1": optim.L1,
+    "poisson": lambda: optim.PoissonLikelihood(gain=0.5),
+    "log-poisson": optim.LogPoissonLikelihood,
+    "amplitude": optim.AmplitudeLoss,
+    "zero": optim.ZeroFidelity,
+}
+COUNT = 3
+"""Blurs in the stacks of these tests."""
+
+
+def blurs() -> list[Any]:
+    return STACKS["circular blurs"]()[:COUNT]
+
+
+def problem() -> tuple[torch.Tensor, Any]:
+    """A positive image, and measurements of another one."""
+    x = image(2, 1, 20, 24).abs() + 0.1
+    return x, physics.StackedLinearPhysics(blurs()).A(x.flip(-1))
+
+
+def given(form: str, make: Callable[[], Any], ctx: DistributedContext) -> Any:
+    """A fidelity in one of the forms that it may come in, distributed."""
+    if form == "factory":
+        made: Any = make()
+
+        def factory(index: int, device: Any, shared: Any) -> Any:
+            return made
+
+        return distribute(factory, ctx, num_operators=COUNT, type_object="data_fidelity")
+    forms: dict[str, Callable[[], Any]] = {
+        "single": make,
+        "list": lambda: [make() for _ in range(COUNT)],
+        "stacked": lambda: optim.StackedPhysicsDataFidelity([make() for _ in range(COUNT)]),
+    }
+    return distribute(forms[form](), ctx)
+
+
+@pytest.mark.parametrize("form", ["single", "list", "stacked", "factory"])
+@pytest.mark.parametrize("name", FIDELITIES)
+def test_value_and_gradient_are_those_of_the_plain_stack(
+    ctx: DistributedContext, name: str, form: str
+) -> None:
+    plain = optim.StackedPhysicsDataFidelity([FIDELITIES[name]() for _ in range(COUNT)])
+    operators, (x, y) = physics.StackedLinearPhysics(blurs()), problem()
+    stack, fidelity = distribute(operators, ctx), given(form, FIDELITIES[name], ctx)
+    assert near(fidelity.fn(x, y, stack), plain.fn(x, y, operators))
+    assert near(fidelity.grad(x, y, stack), plain.grad(x, y, operators))
+
+
+@pytest.mark.parametrize("form", ["single", "list"])
+@pytest.mark.parametrize("name", [name for name in FIDELITIES if name != "l2"])
+def test_a_prox_is_that_of_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
+    plain = optim.StackedPhysicsDataFidelity([FIDELITIES[name]() for _ in range(COUNT)])
+    operators, (x, y) = physics.StackedLinearPhysics(blurs()), problem()
+    stack, fidelity = distribute(operators, ctx), given(form, FIDELITIES[name], ctx)
+    words = {"gamma": 0.2, "stepsize_inter": 0.3, "max_iter_inter": 4}
+    assert near(fidelity.prox(x, y, stack, **words), plain.prox(x, y, operators, **words))
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return torch.equal(found, wanted) or difference(found, wanted) < NEAR
+
+
+def test_the_prox_of_squares_solves_its_equation(ctx: DistributedContext) -> None:
+    plain = physics.StackedLinearPhysics(blurs())
+    stack, y, z = distribute(plain, ctx), plain.A(image(1, 1, 20, 24)), image(1, 1, 20, 24).flip(-1)
+    x = distribute(optim.L2(), ctx).prox(z, y, stack, gamma=0.7)
+    assert difference(0.7 * plain.A_adjoint_A(x) + x, 0.7 * plain.A_adjoint(y) + z) < NEAR
+
+
+class L2OfStacks(optim.L2):  # type: ignore[misc, name-defined]
+    """deepinv's L2, whose value fails on a stack."""
+
+    def fn(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **words: Any) -> Any:
+        return sum(super(L2OfStacks, self).fn(x, part, one) for part, one in zip(y, physics, strict=True))
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "GD": {},
+    "PGD": {},
+    "FISTA": {"a": 3},
+    "HQS": {},
+    "ADMM": {"beta": 1.0},
+    "DRS": {"beta": 1.0},
+}
+
+
+@pytest.mark.parametrize("distributed", ["physics", "physics and fidelity", "all"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_of_deepinv_take_what_is_distributed_as_it_is(
+    ctx: DistributedContext, algorithm: str, distributed: str
+) -> None:
+    models = pytest.importorskip("deepinv.models")
+    plain, (x, y) = physics.StackedLinearPhysics(blurs()), problem()
+    plain.solver, plain.tol, plain.max_iter = "CG", 3e-7, 40  # its own prox ends at 1e-4
+    stack = distribute(plain, ctx)
+    fidelity = L2OfStacks() if distributed == "physics" else distribute(optim.L2(), ctx)
+    prior = optim.PnP(models.MedianFilter(3)) if algorithm != "GD" else optim.Tikhonov()
+    tiles = distribute(prior, ctx, patch_size=32) if distributed == "all" and algorithm != "GD" else prior
+    words = {"stepsize": 0.3, "lambda": 0.1, "g_param": 0.05, **ALGORITHMS[algorithm]}
+
+    def run(data_fidelity: Any, used: Any, operators: Any) -> torch.Tensor:
+        model = optim.optim_builder(
+            algorithm,
+            max_iter=3,
+            data_fidelity=data_fidelity,
+            prior=used,
+            params_algo=dict(words),
+            early_stop=False,
+        )
+        found: torch.Tensor = model(y, operators, init=(x, x))
+        return found
+
+    assert difference(run(fidelity, tiles, stack), run(L2OfStacks(), prior, plain)) < NEAR

@@ -1,0 +1,156 @@
+"""Distributed stacks give what the plain ones give, and solve what they say."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from halotile import DistributedContext, distribute
+from halotile.graphs.clusters.base import Cluster
+from tests.graphs.distributing import NEAR, OPERATIONS, STACKS, difference, image, kernel, masks
+
+physics = pytest.importorskip("deepinv.physics")
+optim = pytest.importorskip("deepinv.optim")
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", STACKS)
+def test_an_operation_is_that_of_the_plain_stack(ctx: DistributedContext, name: str, operation: str) -> None:
+    plain = physics.StackedLinearPhysics(STACKS[name]())
+    x = image(2, 1, 20, 24)
+    y = plain.A(x)
+    run = OPERATIONS[operation]
+    assert difference(run(distribute(plain, ctx), x, y), run(plain, x, y)) < NEAR
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", ["circular blurs", "other sizes"])
+def test_gradients_are_those_of_the_plain_stack(ctx: DistributedContext, name: str, operation: str) -> None:
+    plain = physics.StackedLinearPhysics(STACKS[name]())
+    found = []
+    for stack in (distribute(plain, ctx), plain):
+        x = image(1, 1, 20, 24).requires_grad_()
+        y = [part.detach().requires_grad_() for part in plain.A(x)]
+        result = OPERATIONS[operation](stack, x, y)
+        parts = [result] if isinstance(result, torch.Tensor) else list(result)
+        loss = sum((part * part).sum() for part in parts)
+        inputs = [x] if operation in ("A", "A_adjoint_A") else y
+        found.append(torch.autograd.grad(loss, inputs))
+    assert difference(*found) < NEAR
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tolerance"), [("complementary masks", 1e-5), ("circular blurs", 1e-4)], ids=["masks", "blurs"]
+)
+def test_a_dagger_is_the_pseudo_inverse(ctx: DistributedContext, kinds: str, tolerance: float) -> None:
+    plain = physics.StackedLinearPhysics(STACKS[kinds]())
+    x = image(1, 1, 20, 24)
+    found = distribute(plain, ctx).A_dagger(plain.A(x))
+    assert float((found - x).norm() / x.norm()) < tolerance
+
+
+def test_the_norm_is_that_of_the_whole_stack(ctx: DistributedContext) -> None:
+    plain = physics.StackedLinearPhysics(masks(3))
+    assert float(distribute(plain, ctx).compute_sqnorm(image(1, 1, 20, 24), verbose=False)) == pytest.approx(
+        1, rel=0.01
+    )
+    blurs = physics.StackedLinearPhysics(STACKS["circular blurs"]())
+    truth = float(blurs.compute_sqnorm(image(1, 1, 20, 24), max_iter=300, tol=1e-6, verbose=False))
+    found = distribute(blurs, ctx).compute_sqnorm(image(1, 1, 20, 24), verbose=False)
+    assert float(found) == pytest.approx(truth, rel=0.01)
+
+
+def test_prox_l2_solves_its_equation_and_has_its_gradient(ctx: DistributedContext) -> None:
+    plain = physics.StackedLinearPhysics(STACKS["circular blurs"]())
+    stack = distribute(plain, ctx)
+    y, gamma = plain.A(image(1, 1, 20, 24)), 0.7
+    z = image(1, 1, 20, 24).flip(-1).requires_grad_()
+    x = stack.prox_l2(z, y, gamma)
+    assert difference(gamma * plain.A_adjoint_A(x) + x, gamma * plain.A_adjoint(y) + z) < NEAR
+    (gradient,) = torch.autograd.grad(x.sum(), z)
+    assert difference(gamma * plain.A_adjoint_A(gradient) + gradient, torch.ones_like(z)) < NEAR
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "mean", None])
+def test_reduce_op_says_how_contributions_become_one(ctx: DistributedContext, reduce_op: str | None) -> None:
+    parts = STACKS["circular blurs"]()
+    x = image(1, 1, 20, 24)
+    single = [part.A_adjoint_A(x) for part in parts]
+    wanted = {"sum": sum(single), "mean": sum(single) / len(single), None: single}[reduce_op]
+    assert difference(distribute(parts, ctx).A_adjoint_A(x, reduce_op=reduce_op), wanted) < NEAR
+
+
+def test_sums_have_the_same_bits_on_one_worker_and_on_two(ctx: DistributedContext) -> None:
+    parts, x = STACKS["seven"](), image(1, 3, 160, 90)
+    with DistributedContext(workers=1, device_mode="cpu") as alone:
+        assert torch.equal(distribute(parts, alone).A_adjoint_A(x), distribute(parts, ctx).A_adjoint_A(x))
+
+
+def test_of_many_operators_few_partial_images_are_alive(cluster: Cluster) -> None:
+    with DistributedContext(cluster=cluster, device_mode="cpu", accumulate="float64") as fresh:
+        stack = distribute([physics.Blur(filter=kernel(3), padding="circular")] * 256, fresh)
+        x = image(1, 1, 160, 160)
+        single = physics.Blur(filter=kernel(3), padding="circular").A_adjoint_A(x)
+        assert difference(stack.A_adjoint_A(x), 256 * single) < 1e-6
+        assert fresh.most_alive <= 12
+
+
+def test_noise_is_drawn_from_the_seed_wherever_it_runs(cluster: Cluster) -> None:
+    parts = [physics.Denoising(noise_model=physics.GaussianNoise(0.1)) for _ in range(3)]
+    drawn = []
+    for _ in range(2):
+        with DistributedContext(cluster=cluster, device_mode="cpu", seed=8) as opened:
+            stack = distribute(parts, opened)
+            drawn.append([*stack(torch.zeros(1, 1, 9, 9)), *stack(torch.zeros(1, 1, 9, 9))])
+    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
+    assert len({float(part.sum()) for part in drawn[0]}) == 6
+
+
+def test_a_factory_is_called_on_the_workers_with_what_is_shared(ctx: DistributedContext) -> None:
+    def make(index: int, device: torch.device, shared: dict[str, Any]) -> Any:
+        return physics.Blur(filter=shared["kernels"][index], padding="circular", device=device)
+
+    shared = {"kernels": [kernel(n) for n in (3, 5, 7, 9)], "driver": os.getpid()}
+    plain = physics.StackedLinearPhysics(STACKS["circular blurs"]())
+    given: list[dict[str, Any]] = [{"shared": shared}, {"factory_kwargs": shared}]
+    for words in given:
+        stack = distribute(make, ctx, num_operators=4, type_object="linear_physics", **words)
+        assert (
+            difference(stack.A_adjoint_A(image(1, 1, 16, 16)), plain.A_adjoint_A(image(1, 1, 16, 16))) < NEAR
+        )
+
+
+def test_an_unreached_tolerance_is_told_once_with_figures(ctx: DistributedContext) -> None:
+    stack = distribute(STACKS["circular blurs"](), ctx)
+    y = stack.A(image(1, 1, 20, 24))
+    with pytest.warns(UserWarning, match=r"A_dagger ended after 2 steps .* residual of .*, and tol is 1e-09"):
+        stack.A_dagger(y, max_iter=2, tol=1e-9)
+    with pytest.warns(
+        UserWarning, match=r"prox_l2 ended after 1 steps.* Write prox_l2\(\.\.\., max_iter=5\)"
+    ):
+        stack.prox_l2(y[0], y, 1.0, max_iter=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stack.A_dagger(y, max_iter=2, tol=1e-9)
+        distribute(STACKS["complementary masks"](), ctx).A_dagger([image(1, 1, 20, 24)] * 3)
+
+
+@pytest.mark.parametrize("method", ["A_dagger", "prox_l2", "compute_sqnorm"])
+def test_iterations_are_the_same_in_one_call_and_in_many(
+    ctx: DistributedContext, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, x = distribute(STACKS["circular blurs"](), ctx), image(2, 1, 20, 24)
+    y = stack.A(x)
+    given = {"A_dagger": (y,), "prox_l2": (x.flip(-1), y, torch.tensor([0.5, 2.0])), "compute_sqnorm": (x,)}
+    words = {"verbose": False, "max_iter": 8}
+    found = []
+    for size in (2**16, 0):
+        monkeypatch.setattr("halotile.tasks.distributed.atonce.SMALL_BYTES", size)
+        found.append(getattr(stack, method)(*given[method], **words))
+    assert difference(*found) < NEAR

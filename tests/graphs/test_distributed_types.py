@@ -1,0 +1,125 @@
+"""What goes into a distributed object comes out: tensors, NumPy arrays, dask arrays, paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from halotile import DistributedContext, distribute
+from halotile.errors import ConfigError, OutputRefused
+from halotile.graphs.clusters.base import Cluster
+from tests.graphs.distributing import STACKS, Smooth, image, tiled
+from tests.support import noisy_picture, write_zarr
+
+physics = pytest.importorskip("deepinv.physics")
+optim = pytest.importorskip("deepinv.optim")
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+def test_numpy_in_is_numpy_out(ctx: DistributedContext) -> None:
+    parts, x = STACKS["circular blurs"](), image(1, 1, 20, 24)
+    stack, pixels = distribute(parts, ctx), x.numpy()
+    y = stack.A(pixels)
+    assert all(isinstance(part, np.ndarray) for part in y)
+    np.testing.assert_array_equal(stack.A_adjoint(y), stack.A_adjoint(stack.A(x)).numpy())
+    found = tiled(ctx, torch.nn.Tanh())(pixels)
+    np.testing.assert_array_equal(found, torch.tanh(x).numpy())
+    slope = distribute(optim.L2(), ctx).grad(pixels, y, stack)
+    assert isinstance(slope, np.ndarray)
+
+
+def test_a_dask_array_in_is_a_lazy_one_out(ctx: DistributedContext) -> None:
+    parts, x = STACKS["circular blurs"](), image(1, 1, 40, 24)
+    stack, lazy = distribute(parts, ctx), da.from_array(x.numpy(), chunks=(1, 1, 16, 16))
+    y = stack.A(lazy)
+    assert all(isinstance(part, da.Array) for part in y)
+    np.testing.assert_allclose(stack.A_adjoint(y).compute(), stack.A_adjoint_A(x).numpy(), atol=1e-5)
+    with torch.no_grad():
+        for net in (Smooth(), Smooth(scale=2)):
+            denoised = tiled(ctx, net)(lazy)
+            assert isinstance(denoised, da.Array)
+            np.testing.assert_allclose(denoised.compute(), tiled(ctx, net)(x).numpy(), atol=1e-5)
+
+
+def test_what_iterates_wants_numbers(ctx: DistributedContext) -> None:
+    stack = distribute(STACKS["circular blurs"](), ctx)
+    lazy = da.zeros((1, 1, 20, 24), dtype="float32")
+    refused: list[Callable[[], Any]] = [
+        lambda: stack.A_dagger(stack.A(lazy)),
+        lambda: stack.compute_sqnorm(lazy),
+        lambda: stack.prox_l2(lazy, stack.A(lazy), 1.0),
+        lambda: tiled(ctx, Smooth())(lazy, torch.ones(1, 1, 20, 24)),
+    ]
+    for run in refused:
+        with pytest.raises(ConfigError, match=r"not computed yet.* compute\(\)"):
+            run()
+
+
+def test_a_path_in_is_a_path_out(ctx: DistributedContext, tmp_path: Path) -> None:
+    parts, pixels = STACKS["circular blurs"](), noisy_picture((1, 1, 40, 24))
+    source = write_zarr(tmp_path / "x.zarr", pixels)
+    stack = distribute(parts, ctx)
+    y = stack.A(source)
+    back = zarr.open_array(stack.A_adjoint(y), mode="r")
+    np.testing.assert_allclose(back[...], stack.A_adjoint_A(pixels), atol=1e-5)
+    found = zarr.open_array(tiled(ctx, torch.nn.Tanh())(str(source)), mode="r")
+    np.testing.assert_allclose(found[...], np.tanh(pixels), atol=1e-6)
+
+
+def spectrum(x: torch.Tensor, **_: Any) -> torch.Tensor:
+    return torch.fft.fft2(x.to(torch.complex64))
+
+
+def back(y: torch.Tensor, **_: Any) -> torch.Tensor:
+    return torch.fft.ifft2(y, norm="forward").real
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_numbers_keep_their_type(ctx: DistributedContext, dtype: torch.dtype) -> None:
+    x = image(1, 1, 12, 12, dtype=dtype)
+    stack = distribute([physics.Denoising(), physics.LinearPhysics(A=spectrum, A_adjoint=back)], ctx)
+    y = stack.A(x)
+    assert [part.dtype for part in y] == [dtype, torch.complex64]
+    torch.testing.assert_close(y[1], spectrum(x))
+    assert stack.A_adjoint(y).dtype == torch.promote_types(dtype, torch.float32)
+    assert tiled(ctx, torch.nn.ReLU(), patch_size=8)(x).dtype == dtype
+
+
+def test_results_of_paths_stay_where_they_are_wanted(cluster: Cluster, tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    kept = tmp_path / "kept"
+    for _ in range(2):
+        with DistributedContext(cluster=cluster, device_mode="cpu", results=kept) as opened:
+            stack = distribute(STACKS["circular blurs"]()[:2], opened)
+            stack.A_adjoint(stack.A(source))
+            tiled(opened, torch.nn.Tanh())(source)
+    wanted = {f"{name}-000{k}" for k in (1, 2) for name in ("A_adjoint", "denoised", "A")}
+    assert {path.stem.removesuffix("-0").removesuffix("-1") for path in kept.iterdir()} == wanted
+    assert zarr.open_array(kept / "A-0002-1.zarr", mode="r").shape == (1, 1, 20, 24)
+
+
+def test_results_that_are_not_asked_for_go_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    with DistributedContext(cluster=cluster, device_mode="cpu") as opened:
+        found = Path(tiled(opened, torch.nn.Tanh())(source))
+        assert found.name == "denoised-0001.zarr"
+        assert found.is_dir()
+    assert not found.exists()
+
+
+def test_a_folder_of_results_that_is_a_file_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    (tmp_path / "taken").write_text("")
+    with (
+        DistributedContext(cluster=cluster, device_mode="cpu", results=tmp_path / "taken") as opened,
+        pytest.raises(OutputRefused, match=r"results is .*taken, which cannot be a folder"),
+    ):
+        tiled(opened, torch.nn.Tanh())(source)

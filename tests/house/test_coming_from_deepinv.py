@@ -1,0 +1,78 @@
+"""The page for those who come from deepinv.distributed maps every public name, and ours take every keyword."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import halotile
+
+peer: Any = pytest.importorskip("deepinv.distributed")
+PAGE = (Path(__file__).parents[2] / "docs/distribute.md").read_text()
+NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", PAGE))))
+
+
+def modules() -> Iterator[ModuleType]:
+    for found in pkgutil.walk_packages(peer.__path__, f"{peer.__name__}."):
+        yield importlib.import_module(found.name)
+
+
+def public_names() -> set[str]:
+    """Functions, classes and their methods."""
+    found: set[str] = set()
+    for module in modules():
+        for name, thing in vars(module).items():
+            if getattr(thing, "__module__", None) != module.__name__ or name.startswith("_"):
+                continue
+            found.add(name)
+            if inspect.isclass(thing):
+                found |= {each for each, method in vars(thing).items() if callable(method)}
+    return {name for name in found - {"backward", "Index"} if not name.startswith("_")}
+
+
+def attributes() -> set[str]:
+    """Of a context that is not open."""
+    return {name for name in vars(peer.DistributedContext()) if not name.startswith("_")}
+
+
+def keywords(function: Any) -> set[str]:
+    words = inspect.signature(function).parameters.values()
+    return {word.name for word in words if word.kind not in (word.VAR_POSITIONAL, word.VAR_KEYWORD)}
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    names = public_names()
+    assert {"distribute", "TilingStrategy", "map_reduce_gather", "A_vjp", "all_gather"} <= names
+    assert sorted(names - NAMED) == []
+
+
+def test_every_keyword_and_attribute_of_the_two_names_is_on_the_page() -> None:
+    words = keywords(peer.distribute) | keywords(peer.DistributedContext) | attributes()
+    assert sorted(words - NAMED) == []
+
+
+def test_the_two_names_take_every_keyword() -> None:
+    from halotile.graphs.distribute import IDLE
+
+    assert keywords(peer.DistributedContext) <= keywords(halotile.DistributedContext)
+    assert keywords(peer.distribute) <= keywords(halotile.distribute) | set(IDLE)
+
+
+def test_a_context_has_every_attribute_and_method() -> None:
+    ours = halotile.DistributedContext(device_mode="cpu")
+    methods = {name for name, thing in vars(peer.DistributedContext).items() if callable(thing)}
+    wanted = attributes() | {name for name in methods if not name.startswith("_")}
+    assert [name for name in sorted(wanted) if not hasattr(ours, name)] == []
+
+
+def test_new_keywords_are_on_the_page() -> None:
+    ours = keywords(halotile.distribute) | keywords(halotile.DistributedContext)
+    assert sorted(ours - NAMED) == []

@@ -1,0 +1,92 @@
+"""Blurs that convolve as halotile does give what deepinv's own give, with their derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from halotile.tasks.distributed.rewritten import Applied, rewritten
+
+physics = pytest.importorskip("deepinv.physics")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # deepinv warns of its own defaults
+
+NEAR = 1e-6
+
+
+def kernel(edge: int) -> torch.Tensor:
+    return torch.rand(1, 1, edge, edge, generator=torch.Generator().manual_seed(edge)) / edge**2
+
+
+def blur(padding: str) -> Any:
+    return physics.Blur(filter=kernel(5), padding=padding)
+
+
+def downsampling() -> Any:
+    return physics.Downsampling(img_size=(1, 24, 20), filter="gaussian", factor=2, padding="circular")
+
+
+BLURS: dict[str, Callable[[], Any]] = {
+    **{each: partial(blur, each) for each in ("circular", "reflect", "constant", "replicate", "valid")},
+    "downsampling": downsampling,
+}
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Root mean square, in parts of that of what is wanted."""
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.fixture(params=BLURS)
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """A physics rewritten, and as it is."""
+    plain = BLURS[request.param]()
+    return rewritten(plain), plain
+
+
+def pictures(plain: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn((2, 1, 24, 20), generator=torch.Generator().manual_seed(1))
+    return x, plain.A(x.flip(-1))
+
+
+def test_a_blur_is_rewritten(pair: tuple[Any, Any]) -> None:
+    assert isinstance(pair[0].A, Applied)
+
+
+def test_forward_and_adjoint_are_those_of_the_physics(pair: tuple[Any, Any]) -> None:
+    ours, plain = pair
+    x, y = pictures(plain)
+    assert error(ours.A(x), plain.A(x)) < NEAR
+    adjoint = torch.autograd.functional.vjp(plain.A, x, y)[
+        1
+    ]  # deepinv's own is not the transpose for every padding
+    assert error(ours.A_adjoint(y), adjoint) < NEAR
+    assert error(ours.A_vjp(x, y), adjoint) < NEAR
+
+
+def test_derivatives_are_those_of_the_physics_to_the_second_order(pair: tuple[Any, Any]) -> None:
+    found = []
+    for each in pair:
+        x, y = pictures(pair[1])
+        x.requires_grad_()
+        loss = (each.A(x) - y).square().square().sum()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        found.append((slope.detach(), torch.autograd.grad(slope.square().sum(), x)[0]))
+    assert max(map(error, *found)) < 3 * NEAR
+
+
+def test_exact_is_the_product_written_out(pair: tuple[Any, Any]) -> None:
+    plain = pair[1]
+    ours = rewritten(plain, exact=True)
+    x, _ = pictures(plain)
+    assert torch.equal(ours.A_adjoint_A(x), ours.A_adjoint(ours.A(x)))
+    assert error(ours.A_adjoint_A(x), pair[0].A_adjoint_A(x)) < NEAR
+
+
+def test_what_is_no_blur_stays_as_it_is() -> None:
+    mask = physics.Inpainting(img_size=(1, 8, 8), mask=torch.ones(1, 8, 8))
+    assert rewritten(mask) is mask
