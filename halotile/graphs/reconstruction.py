@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from halotile.graphs.stack import (
     written,
 )
 from halotile.graphs.step_memory import StepFootprint, footprint_of_operator, footprint_of_step
-from halotile.graphs.summary import summary_of
+from halotile.graphs.traffic import computed_twice, pixels_read, traffic_of
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.storage.rim import Readable
@@ -242,7 +243,51 @@ class ReconstructionPlan:
 
     def summary(self) -> dict[str, Any]:
         """The figures of the plan, for people and for ``--json``."""
-        return summary_of(self)
+        dtype = np.dtype(self.state_layout.dtype)
+        traffic = traffic_of(self.grid, self.form, self.prior, self.solver, dtype)
+        return {
+            "output": str(self.output),
+            "shape": list(self.grid.shape),
+            "dtype": self.layout.dtype,
+            "operators": [term.operator.name for term in self.form.terms],
+            "data": [choice.data for choice in self.job.operators],
+            "form": self.form.in_words(),
+            "fidelity": self.job.fidelity.name,
+            "prior": self.job.prior.name,
+            "denoiser": self._denoiser,
+            "solver": self.solver.name,
+            "step": self.job.solver.step,
+            "iterations": self.job.solver.iterations,
+            "sweeps_before": self.before_iterations,
+            "sweeps": self.sweeps,
+            "blocks": len(self.grid),
+            "block": list(self.grid.block),
+            "shard": list(self.layout.shard),
+            "chunk": list(self.layout.chunk),
+            "codec": self.layout.codec,
+            "halo": self.halo,
+            "read_amplification": round(pixels_read(self.grid, self.halo) / math.prod(self.grid.shape), 4),
+            "passes": 2 if self.form.apart else 1,
+            "computed_twice": round(computed_twice(self.grid, self.prior), 4),
+            "iteration_bytes": (traffic.unfused or traffic.fused) if self.form.apart else traffic.fused,
+            "iteration_bytes_fused": traffic.fused,
+            "iteration_bytes_unfused": traffic.unfused,
+            "peak_memory_per_worker_bytes": self.memory_bytes,
+            "memory_per_worker_bytes": parse_bytes(self.job.run.memory_per_worker),
+            "output_bytes": self.output_bytes,
+            "scratch_bytes": self.scratch_bytes,
+            "free_disk_bytes": self.free_disk_bytes,
+            "workers": self.job.run.workers,
+            "resumes": self.resumes,
+            "fingerprint": self.fingerprint,
+            "notes": list(self.notes),
+        }
+
+    @property
+    def _denoiser(self) -> str | None:
+        """The denoiser of the prior, in a word; None where there is none."""
+        choice = self.job.prior.denoiser
+        return getattr(choice, "name", type(choice).__name__) if choice is not None else None
 
 
 def _plainly(part: Any) -> Any:

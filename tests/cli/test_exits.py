@@ -9,10 +9,10 @@ from halotile.cli.exits import exit_code, message_of
 
 CODES: list[tuple[type[BaseException], int]] = [
     (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.ResumeRefused, 2),
-    (errors.MissingPackage, 2), (errors.WeightsError, 2),
+    (errors.MissingPackage, 2), (errors.WeightsError, 2), (errors.WrongKind, 2),
     (errors.InputError, 4), (errors.DamagedData, 4),
     (errors.Refused, 5), (errors.MemoryRefused, 5), (errors.DiskRefused, 5),
-    (errors.BlockFailed, 1), (errors.BlockInputFailed, 4), (errors.Diverged, 1), (errors.Stalled, 1),
+    (errors.BlockFailed, 1), (errors.BlockInputFailed, 4), (errors.Diverged, 1), (errors.Stalled, 1), (errors.TaskFailed, 1),
     (errors.HalotileError, 1),
     (errors.Stopped, 75), (KeyboardInterrupt, 130),
     (RuntimeError, 1), (OSError, 1), (MemoryError, 1), (ValueError, 1),
