@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from halotile.graphs.context import DistributedContext
     from halotile.graphs.denoise import denoise
-    from halotile.graphs.distribute import distribute
-    from halotile.graphs.measurement import measurement
+    from halotile.graphs.distributed.context import DistributedContext
+    from halotile.graphs.distributed.distribute import distribute
     from halotile.graphs.overlap import map_overlap
-    from halotile.graphs.simulate import simulate
-    from halotile.graphs.solve import reconstruct
+    from halotile.graphs.reconstruction.measurement import measurement
+    from halotile.graphs.reconstruction.solve import reconstruct
+    from halotile.graphs.simulation.run import simulate
     from halotile.storage.arrays import open_source
 
 __all__ = [
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 _PUBLIC = {
-    "DistributedContext": "halotile.graphs.context",
-    "distribute": "halotile.graphs.distribute",
+    "DistributedContext": "halotile.graphs.distributed.context",
+    "distribute": "halotile.graphs.distributed.distribute",
     "denoise": "halotile.graphs.denoise",
     "map_overlap": "halotile.graphs.overlap",
-    "measurement": "halotile.graphs.measurement",
+    "measurement": "halotile.graphs.reconstruction.measurement",
     "open_source": "halotile.storage.arrays",
-    "reconstruct": "halotile.graphs.solve",
-    "simulate": "halotile.graphs.simulate",
+    "reconstruct": "halotile.graphs.reconstruction.solve",
+    "simulate": "halotile.graphs.simulation.run",
 }
 
 

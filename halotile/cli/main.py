@@ -200,7 +200,7 @@ def simulate(
     """Write the data of every operator of a reconstruction, as it would be measured of its reference."""
     from halotile.cli.config import load_job
     from halotile.cli.running import simulate as write_measurements
-    from halotile.graphs.noise import NoiseChoice
+    from halotile.graphs.simulation.noise import NoiseChoice
 
     job = load_job(config, overrides or (), workers=workers, dashboard=not no_dashboard, makes_data=True)
     wanted = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from halotile.cli.screen import complain, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from halotile.graphs.job import AnyJob
-    from halotile.graphs.noise import NoiseChoice
+    from halotile.graphs.simulation.noise import NoiseChoice
 
 
 def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
@@ -55,8 +55,8 @@ def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool,
     from halotile.cli.report import make_report
     from halotile.errors import ConfigError
     from halotile.graphs.job import Reconstruction
-    from halotile.graphs.simulate import run_simulation
-    from halotile.graphs.simulation import make_simulation_plans
+    from halotile.graphs.simulation.plan import make_simulation_plans
+    from halotile.graphs.simulation.run import run_simulation
 
     if not isinstance(job, Reconstruction):
         raise ConfigError(

@@ -56,7 +56,7 @@ def _denoise(plan: Any, **options: Any) -> Outcome:
 
 
 def _plan_reconstruction(job: Reconstruction, *, same_input: bool = False, **options: Any) -> RunPlan:
-    from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+    from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 
     if same_input:
         raise ConfigError(
@@ -67,7 +67,7 @@ def _plan_reconstruction(job: Reconstruction, *, same_input: bool = False, **opt
 
 
 def _reconstruct(plan: Any, **options: Any) -> Outcome:
-    from halotile.graphs.reconstruct import reconstruct
+    from halotile.graphs.reconstruction.run import reconstruct
 
     return reconstruct(plan, **options)
 

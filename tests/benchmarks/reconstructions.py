@@ -95,8 +95,8 @@ def _job(folder: Path, edge: int, denoiser: str, iterations: int, **options: Any
 def _run(job: Any) -> tuple[Any, Any]:
     """The plan, and what came of it."""
     from halotile.graphs.clusters import local
-    from halotile.graphs.reconstruct import reconstruct
-    from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+    from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+    from halotile.graphs.reconstruction.run import reconstruct
 
     with local.start(workers=2, memory_bytes=8 * 2**30) as cluster:
         warm(cluster.client)
@@ -156,7 +156,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     import zarr
 
     from halotile.graphs.job import Tile
-    from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+    from halotile.graphs.reconstruction.planner import make_reconstruction_plan
     from halotile.graphs.solvers.base import State
     from halotile.tasks.device import one_thread
     from halotile.tasks.operators.base import InMemory, read_all

@@ -363,7 +363,7 @@ def test_a_lie_inside_of_an_operator_is_told(reconstruction: Path, was: str, lie
 
 
 def test_a_saved_job_is_the_job(reconstruction: Path) -> None:
-    from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+    from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 
     job = load(reconstruction)
     plan = make_reconstruction_plan(job)

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile.cli.main import app
-from halotile.graphs import simulate
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.simulation import run as simulate
 
 RUNNER = CliRunner()
 JOB = """\

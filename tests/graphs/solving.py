@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.graphs.iterate import Iterations
+from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.solvers.base import Problem, Solver, State
 from halotile.storage.checkpoints import Ledger
 from halotile.storage.grid import Grid

@@ -14,7 +14,7 @@ from distributed import LocalCluster
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.holding import task_bytes
+from halotile.graphs.distributed.holding import task_bytes
 from halotile.graphs.memory import IMPORTS_BYTES
 from tests.graphs.distributing import STACKS, image, tiled
 

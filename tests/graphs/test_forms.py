@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halotile.graphs.forms import Backprojection, Form, choose_form
-from halotile.graphs.iterate import Iterations
+from halotile.graphs.reconstruction.forms import Backprojection, Form, choose_form
+from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.solvers.base import Problem
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.solvers.pgd import ProximalGradient

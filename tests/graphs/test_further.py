@@ -13,12 +13,12 @@ import pytest
 import halotile
 from halotile.cli.config import load_saved_job
 from halotile.errors import ResumeRefused
-from halotile.graphs import reconstruct as engine
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.further import Reached
 from halotile.graphs.job import Output, PriorChoice, Reconstruction, Run, SolverChoice, Tile
 from halotile.graphs.outcome import Outcome
-from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+from halotile.graphs.reconstruction import run as engine
+from halotile.graphs.reconstruction.further import Reached
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur

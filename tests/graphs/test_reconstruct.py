@@ -22,8 +22,8 @@ from halotile.cli.config import load_job
 from halotile.cli.main import app
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Reconstruction
-from halotile.graphs.reconstruct import reconstruct
-from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct
 from halotile.storage.rundir import RunDirectory
 from tests.faults import REPOSITORY, flip_bit, members, until
 from tests.graphs.solving import kernel

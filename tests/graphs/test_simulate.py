@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 import halotile
 from halotile.errors import ConfigError, MemoryRefused, OutputRefused, Stopped
-from halotile.graphs import simulate as engine
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
-from halotile.graphs.noise import NoiseChoice
-from halotile.graphs.simulate import run_simulation
-from halotile.graphs.simulation import make_simulation_plans
+from halotile.graphs.simulation import run as engine
+from halotile.graphs.simulation.noise import NoiseChoice
+from halotile.graphs.simulation.plan import make_simulation_plans
+from halotile.graphs.simulation.run import run_simulation
 from halotile.storage.grid import Grid, Region
 from halotile.tasks.draws import gaussian
 from halotile.tasks.operators.base import InMemory, read_all

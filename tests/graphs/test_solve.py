@@ -11,11 +11,11 @@ import pytest
 
 import halotile
 from halotile.errors import ConfigError, InputError
-from halotile.graphs import solve
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import DenoiserChoice, OperatorChoice
-from halotile.graphs.reconstruct import reconstruct
-from halotile.graphs.reconstruction import ReconstructionPlan
+from halotile.graphs.reconstruction import solve
+from halotile.graphs.reconstruction.plan import ReconstructionPlan
+from halotile.graphs.reconstruction.run import reconstruct
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.operators.blur import Blur
 from tests.graphs.solving import kernel

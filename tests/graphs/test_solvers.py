@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
-from halotile.graphs.forms import Form
-from halotile.graphs.iterate import Target
+from halotile.graphs.reconstruction.forms import Form
+from halotile.graphs.reconstruction.iterate import Target
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
 from halotile.graphs.solvers.cg import ConjugateGradients

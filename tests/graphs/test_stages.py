@@ -11,10 +11,10 @@ import pytest
 
 from halotile.errors import MemoryRefused, TaskFailed
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.forms import Form
 from halotile.graphs.job import OperatorChoice, Output, PriorChoice, Reconstruction, Run, SolverChoice
-from halotile.graphs.reconstruct import reconstruct
-from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.forms import Form
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import Problem
 from halotile.graphs.solvers.cg import ConjugateGradients

@@ -25,10 +25,10 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import psutil
-import halotile.graphs.setup, halotile.graphs.reconstruct  # what a worker has imported
+import halotile.graphs.setup, halotile.graphs.reconstruction.run  # what a worker has imported
 from halotile.cli.config import load_job
-from halotile.graphs.iterate import Iterations
-from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.iterate import Iterations
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.device import prepare_process

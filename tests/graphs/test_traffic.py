@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.iterate import Iterations
 from halotile.graphs.job import (
     DenoiserChoice,
     OperatorChoice,
@@ -18,9 +17,10 @@ from halotile.graphs.job import (
     Reconstruction,
     SolverChoice,
 )
-from halotile.graphs.reconstruction import ReconstructionPlan
-from halotile.graphs.reconstruction_planner import make_reconstruction_plan
-from halotile.graphs.traffic import pixels_read
+from halotile.graphs.reconstruction.iterate import Iterations
+from halotile.graphs.reconstruction.plan import ReconstructionPlan
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.traffic import pixels_read
 from halotile.storage.grid import Grid
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner

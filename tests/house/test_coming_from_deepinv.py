@@ -60,7 +60,7 @@ def test_every_keyword_and_attribute_of_the_two_names_is_on_the_page() -> None:
 
 
 def test_the_two_names_take_every_keyword() -> None:
-    from halotile.graphs.distribute import IDLE
+    from halotile.graphs.distributed.distribute import IDLE
 
     assert keywords(peer.DistributedContext) <= keywords(halotile.DistributedContext)
     assert keywords(peer.distribute) <= keywords(halotile.distribute) | set(IDLE)

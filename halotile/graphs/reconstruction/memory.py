@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.forms import Form
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.reconstruction.forms import Form
 from halotile.graphs.solvers.base import Solver
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout

@@ -21,8 +21,8 @@ from halotile.graphs.job import (
 )
 from halotile.graphs.outcome import Outcome
 from halotile.graphs.progress import Observer
-from halotile.graphs.reconstruct import reconstruct as run_reconstruction
-from halotile.graphs.reconstruction_planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct as run_reconstruction
 from halotile.graphs.words import nearest, shown
 from halotile.tasks.denoisers.function import GivenFunction
 

@@ -13,16 +13,27 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.cutting import allowed_bytes, overlap_pays
-from halotile.graphs.forms import choose_form
-from halotile.graphs.further import identity_of, note_of
 from halotile.graphs.identity import code_versions, differences
-from halotile.graphs.iterate import Target
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.plan import existing_parent, run_directory_of
-from halotile.graphs.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
-from halotile.graphs.reconstruction import ReconstructionPlan
+from halotile.graphs.reconstruction.forms import choose_form
+from halotile.graphs.reconstruction.further import identity_of, note_of
+from halotile.graphs.reconstruction.iterate import Target
+from halotile.graphs.reconstruction.memory import footprint_of_step
+from halotile.graphs.reconstruction.plan import ReconstructionPlan
+from halotile.graphs.reconstruction.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
+from halotile.graphs.reconstruction.stack import (
+    describe_operator,
+    files_of,
+    image_shape,
+    make_operators,
+    make_terms,
+    notes_of,
+    open_measurements,
+)
+from halotile.graphs.reconstruction.traffic import comes_apart
 from halotile.graphs.resolve import check_paths
 from halotile.graphs.sizes import (
     Geometry,
@@ -32,17 +43,6 @@ from halotile.graphs.sizes import (
     choose_chunk,
     choose_shard,
 )
-from halotile.graphs.stack import (
-    describe_operator,
-    files_of,
-    image_shape,
-    make_operators,
-    make_terms,
-    notes_of,
-    open_measurements,
-)
-from halotile.graphs.step_memory import footprint_of_step
-from halotile.graphs.traffic import comes_apart
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout

@@ -13,7 +13,8 @@ import numpy as np
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
 from halotile.graphs.damage import damaged_among, damaged_blocks, output_grid
-from halotile.graphs.finite import check_finite
+from halotile.graphs.reconstruction.finite import check_finite
+from halotile.graphs.reconstruction.stages import Stage, Stages
 from halotile.graphs.solvers.base import (
     CHANGE,
     ERROR,
@@ -24,7 +25,6 @@ from halotile.graphs.solvers.base import (
     Step,
     relative_change,
 )
-from halotile.graphs.stages import Stage, Stages
 from halotile.storage.checkpoints import Checkpoint, Ledger
 from halotile.storage.grid import Grid
 from halotile.storage.journal import Journal

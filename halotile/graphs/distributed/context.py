@@ -16,11 +16,11 @@ import psutil
 from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
-from halotile.graphs import lazy
 from halotile.graphs.awaiting import await_all, results
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.holding import check_holds, task_bytes
+from halotile.graphs.distributed import lazy
+from halotile.graphs.distributed.holding import check_holds, task_bytes
 from halotile.graphs.job import parse_bytes
 from halotile.graphs.rank import OneRank
 from halotile.graphs.reduce import groups_of, plan_sums

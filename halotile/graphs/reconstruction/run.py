@@ -10,13 +10,13 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
-from halotile.graphs.forms import Backprojection
-from halotile.graphs.further import ITERATE, is_behind, is_done, keep_job
-from halotile.graphs.gather import Gathering
-from halotile.graphs.iterate import Iterations, Row
 from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
 from halotile.graphs.progress import Observer, Progress, figures_in_words
-from halotile.graphs.reconstruction import NORM_ITERATIONS, ReconstructionPlan
+from halotile.graphs.reconstruction.forms import Backprojection
+from halotile.graphs.reconstruction.further import ITERATE, is_behind, is_done, keep_job
+from halotile.graphs.reconstruction.gather import Gathering
+from halotile.graphs.reconstruction.iterate import Iterations, Row
+from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.session import Pass, Session
 from halotile.graphs.signals import Signals
 from halotile.graphs.solvers.base import Problem, Solver
@@ -47,7 +47,7 @@ def reconstruct(
     Parameters
     ----------
     plan : ReconstructionPlan
-        From :func:`halotile.graphs.reconstruction.make_reconstruction_plan`.
+        From :func:`halotile.graphs.reconstruction.plan.make_reconstruction_plan`.
     observer : callable, optional
         Called with a :class:`Progress` about twice a second.
     cluster : Cluster, optional

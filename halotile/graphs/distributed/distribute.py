@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halotile.errors import WrongKind
-from halotile.graphs.context import DistributedContext
+from halotile.graphs.distributed.context import DistributedContext
 
 
 def distribute(

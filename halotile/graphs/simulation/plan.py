@@ -19,10 +19,10 @@ from halotile.graphs.cutting import overlap_pays
 from halotile.graphs.identity import code_versions, fingerprint
 from halotile.graphs.job import OperatorChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.noise import NoiseChoice
 from halotile.graphs.plan import existing_parent, run_directory_of
+from halotile.graphs.reconstruction.stack import describe_operator, make_operators
+from halotile.graphs.simulation.noise import NoiseChoice
 from halotile.graphs.sizes import Geometry, block_unit, candidate_blocks, choose_chunk, choose_shard
-from halotile.graphs.stack import describe_operator, make_operators
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout, ShardWriter

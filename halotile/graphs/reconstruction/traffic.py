@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halotile.graphs.forms import REACH_OF_CELLS, Form
 from halotile.graphs.job import Auto
+from halotile.graphs.reconstruction.forms import REACH_OF_CELLS, Form
 from halotile.graphs.solvers.base import Solver
 from halotile.storage.grid import Grid
 from halotile.tasks.overlap_save import snapped

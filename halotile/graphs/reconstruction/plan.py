@@ -13,19 +13,19 @@ import numpy as np
 from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.cutting import overlap_pays
-from halotile.graphs.forms import Form
 from halotile.graphs.identity import fingerprint
-from halotile.graphs.iterate import Target
 from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import MIB, check_share
 from halotile.graphs.plan import existing_parent
-from halotile.graphs.resolve import describe_denoiser
-from halotile.graphs.solvers.base import Problem, Solver
-from halotile.graphs.stack import (
+from halotile.graphs.reconstruction.forms import Form
+from halotile.graphs.reconstruction.iterate import Target
+from halotile.graphs.reconstruction.memory import StepFootprint, footprint_of_operator, footprint_of_step
+from halotile.graphs.reconstruction.stack import (
     written,
 )
-from halotile.graphs.step_memory import StepFootprint, footprint_of_operator, footprint_of_step
-from halotile.graphs.traffic import computed_twice, pixels_read, traffic_of
+from halotile.graphs.reconstruction.traffic import computed_twice, pixels_read, traffic_of
+from halotile.graphs.resolve import describe_denoiser
+from halotile.graphs.solvers.base import Problem, Solver
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.storage.rim import Readable

@@ -14,7 +14,7 @@ from halotile.storage.checkpoints import Checkpoint
 from halotile.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from halotile.graphs.reconstruction import ReconstructionPlan
+    from halotile.graphs.reconstruction.plan import ReconstructionPlan
 
 Rows = Sequence[Mapping[str, float]]
 """What each iteration came to, the first one first."""

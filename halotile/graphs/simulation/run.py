@@ -14,13 +14,13 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
 from halotile.graphs.job import Cluster as ClusterChoice
 from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
-from halotile.graphs.noise import NoiseChoice
 from halotile.graphs.outcome import ended_by, failure_of, full_disk_in_words
 from halotile.graphs.paths import whole_path
 from halotile.graphs.progress import Observer
 from halotile.graphs.session import Session
 from halotile.graphs.signals import Signals
-from halotile.graphs.simulation import SimulationPlan, make_simulation_plans
+from halotile.graphs.simulation.noise import NoiseChoice
+from halotile.graphs.simulation.plan import SimulationPlan, make_simulation_plans
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
 from halotile.storage.disk import DISK, sweep_partials
@@ -119,7 +119,7 @@ def run_simulation(
     Parameters
     ----------
     plans : tuple of SimulationPlan
-        From :func:`halotile.graphs.simulation.make_simulation_plans`.
+        From :func:`halotile.graphs.simulation.plan.make_simulation_plans`.
     choice : graphs.job.Cluster
         The cluster that is started.
     observer : callable, optional

@@ -9,7 +9,7 @@ from typing import Any
 from halotile.errors import ConfigError
 from halotile.graphs.job import OperatorChoice
 from halotile.graphs.paths import whole_choice
-from halotile.graphs.stack import make_operator
+from halotile.graphs.reconstruction.stack import make_operator
 from halotile.graphs.words import shown
 from halotile.tasks.operators.base import Operator
 

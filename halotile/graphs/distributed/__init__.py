@@ -1,0 +1,1 @@
+"""Objects of other packages, computed by workers."""

@@ -1,0 +1,1 @@
+"""Reconstructions: planned, iterated on disk, written."""

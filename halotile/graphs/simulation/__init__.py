@@ -1,0 +1,1 @@
+"""Measurements made of a true image."""
