@@ -104,7 +104,7 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
         make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
 
 
-def test_a_script_without_a_main_guard_gets_a_hint(tmp_path: Path) -> None:
+def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     write_zarr(tmp_path / "in.zarr", noisy_picture((64, 64)))
     script = tmp_path / "script.py"
     script.write_text(
@@ -113,8 +113,8 @@ def test_a_script_without_a_main_guard_gets_a_hint(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode != 0
-    assert 'if __name__ == "__main__":' in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out.zarr" / "zarr.json").exists()
 
 
 DIES = """
