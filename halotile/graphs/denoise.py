@@ -10,6 +10,7 @@ from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.paths import whole_path
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Observer
 from halotile.graphs.tiles import Outcome, run
@@ -111,10 +112,10 @@ def denoise(
 
 
 def _path(argument: str, place: Any) -> str:
-    """A path as text, with ``~`` written out."""
+    """A path as text, whole: the run can go on from any folder."""
     if not isinstance(place, str | os.PathLike):
         raise ConfigError(
             f"{argument} is of type {type(place).__name__}, and denoise goes from disk to disk. "
             "Give a path; for arrays use halotile.map_overlap."
         )
-    return os.path.expanduser(os.fspath(place))
+    return whole_path(argument, place)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,3 +91,14 @@ def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
         back = pickle.loads(pickle.dumps(kind("what, why, what instead")))
         assert type(back) is kind
         assert str(back) == "what, why, what instead"
+
+
+def test_a_relative_path_is_kept_whole_so_that_a_run_goes_on_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_zarr(tmp_path / "in.zarr", noisy_picture((64, 64)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("halotile.graphs.denoise.run", lambda plan, observer: plan.job_json())
+    job: Any = halotile.denoise("in.zarr", "out.zarr", "gaussian", sigma=1.0, workers=1)
+    assert job["input"]["path"] == str(tmp_path / "in.zarr")
+    assert job["output"]["path"] == str(tmp_path / "out.zarr")

@@ -298,7 +298,8 @@ class Iterations:
         where = f" in {self.vectors.path('x', kept)}" if kept and "x" in self.vectors.copies else ""
         raise Diverged(
             f"iteration {row['iteration']:.0f}: {what}. The image of iteration {kept} is kept{where}. "
-            "Write a smaller solver.step, or step: auto."
+            f"Write a smaller solver.step than {self.problem.step_size:.3g}, or step: auto if it is not; poisson also needs a "
+            "start above 0."
         )
 
 
