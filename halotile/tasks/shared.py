@@ -74,17 +74,20 @@ class Scope:
 
     def read(self, image: Shared, region: Region) -> Pixels:
         """A region of a shared image; not to be written to."""
-        parts = self._parts.setdefault(id(image), [])
-        for there, pixels in parts:
+        for there, pixels in self._parts.get(id(image), ()):
             if region.inside(there):
                 return pixels[region.relative_to(there).slices]
         front = len(image.shape) - 2
         wide = region.grow(((0, 0),) * front + ((image.slack, image.slack),) * 2)
         wide = wide.clip(Region.whole(image.shape))
-        pixels = image.source.read(wide)
+        return self.hold(image, wide)[region.relative_to(wide).slices]
+
+    def hold(self, image: Shared, region: Region) -> Pixels:
+        """A region of a shared image, read now, no wider than that."""
+        pixels = image.source.read(region)
         self.read_bytes += 0 if image.computed else pixels.nbytes
-        parts.append((wide, pixels))
-        return pixels[region.relative_to(wide).slices]
+        self._parts.setdefault(id(image), []).append((region, pixels))
+        return pixels
 
 
 _scope: ContextVar[Scope | None] = ContextVar("scope", default=None)
@@ -123,3 +126,9 @@ class Shared:
         """The pixels of ``region``; not to be written to."""
         scope = Scope.current()
         return self.source.read(region) if scope is None else scope.read(self, region)
+
+    def hold(self, region: Region) -> None:
+        """Have the scope at hand read ``region`` now: what lies in it will not be read again."""
+        scope = Scope.current()
+        assert scope is not None
+        scope.hold(self, region)

@@ -15,6 +15,7 @@ from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoised import Denoised
+from halotile.tasks.overlap_save import snapped
 from halotile.tasks.probe import check_purity
 from halotile.tasks.shared import Scope, Shared
 
@@ -50,6 +51,50 @@ class Sum:
         return float(np.sum(a * b)) if self.kind == "dot" else float(np.sum(np.square(a - b)))
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How far around a core a step looks, inside the image.
+
+    Parameters
+    ----------
+    halo : int
+        What acts on the result of the operators, in pixels.
+    reach : int
+        The operators, in pixels.
+    times : int
+        How often they do: there and back is twice.
+    cells : bool
+        Whether they compute whole cells of Fourier transforms.
+
+    Examples
+    --------
+    >>> Sight(halo=2, reach=3, times=2).span(100, 200, 205)
+    (92, 205)
+    >>> Sight(reach=12, cells=True).span(1024, 2048, 9000)
+    (980, 2092)
+    """
+
+    halo: int = 0
+    reach: int = 0
+    times: int = 1
+    cells: bool = False
+
+    def span(self, start: int, stop: int, length: int) -> tuple[int, int]:
+        """What is read for a span of an axis of this length."""
+        start, stop = max(0, start - self.halo), min(length, stop + self.halo)
+        for _ in range(self.times):
+            if self.cells:
+                start, stop = snapped(start, stop, 0, length)
+            start, stop = max(0, start - self.reach), min(length, stop + self.reach)
+        return start, stop
+
+    def window(self, core: Region, shape: tuple[int, ...]) -> Region:
+        """What is read for a core, on the last two axes."""
+        axes = zip(core.start, core.stop, shape, strict=True)
+        spans = [self.span(*axis) if place >= len(shape) - 2 else axis[:2] for place, axis in enumerate(axes)]
+        return Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
+
+
 @dataclass(frozen=True, eq=False)
 class StepTask:
     """What a step of a solver does to a block; pickles to a few kilobytes.
@@ -64,8 +109,8 @@ class StepTask:
         What is added up besides, of images that were read or written.
     stored : tuple of Shared
         Stored images that are read ahead.
-    halo : int
-        How many pixels around the core they are read ahead.
+    sight : Sight
+        How far around the core they are read ahead.
     denoised : tuple of Denoised
         What is denoised anywhere in ``images``.
     overlap : bool
@@ -76,7 +121,7 @@ class StepTask:
     images: tuple[tuple[ShardWriter, Readable], ...]
     sums: tuple[Sum, ...]
     stored: tuple[Shared, ...]
-    halo: int
+    sight: Sight
     denoised: tuple[Denoised, ...]
     overlap: bool
 
@@ -106,9 +151,7 @@ class StepStages:
         """The stored images around the core, held for the block."""
         with Scope(list(cells_of(block.core, self.task.images[0][0].layout.shard))) as scope:
             for image in self.task.stored:
-                wide = max(0, self.task.halo - image.slack)  # it is read with its slack
-                halo = ((0, 0),) * (len(image.shape) - 2) + ((wide, wide),) * 2
-                image.read(block.core.grow(halo).clip(Region.whole(image.shape)))
+                image.hold(self.task.sight.window(block.core, image.shape))
         return scope
 
     def compute(self, block: Block, scope: Scope, receipt: Receipt) -> list[NDArray[Any]]:

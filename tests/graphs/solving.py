@@ -27,7 +27,7 @@ from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors import NoPrior, Prior
 from halotile.tasks.roles import Roles
-from halotile.tasks.step import StepTask
+from halotile.tasks.step import Sight, StepTask
 from halotile.tasks.window import Tiling
 
 Pixels = NDArray[Any]
@@ -120,7 +120,7 @@ def iterations_of(
         Vectors(folder, layout, solver.vectors),
         Grid(shape, tuple(min(block, n) for n in shape), ((0, 0), (0, 0))),
         "a job",
-        halo=halo,
+        sight=Sight(halo),
         slack=16,
         overlap=False,
         sweep=options.pop("sweep", inline),

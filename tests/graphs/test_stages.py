@@ -31,7 +31,7 @@ from halotile.tasks.operators.base import InMemory, Kind, Shape, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors import NoPrior, Plugged
-from halotile.tasks.step import StepTask
+from halotile.tasks.step import Sight, StepTask
 from tests.graphs.solving import (
     Interrupted,
     blurs,
@@ -111,7 +111,7 @@ def test_two_passes_have_the_bits_of_one(tmp_path: Path, solver: str) -> None:
     problem = problem_of(image, terms, plain, 0.5)
     told = []
     for name, each in (("one", problem), ("two", staged(problem, Form(terms, apart=True)))):
-        run = iterations_of(SOLVERS[solver], each, tmp_path / name, reach=16)
+        run = iterations_of(SOLVERS[solver], each, tmp_path / name, own_sight=Sight(reach=16))
         rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run.run(3, lambda *_: False)]
         told.append((rows, read_all(run.image())))
     assert told[0][0] == told[1][0]

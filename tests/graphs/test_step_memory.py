@@ -47,7 +47,7 @@ def sweep(task, iteration, journal, ledger):
 
 run = Iterations(
     plan.solver, plan.problem(0.1, back), plan.vectors(plan.solver, "iterate"), plan.grid, "a job",
-    halo=plan.halo, slack=plan.form.fused_reach, overlap=plan.overlap, sweep=sweep, reach=plan.form.reach,
+    sight=plan.form.sight(plan.prior.reach()), slack=plan.form.fused_reach, overlap=plan.overlap, sweep=sweep,
 )
 assert len(list(run.run(3, lambda *_: False))) == 3
 needed = plan.footprint

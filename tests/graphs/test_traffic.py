@@ -17,14 +17,18 @@ from halotile.graphs.job import (
     Reconstruction,
     SolverChoice,
 )
+from halotile.graphs.reconstruction.forms import choose_form
 from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.reconstruction.traffic import pixels_read
-from halotile.storage.grid import Grid
+from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
-from halotile.tasks.shared import Shared
+from halotile.tasks.fidelity import Term
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.shared import Scope, Shared
+from halotile.tasks.step import Sight
 from tests.graphs.solving import kernel
 from tests.support import write_zarr
 
@@ -41,7 +45,13 @@ PRIORS = {
 
 
 def plan_of(
-    folder: Path, *, prior: str, solver: str, exact: bool, boundary: str = "reflect", fuse: bool = True
+    folder: Path,
+    *,
+    prior: str,
+    solver: str,
+    exact: bool,
+    boundary: str = "reflect",
+    fuse: bool = True,
 ) -> ReconstructionPlan:
     """A plan for three blurs."""
     rng = np.random.default_rng(0)
@@ -83,9 +93,9 @@ def moved(plan: ReconstructionPlan) -> int:
         plan.vectors(plan.solver, "iterate"),
         plan.grid,
         "a job",
-        halo=plan.halo,
+        sight=plan.form.sight(plan.prior.reach()),
         slack=plan.form.fused_reach,
-        reach=plan.form.reach,
+        own_sight=plan.form.own_sight(),
         overlap=False,
         sweep=sweep,
     )
@@ -113,6 +123,22 @@ def test_a_plan_tells_what_two_passes_move(tmp_path: Path, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("halo", [0, 20, 40, 100])
+def test_what_is_read_ahead_is_all_that_a_block_reads(halo: int, exact: bool) -> None:
+    shape, single = (3072, 2100), np.dtype("float32")
+    zeros = Constant(shape, single)
+    terms = tuple(Term(Blur(kernel=kernel(edge), boundary="circular"), zeros) for edge in (13, 15))
+    form = choose_form(terms, single, exact=exact)
+    assert form.is_fft is not exact
+    image, core = Shared(zeros, form.fused_reach), Region((1024, 1024), (2048, 1536))
+    with Scope([]) as scope:
+        image.hold(form.sight(halo).window(core, shape))
+        ahead = scope.read_bytes
+        form.gradient(image, zeros).read(core.grow(((halo, halo),) * 2))
+    assert scope.read_bytes == ahead
+
+
+@pytest.mark.parametrize("exact", [False, True])
 def test_one_pass_moves_less_than_two(tmp_path: Path, exact: bool) -> None:
     figures = plan_of(tmp_path, prior="pnp", solver="pgd", exact=exact).summary()
     assert figures["iteration_bytes"] < 0.8 * figures["iteration_bytes_unfused"]
@@ -122,8 +148,10 @@ def test_one_pass_moves_less_than_two(tmp_path: Path, exact: bool) -> None:
 
 def test_transforms_read_whole_cells() -> None:
     grid = Grid((4096, 4096), (1024, 4096), ((0, 0), (0, 0)))
-    assert pixels_read(grid, 20, 8, cells=True) == pixels_read(grid, 32 + 8)
-    assert pixels_read(grid, 40, 8, cells=True) > 1.4 * pixels_read(grid, 40 + 8), "into the cell after"
+    assert pixels_read(grid, Sight(20, 8, cells=True)) == pixels_read(grid, Sight(32 + 8))
+    assert pixels_read(grid, Sight(40, 8, cells=True)) > 1.4 * pixels_read(grid, Sight(40 + 8)), (
+        "into the cell after"
+    )
 
 
 def test_a_job_of_arrays_is_written_down_all_the_same(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from halotile.tasks.fidelity import L2, MISFIT, FoldedGradient, Gradient, Normal
 from halotile.tasks.operators.base import with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
+from halotile.tasks.step import Sight
 
 REACH_OF_CELLS = 64
 """How much farther, in pixels, a convolution by Fourier transforms looks: its cells lie still, whatever is asked for."""
@@ -50,6 +51,16 @@ class Form:
     def fused_reach(self) -> int:
         """The same of those that are computed in the pass of the prior."""
         return 0 if self.apart else self.reach
+
+    def sight(self, halo: int) -> Sight:
+        """How far a sweep looks in which something acts on the gradient that looks so far."""
+        return Sight(halo) if self.apart or not self.near else self.own_sight(halo)
+
+    def own_sight(self, halo: int = 0) -> Sight:
+        """How far the operators look that see a neighbourhood, and what acts on what they give."""
+        if self.folded is not None:
+            return Sight(halo, self.folded.reach, 1, self.is_fft)
+        return Sight(halo, max((term.operator.reach for term in self.near), default=0), 2, self.is_fft)
 
     @property
     def is_fft(self) -> bool:

@@ -35,7 +35,7 @@ from halotile.tasks.contributions import Contributions
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.priors import denoised_in
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import StepTask, Sum, Written
+from halotile.tasks.step import Sight, StepTask, Sum, Written
 
 TINY = 1e-30
 """A mean square that counts as this at least: nobody tells 300 dB from more."""
@@ -70,8 +70,8 @@ class Iterations:
         The blocks of a sweep.
     fingerprint : str
         Of the job: state and journals belong to it.
-    halo : int
-        How far, in pixels, a step looks: what is read ahead.
+    sight : Sight
+        How far a step looks: what is read ahead.
     slack : int
         How far apart the windows of the operators may end.
     overlap : bool
@@ -81,8 +81,8 @@ class Iterations:
     gather : callable
         ``gather(contributions, writer, iteration, journal, ledger)`` adds up what operators contribute that see the
         whole image.
-    reach : int
-        How far, in pixels, operators look that have a pass of their own.
+    own_sight : Sight
+        How far operators look that have a pass of their own.
     target : Target
         What iterates are compared with.
     """
@@ -92,12 +92,12 @@ class Iterations:
     vectors: Vectors
     grid: Grid
     fingerprint: str
-    halo: int
+    sight: Sight
     slack: int
     overlap: bool
     sweep: Callable[[StepTask, int, Journal, Ledger], None]
     gather: Callable[[Contributions, ShardWriter, int, Journal, Ledger], None] | None = None
-    reach: int = 0
+    own_sight: Sight = field(default_factory=Sight)
     target: Target = field(default_factory=Target)
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class Iterations:
                     images=((stage.writer, stage.wanted),),
                     sums=(),
                     stored=ahead,
-                    halo=self.reach,
+                    sight=self.own_sight,
                     denoised=(),
                     overlap=self.overlap,
                 )
@@ -267,7 +267,7 @@ class Iterations:
             ),
             sums=tuple(sums),
             stored=tuple(image for image in before if isinstance(image, Shared)),
-            halo=self.halo,
+            sight=self.sight,
             denoised=tuple(part for image in images.values() for part in denoised_in(image)),
             overlap=self.overlap,
         )

@@ -266,7 +266,9 @@ class ReconstructionPlan:
             "chunk": list(self.layout.chunk),
             "codec": self.layout.codec,
             "halo": self.halo,
-            "read_amplification": round(pixels_read(self.grid, self.halo) / math.prod(self.grid.shape), 4),
+            "read_amplification": round(
+                pixels_read(self.grid, self.form.sight(self.prior.reach())) / math.prod(self.grid.shape), 4
+            ),
             "passes": 2 if self.form.apart else 1,
             "computed_twice": round(computed_twice(self.grid, self.prior), 4),
             "iteration_bytes": (traffic.unfused or traffic.fused) if self.form.apart else traffic.fused,

@@ -32,7 +32,7 @@ from halotile.storage.views import Constant
 from halotile.tasks.contributions import Contributions
 from halotile.tasks.draws import RandomImage
 from halotile.tasks.fidelity import MISFIT
-from halotile.tasks.step import StepTask
+from halotile.tasks.step import Sight, StepTask
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
 """What the dashboard calls the sweeps."""
@@ -119,7 +119,9 @@ class _Driver:
 
     def _solve(self) -> None:
         step_size = self._step_size()
-        iterations = self._iterations(self.plan.solver, ITERATE, self._problem(step_size), self.plan.halo)
+        iterations = self._iterations(
+            self.plan.solver, ITERATE, self._problem(step_size), self.plan.prior.reach()
+        )
         iterations.target = self.plan.target
         solver, job = self.plan.solver, self.plan.job.solver
         with suppress(OSError):
@@ -148,7 +150,7 @@ class _Driver:
             return 1.0
         problem = self.plan.problem()
         start = RandomImage(problem.shape, problem.dtype, NORM_SEED)
-        norm = self._iterations(Lanczos(), NORM, problem.beginning_at(start), self.plan.form.fused_reach)
+        norm = self._iterations(Lanczos(), NORM, problem.beginning_at(start))
         for _ in norm.run(NORM_ITERATIONS, lambda state, _: is_spent(state)):
             pass
         square = largest_eigenvalue(norm.state)
@@ -168,19 +170,19 @@ class _Driver:
             pass
         return self.plan.problem(step_size, made.image("b"), made.state.numbers[MISFIT])
 
-    def _iterations(self, solver: Solver, phase: str, problem: Problem, halo: int) -> Iterations:
+    def _iterations(self, solver: Solver, phase: str, problem: Problem, halo: int = 0) -> Iterations:
         return Iterations(
             solver,
             problem,
             self.plan.vectors(solver, phase),
             self.plan.grid,
             self.plan.fingerprint,
-            halo=halo,
+            sight=self.plan.form.sight(halo),
             slack=self.plan.form.fused_reach,
             overlap=self.plan.overlap,
             sweep=partial(self._sweep, phase),
             gather=partial(self._gather, phase),
-            reach=self.plan.form.reach,
+            own_sight=self.plan.form.own_sight(),
         )
 
     def _write_output(self, iterations: Iterations) -> None:
@@ -191,7 +193,7 @@ class _Driver:
             images=((ShardWriter(self.plan.output, self.plan.layout), image),),
             sums=(),
             stored=(image,),
-            halo=0,
+            sight=Sight(),
             denoised=(),
             overlap=self.plan.overlap,
         )

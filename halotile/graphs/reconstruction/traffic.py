@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from halotile.graphs.job import Auto
-from halotile.graphs.reconstruction.forms import REACH_OF_CELLS, Form
+from halotile.graphs.reconstruction.forms import Form
 from halotile.graphs.solvers.base import Solver
 from halotile.storage.grid import Grid
-from halotile.tasks.overlap_save import snapped
 from halotile.tasks.priors import Prior
+from halotile.tasks.step import Sight
 
 BESIDE = ("gd",)
 """Solvers whose prior acts beside the gradient, not on it."""
@@ -53,7 +53,7 @@ def computed_twice(grid: Grid, prior: Prior) -> float:
     >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), NoPrior())
     0.0
     """
-    return pixels_read(grid, prior.reach()) / math.prod(grid.shape) - 1
+    return pixels_read(grid, Sight(prior.reach())) / math.prod(grid.shape) - 1
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
 
     def moved(halo: int) -> int:
         acted_on = 0 if solver.name in BESIDE else halo
-        return read * size * _seen(grid, form, halo) + (
+        return read * size * pixels_read(grid, form.own_sight(halo)) + (
             0 if solver.name in BLIND else _measured(grid, form, size, acted_on)
         )
 
@@ -105,7 +105,7 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
     if not wide or whole:
         return Traffic(fused, None)
     # The prior's pass reads the gradient and the images, each with its halo.
-    return Traffic(fused, moved(0) + image + (1 + read) * size * pixels_read(grid, wide) + written)
+    return Traffic(fused, moved(0) + image + (1 + read) * size * pixels_read(grid, Sight(wide)) + written)
 
 
 def _gathered(form: Form, image: int) -> int:
@@ -114,22 +114,15 @@ def _gathered(form: Form, image: int) -> int:
     return measured + (3 * image * len(form.whole) + 2 * image if form.whole else 0)
 
 
-def _seen(grid: Grid, form: Form, halo: int) -> int:
-    """Pixels of a vector that its operators and the prior look at."""
-    if form.is_fft:
-        return pixels_read(grid, halo, form.reach - REACH_OF_CELLS, cells=True)
-    return pixels_read(grid, halo + form.reach)
-
-
 def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
     """What is read of the measurements, or of what they were folded into."""
     if form.folded is not None:
-        return size * pixels_read(grid, halo)
+        return size * pixels_read(grid, Sight(halo))
     whole = math.prod(grid.shape)
     return sum(
         round(
             term.measurement.dtype.itemsize
-            * pixels_read(grid, halo, term.operator.reach, cells=form.is_fft)
+            * pixels_read(grid, Sight(halo, term.operator.reach, cells=form.is_fft))
             * math.prod(term.measurement.shape)
             / whole
         )
@@ -137,30 +130,17 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
     )
 
 
-def pixels_read(grid: Grid, halo: int, reach: int = 0, *, cells: bool = False) -> int:
+def pixels_read(grid: Grid, sight: Sight) -> int:
     """Pixels that are read where each block looks so far around itself on the last two axes, inside the image.
-
-    Parameters
-    ----------
-    grid : Grid
-        The blocks.
-    halo, reach : int
-        How far, in pixels: what acts on the result of a convolution, and the convolution.
-    cells : bool
-        Whether the convolution is computed in whole cells.
 
     Examples
     --------
-    >>> pixels_read(Grid((8, 8), (4, 8), ((0, 0), (0, 0))), 1)
+    >>> pixels_read(Grid((8, 8), (4, 8), ((0, 0), (0, 0))), Sight(1))
     80
     """
     lengths = list(grid.shape)
     for axis in (-2, -1):
         length, block = grid.shape[axis], grid.block[axis]
-        lengths[axis] = 0
-        for core in range(0, length, block):
-            start, stop = max(0, core - halo), min(length, core + block + halo)
-            if cells:
-                start, stop = snapped(start, stop, 0, length)
-            lengths[axis] += min(length, stop + reach) - max(0, start - reach)
+        spans = (sight.span(core, min(length, core + block), length) for core in range(0, length, block))
+        lengths[axis] = sum(stop - start for start, stop in spans)
     return math.prod(lengths)

@@ -32,7 +32,7 @@ from halotile.tasks.operators.base import Operator, with_engine, working_dtype
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
 from halotile.tasks.simulated import Simulated
-from halotile.tasks.step import StepTask
+from halotile.tasks.step import Sight, StepTask
 
 MAKING = ".making"
 """What is added to the name of a measurement until it is whole."""
@@ -95,7 +95,7 @@ class SimulationPlan:
             images=((ShardWriter(self.output, self.layout), self.measured),),
             sums=(),
             stored=(),
-            halo=0,
+            sight=Sight(),
             denoised=(),
             overlap=overlap_pays(self.run),
         )
