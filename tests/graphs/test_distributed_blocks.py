@@ -112,3 +112,41 @@ def test_a_part_of_a_large_dask_array_takes_what_lies_near_it(
     noted = da.map_blocks(note, zeros, dtype="float32", meta=np.empty((0,) * 4, "float32"))
     stack.A(noted)[0][..., 500:510, 500:510].compute(scheduler="sync")
     assert 1 <= len(set(taken)) <= 16
+
+
+class Dead(physics.LinearPhysics):  # type: ignore[misc]
+    """One column of the camera is dead: no trial on a small image shows it."""
+
+    COLUMN = 700
+
+    def A(self, x: Any, **_: Any) -> Any:  # noqa: N802 - deepinv's name
+        seen = x.clone()
+        seen[..., self.COLUMN : self.COLUMN + 1] = 0
+        return seen
+
+    def A_adjoint(self, y: Any, **_: Any) -> Any:  # noqa: N802 - deepinv's name
+        return self.A(y)
+
+
+def test_an_operator_that_differs_from_place_to_place_is_not_cut_into_blocks(ctx: DistributedContext) -> None:
+    x = image(1, 1, 730, 740)
+    found = distribute(physics.StackedLinearPhysics([Dead()]), ctx).A_adjoint_A(x)
+    assert torch.equal(found, Dead().A(x))
+
+
+def test_a_told_reach_has_unknown_operators_run_by_blocks(ctx: DistributedContext) -> None:
+    x = image(1, 1, 730, 740)
+    stack = distribute(physics.StackedLinearPhysics([Differences()]), ctx, reach=1)
+    assert stack._local() is not None
+    assert difference(stack.A_adjoint_A(x), Differences().A_adjoint(Differences().A(x))) < NEAR
+    assert distribute(physics.StackedLinearPhysics([Differences()]), ctx)._local() is None
+
+
+class Differences(physics.LinearPhysics):  # type: ignore[misc]
+    """``x[i] - x[i - 1]`` along x."""
+
+    def A(self, x: Any, **_: Any) -> Any:  # noqa: N802 - deepinv's name
+        return x - torch.nn.functional.pad(x, (1, 0))[..., :-1]
+
+    def A_adjoint(self, y: Any, **_: Any) -> Any:  # noqa: N802 - deepinv's name
+        return y - torch.nn.functional.pad(y, (0, 1))[..., 1:]

@@ -199,7 +199,7 @@ def test_lanczos_ends_where_nothing_new_is_left(tmp_path: Path) -> None:
     assert largest_eigenvalue(run.state) == pytest.approx(4.0, rel=1e-5)
 
 
-def test_gradient_descent_that_diverges_keeps_its_last_good_image(tmp_path: Path) -> None:
+def test_gradient_descent_that_diverges_keeps_its_last_image(tmp_path: Path) -> None:
     image = scene()
     problem = problem_of(image, terms_of(image, blurs("circular")), step=10.0)
     run = iterations_of(GradientDescent(), problem, tmp_path)
@@ -207,6 +207,17 @@ def test_gradient_descent_that_diverges_keeps_its_last_good_image(tmp_path: Path
         list(run.run(60, lambda *_: False))
     assert run.state.iteration > 0
     assert np.isfinite(read_all(run.image())).all()
+
+
+@pytest.mark.parametrize("solver", ["gd", "pgd", "fista", "admm"])
+def test_to_begin_with_a_perfect_fit_is_no_divergence(tmp_path: Path, solver: str) -> None:
+    image = scene((64, 64))
+    terms = terms_of(image, (Mask(mask=InMemory(0 * image + 1)),))
+    (term,) = terms
+    problem = problem_of(image, terms, prior_of("tv", image, 64, 64, tmp_path), STEP)
+    run = iterations_of(SOLVERS[solver], problem.beginning_at(term.measurement), tmp_path / "x")
+    assert len(list(run.run(8, lambda *_: False))) == 8
+    assert run.rows[0]["misfit"] == 0
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

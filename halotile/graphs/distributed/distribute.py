@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from halotile.errors import WrongKind
 from halotile.graphs.distributed.context import DistributedContext
@@ -19,6 +19,7 @@ def distribute(
     gather_strategy: str = "concatenated",
     reduction: str | None = "sum",
     exact: bool = False,
+    reach: int | Literal["auto"] | None = None,
     shared: Mapping[str, Any] | None = None,
     factory_kwargs: Mapping[str, Any] | None = None,
     tiling_strategy: Any = None,
@@ -54,6 +55,9 @@ def distribute(
     exact : bool
         Convolutions of large images by direct sums alone, and ``A^T A`` as it is written. Otherwise large kernels go by
         Fourier transforms, and the blurs of a stack become one kernel: within 1e-6 (root mean square), and faster.
+    reach : int or "auto", optional
+        How far, in pixels, the operators look that halotile does not know; ``auto`` tries them on small images. With it, large
+        images go block by block. It says that they are the same everywhere in the image.
     shared, factory_kwargs : mapping, optional
         What a factory is given besides. The two are the same.
     tiling_strategy : str or object, optional
@@ -112,6 +116,7 @@ def distribute(
         gather_strategy=gather_strategy,
         reduction=reduction,
         exact=exact,
+        reach=reach,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,8 +40,12 @@ from halotile.tasks.step import Sight, StepTask, Sum, Written
 
 TINY = 1e-30
 """A mean square that counts as this at least: nobody tells 300 dB from more."""
-GROWTH = 10.0
-"""How many times the least misfit so far is divergence."""
+GROWTH = 2.0
+"""A misfit that grows by this much in each of a few iterations is divergence: a prior may have it grow once."""
+GROWING = 3
+"""How many iterations in a row these are."""
+RESOLUTION = 1e-6
+"""The part of the misfit of 0 below which the normal form does not tell misfits apart, in single precision."""
 
 Row = dict[str, float]
 """What is told of an iteration."""
@@ -275,7 +280,7 @@ class Iterations:
     def _row(self, sums: Mapping[str, float]) -> Row:
         row: Row = {"iteration": self.state.iteration + 1}
         if MISFIT in sums:
-            row[MISFIT] = sums[MISFIT] + self.problem.misfit_of_zero
+            row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         if LENGTH in sums:
             row[CHANGE] = relative_change(sums)
         if ERROR in sums:
@@ -284,15 +289,17 @@ class Iterations:
         return row
 
     def _check(self, row: Row) -> None:
-        """Refuse numbers that are none, or that grow."""
-        least = min((before[MISFIT] for before in self.rows if MISFIT in before), default=math.inf)
+        """Refuse numbers that are none, or that grow and grow."""
         wild = [name for name, value in row.items() if not math.isfinite(value)]
-        if not wild and row.get(MISFIT, 0.0) <= GROWTH * least:
+        floor = RESOLUTION * self.problem.misfit_of_zero
+        last = [max(r[MISFIT], floor) for r in [*self.rows, row][-GROWING - 1 :] if MISFIT in r]
+        grows = len(last) > GROWING and all(b > GROWTH * a for a, b in itertools.pairwise(last))
+        if not wild and not grows:
             return
         what = (
             f"{wild[0]} is {row[wild[0]]}"
             if wild
-            else f"the misfit grew from {least:.4g} to {row[MISFIT]:.4g}"
+            else f"in {GROWING} iterations the misfit grew from {last[0]:.4g} to {last[-1]:.4g}"
         )
         kept = self.state.iteration
         where = f" in {self.vectors.path('x', kept)}" if kept and "x" in self.vectors.copies else ""

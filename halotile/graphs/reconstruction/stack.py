@@ -195,10 +195,11 @@ def image_shape(
         if wrong := _misfits(operators, data, tuple(given)):
             raise InputError(wrong)
         return tuple(given)
-    tried = {shape: _misfits(operators, data, shape) for shape in (*others, *_candidates(operators, data))}
-    fitting = (shape for shape, wrong in tried.items() if wrong is None)
-    if (found := next(fitting, None)) is not None:
-        return found
+    tried: dict[Shape, str] = {}
+    for shape in (*others, *_candidates(operators, data)):
+        if (message := _misfits(operators, data, shape)) is None:
+            return shape
+        tried.setdefault(shape, message)
     shape, wrong = next(iter(tried.items()))
     raise ConfigError(
         f"{wrong} If the image is not {' x '.join(map(str, shape))}, write its shape, such as shape: [4096, 4096]."

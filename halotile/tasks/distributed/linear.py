@@ -57,7 +57,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     def _local(self) -> LocalStack | None:
         """The stack by blocks, if its operators are local; found out once."""
         if self._found is None:
-            self._found = (local_stack(self.ctx, self.operators.here, self.exact),)
+            self._found = (local_stack(self.ctx, self.operators.here, self.exact, self.reach),)
         return self._found[0]
 
     _found: tuple[LocalStack | None] | None = None

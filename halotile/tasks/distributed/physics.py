@@ -41,6 +41,8 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         How adjoints of the operators become one: ``sum``, ``mean``, or None for a list.
     exact : bool
         Whether local operators on large images are computed by direct sums alone.
+    reach : int or "auto", optional
+        How far, in pixels, operators look that are none of halotile's.
 
     Raises
     ------
@@ -57,6 +59,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         gather_strategy: str = "concatenated",
         reduction: str | None = "sum",
         exact: bool = False,
+        reach: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -70,6 +73,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         self.gather_strategy = gather_strategy
         self.reduction = None if reduction == "none" else reduction
         self.exact = exact
+        self.reach = reach
         self.operators = operators
         self.num_operators = len(operators)
         self.local_indexes = list(range(len(operators)))

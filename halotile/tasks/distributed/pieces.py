@@ -253,12 +253,14 @@ def _folded(engine: Engine, operators: tuple[Operator, ...]) -> LocalStack | Non
     return LocalStack(engine, (normal,), exact=True)
 
 
-def local_stack(engine: Engine, things: Sequence[Any], exact: bool = False) -> LocalStack | None:
+def local_stack(
+    engine: Engine, things: Sequence[Any], exact: bool = False, reach: int | Literal["auto"] | None = None
+) -> LocalStack | None:
     """The stack as local operators; None where one of them sees more than a neighbourhood."""
     found: list[Operator] = []
     for thing in things:
         try:
-            operator = DeepInv(physics=thing)
+            operator = DeepInv(physics=thing, reach_=reach)
             if operator.kind != "local":
                 return None
         except (ConfigError, ValueError, RuntimeError):

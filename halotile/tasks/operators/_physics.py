@@ -70,9 +70,22 @@ class Physics:
         return pixels
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement; found by one."""
+        """Shape of the measurement; found by one.
+
+        Raises
+        ------
+        ConfigError
+            When the physics takes no such image.
+        """
         if image not in self._measured:
-            self.forward(np.zeros(image, np.float32))
+            try:
+                self.forward(np.zeros(image, np.float32))
+            except REFUSALS as error:
+                if isinstance(error, ConfigError):
+                    raise
+                raise ConfigError(
+                    f"{type(self.module).__name__} of deepinv does not take an image of {' x '.join(map(str, image))}: {error}."
+                ) from error
         return unbatched(image, self._measured[image])
 
     def _called(self, method: str, tensor: torch.Tensor) -> Any:

@@ -23,7 +23,8 @@ def translated(physics: Physics, channels: int) -> Operator | None:
     It is held against the physics on a random image. Only the forward operator is: it determines the adjoint, and
     deepinv's is not the transpose for some boundaries and kernels.
     """
-    make = TRANSLATIONS.get(type(physics.module).__name__)
+    kind = type(physics.module)
+    make = TRANSLATIONS.get(kind.__name__) if kind.__module__.startswith("deepinv.") else None
     if make is None:
         return None
     try:
@@ -65,6 +66,10 @@ def _downsampling(module: Any) -> Operator | None:
     return Blur(kernel=kernel, boundary=_boundary(module.padding), factor=int(module.factor))
 
 
+def _denoising(module: Any) -> Operator | None:
+    return Blur(kernel=np.ones((1, 1)), boundary="zero")
+
+
 def _inpainting(module: Any) -> Operator | None:
     mask: NDArray[Any] = module.mask.cpu().numpy()
     if mask.ndim == 4 and len(mask) == 1:
@@ -91,6 +96,7 @@ TRANSLATIONS: dict[str, Callable[[Any], Operator | None]] = {
     "Blur": _blur,
     "BlurFFT": _blur_fft,
     "Downsampling": _downsampling,
+    "Denoising": _denoising,
     "Inpainting": _inpainting,
 }
 """By the name of the class."""

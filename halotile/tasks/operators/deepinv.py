@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +78,8 @@ class DeepInv:
     """``y = A x`` for a ``deepinv.physics.LinearPhysics``, in NumPy arrays.
 
     A physics that is one of halotile's operators becomes that (``Blur``, ``BlurFFT``, ``Downsampling``, ``Inpainting``, when
-    both measure the same of a random image). Of the others one that looks ``reach`` pixels far runs on windows,
-    any region within 1e-6 of the whole; one that sees all of the image is computed whole once, then held. Where
+    both measure the same of a random image). Of the others one whose ``reach`` is told runs on windows, any region within
+    1e-6 of the whole; one whose reach is not told is taken to see all of the image, is computed whole once, then held. Where
     deepinv's adjoint is not the transpose, the derivative of A takes its place. Noise is not applied.
 
     Images have the axes (..., C, H, W), or (H, W) for one channel.
@@ -91,8 +91,9 @@ class DeepInv:
     options : mapping
         For that class. Arrays, paths of ``.npy`` files and nested lists become tensors, ``rng: 3`` a generator with
         that seed. What is drawn when it is made is the same in every process.
-    reach_ : int, optional
-        How far, in pixels, it looks. Found out when left out, which imports deepinv.
+    reach_ : int or "auto", optional
+        How far, in pixels, it looks; ``auto`` finds out by trying it on small images. Either says that the physics is the same
+        everywhere in the image, which no trial on small ones can tell.
 
     Raises
     ------
@@ -111,10 +112,10 @@ class DeepInv:
 
     physics: str | Any
     options: Mapping[str, Any] = field(default_factory=dict)
-    reach_: int | None = None
+    reach_: int | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
-        if self.reach_ is not None:
+        if self.reach_ not in (None, "auto"):
             check_whole("reach", self.reach_, 0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,51 +136,56 @@ class DeepInv:
         return next(filter(None, (translated(self.calls, count) for count in counts)), None)
 
     @cached_property
-    def _found_reach(self) -> int | None:
-        """How far it looks, as it is declared or as it turns out; None when it sees everything."""
+    def _near(self) -> int | None:
+        """How far it looks, told and held against windows, or found out; None where it is not told."""
+        if self.reach_ is None:
+            return None
         for channels in channel_counts(self.calls.module):
             forward, adjoint = self.calls.forward, partial(self._transposed, channels)
-            if self.reach_ is None:
+            if self.reach_ == "auto":
                 reach = find_reach(forward, adjoint, channels)
             else:
-                reach = self._checked(forward, adjoint, channels)
+                reach = self._checked(self.reach_, forward, adjoint, channels)
             if reach is not None:
                 return reach
-        return self.reach_
+        return None if self.reach_ == "auto" else self.reach_
 
     def _transposed(self, channels: int, measurement: Array) -> Array:
         return self.calls.adjoint(measurement, (channels, *measurement.shape[-2:]))
 
     def _checked(
-        self, forward: Callable[[Array], Array], adjoint: Callable[[Array], Array], channels: int
+        self,
+        declared: int,
+        forward: Callable[[Array], Array],
+        adjoint: Callable[[Array], Array],
+        channels: int,
     ) -> int | None:
         """The declared reach, held against windows; None when the physics takes no such image."""
-        assert self.reach_ is not None
-        side = max(SIDES[0], 6 * self.reach_)
+        side = max(SIDES[0], 6 * declared)
         shape = (channels, side, side)
         try:
             forward(np.zeros(shape, np.float32))
         except REFUSALS:
             return None
-        if not agrees(forward, adjoint, self.reach_, shape):
+        if not agrees(forward, adjoint, declared, shape):
             raise ConfigError(
-                f"reach is {self.reach_}, but {type(self.calls.module).__name__} looks farther or is not the same everywhere: "
+                f"reach is {declared}, but {type(self.calls.module).__name__} looks farther or is not the same everywhere: "
                 "seams would show. Write a larger reach, or leave it out."
             )
-        return self.reach_
+        return declared
 
     @property
     def kind(self) -> Kind:
         """``local`` where it can run on windows, else ``whole``. A declared reach is believed without deepinv."""
-        is_local = self.reach_ is not None or self.ours is not None or self._found_reach is not None
+        is_local = isinstance(self.reach_, int) or self.ours is not None or self._near is not None
         return "local" if is_local else "whole"
 
     @property
     def reach(self) -> int:
         """How far it looks; 0 where it sees everything."""
-        if self.reach_ is not None:
+        if isinstance(self.reach_, int):
             return self.reach_
-        return self.ours.reach if self.ours is not None else self._found_reach or 0
+        return self.ours.reach if self.ours is not None else self._near or 0
 
     def memory_bytes(self, image: Shape) -> int:
         """About what it takes to measure an image of this shape, or a window of it, in single precision."""
@@ -189,23 +195,23 @@ class DeepInv:
         """Shape of the measurement."""
         if self.ours is not None:
             return self.ours.measured(image)
-        return image if self._found_reach is not None else self.calls.measured(image)
+        return image if self._near is not None else self.calls.measured(image)
 
     def forward(self, image: Readable) -> Readable:
         """``A x``."""
         if self.ours is not None:
             return self.ours.forward(image)
         measured = self.measured(image.shape)
-        if self._found_reach is not None:
-            return Near(image, measured, self._found_reach, self._measure)
+        if self._near is not None:
+            return Near(image, measured, self._near, self._measure)
         return Computed(image, measured, self._measure)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
         """``A^T y``."""
         if self.ours is not None:
             return self.ours.adjoint(measurement, image)
-        if self._found_reach is not None:
-            return Near(measurement, image, 2 * self._found_reach, self._spread)
+        if self._near is not None:
+            return Near(measurement, image, 2 * self._near, self._spread)
         return Computed(measurement, image, partial(self._spread, image=image))
 
     def _measure(self, image: Array) -> Array:

@@ -69,17 +69,18 @@ OURS: dict[str, tuple[DeepInv, type]] = {
     "BlurFFT": (named("BlurFFT", filter=PSF.tolist(), img_size=[2, 40, 33]), Blur),
     "downsampling": (named("Downsampling", filter="bicubic", factor=2, padding="reflect"), Blur),
     "decimation": (named("Downsampling", filter=None, factor=2, padding="valid"), Blur),
+    "denoising": (named("Denoising"), Blur),
     "inpainting": (named("Inpainting", mask=0.5, img_size=[2, 40, 33]), Mask),
 }
 GENERIC: dict[str, tuple[DeepInv, Kind, int, tuple[int, ...]]] = {
-    "denoising": (named("Denoising"), "local", 0, IMAGE),
-    "differences": (DeepInv(physics=made(differences, differences)), "local", 1, IMAGE),
-    "folding, no adjoint": (DeepInv(physics=made(folding, None)), "local", 1, IMAGE),
-    "wrong adjoint": (DeepInv(physics=made(differences, wrong)), "local", 1, IMAGE),
+    "differences": (DeepInv(physics=made(differences, differences), reach_="auto"), "local", 1, IMAGE),
+    "folding, no adjoint": (DeepInv(physics=made(folding, None), reach_="auto"), "local", 1, IMAGE),
+    "wrong adjoint": (DeepInv(physics=made(differences, wrong), reach_="auto"), "local", 1, IMAGE),
     "declared": (DeepInv(physics=made(folding, None), reach_=3), "local", 3, IMAGE),
-    "many images": (DeepInv(physics=made(folding, None)), "local", 1, (2, 2, 3, 20, 17)),
-    "wrapping": (DeepInv(physics=made(wrapping, wrapping)), "whole", 0, IMAGE),
-    "different everywhere": (DeepInv(physics=made(ramp, ramp)), "whole", 0, IMAGE),
+    "many images": (DeepInv(physics=made(folding, None), reach_="auto"), "local", 1, (2, 2, 3, 20, 17)),
+    "not told": (DeepInv(physics=made(differences, differences)), "whole", 0, IMAGE),
+    "wrapping": (DeepInv(physics=made(wrapping, wrapping), reach_="auto"), "whole", 0, IMAGE),
+    "different everywhere": (DeepInv(physics=made(ramp, ramp), reach_="auto"), "whole", 0, IMAGE),
     "colours to grey": (named("Decolorize"), "whole", 0, (3, 40, 33)),
     "MRI": (
         named("MRI", mask=(numbers(40, 33) > 0.5).astype("float32"), img_size=[2, 40, 33]),
@@ -178,7 +179,7 @@ def test_an_image_of_one_channel_has_two_axes() -> None:
     assert np.array_equal(
         whole(blur.forward(InMemory(x))), whole(blur.forward(InMemory(x[None]))).reshape(30, 20)
     )
-    assert DeepInv(physics=made(differences, differences)).measured((30, 20)) == (30, 20)
+    assert DeepInv(physics=made(differences, differences), reach_="auto").measured((30, 20)) == (30, 20)
 
 
 def test_what_a_physics_draws_is_the_same_in_every_process() -> None:
