@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # As a shell has it for what runs in the background; what tests start would inherit it, and never see Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import torch
 from halotile import DistributedContext, distribute
 from tests.graphs.distributing import NEAR, OPERATIONS, difference, image, kernel
 
-physics = pytest.importorskip("deepinv.physics")
+physics: Any = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]

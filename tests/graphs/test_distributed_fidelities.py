@@ -89,6 +89,23 @@ def test_the_prox_of_squares_solves_its_equation(ctx: DistributedContext) -> Non
     assert difference(0.7 * plain.A_adjoint_A(x) + x, 0.7 * plain.A_adjoint(y) + z) < NEAR
 
 
+def test_the_prox_of_squares_of_several_weights_solves_its_equation(ctx: DistributedContext) -> None:
+    plain = [physics.Denoising(), physics.Denoising()]
+    stack, x = distribute(physics.StackedLinearPhysics(plain), ctx), image(1, 1, 20, 24)
+    y = [x + 1, x - 2]
+    found = distribute([optim.L2(sigma=0.1), optim.L2(sigma=0.3)], ctx).prox(x, y, stack, gamma=1.0)
+    weights = [1 / 0.1**2, 1 / 0.3**2]
+    wanted = (x + weights[0] * y[0] + weights[1] * y[1]) / (1 + sum(weights))
+    assert difference(found, wanted) < NEAR
+
+
+def test_a_prox_that_has_not_come_to_an_end_says_so(ctx: DistributedContext) -> None:
+    stack, x = distribute(physics.StackedLinearPhysics([physics.Denoising()]), ctx), image(1, 1, 20, 24)
+    fidelity = distribute(optim.data_fidelity.L1(), ctx)
+    with pytest.warns(UserWarning, match="prox: the descent ended where its equation is off by"):
+        fidelity.prox(x, [x + 0.01], stack, gamma=0.1, max_iter_inter=3)
+
+
 class L2OfStacks(optim.L2):  # type: ignore[misc, name-defined]
     """deepinv's L2, whose value fails on a stack."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from halotile.errors import WrongKind
+from halotile.errors import ConfigError, WrongKind
 from halotile.graphs.distributed.context import DistributedContext
 
 
@@ -97,6 +97,8 @@ def distribute(
     from halotile.tasks.distributed.processing import TilingOptions
 
     check_words(kwargs)
+    if shared is not None and factory_kwargs is not None:
+        raise ConfigError("shared and factory_kwargs were both given, and mean the same. Write one of them.")
     tiling = TilingOptions(
         strategy=tiling_strategy or "overlap_tiling",
         patch_size=patch_size,

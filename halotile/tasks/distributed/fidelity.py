@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -11,11 +12,15 @@ from halotile.errors import ConfigError
 from halotile.tasks.distributed.calls import Call, Misfit
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
-from halotile.tasks.distributed.linear import DistributedStackedLinearPhysics
+from halotile.tasks.distributed.krylov import System, conjugate_gradients
+from halotile.tasks.distributed.linear import MOST_PRODUCTS, TOLERANCE, DistributedStackedLinearPhysics
 from halotile.tasks.distributed.operators import Operators, carry_words
 from halotile.tasks.distributed.physics import ADJOINT, FORWARD, check_reduction
 from halotile.tasks.distributed.pieces import is_large
 from halotile.tasks.distributed.typed import typed
+
+NEARLY = 0.05
+"""How far off the equation of a prox may be, for each unit of the step, without a warning."""
 
 
 class _Descent(Potential):  # type: ignore[misc]
@@ -78,15 +83,54 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
     def prox(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gamma: Any = 1.0, **kwargs: Any) -> Any:
         """``argmin_u gamma f(u) + |u - x|² / 2``.
 
-        One L2 for all operators is solved by conjugate gradients, as ``physics.prox_l2``. For the others it is deepinv's
-        descent along the gradient of the sum, with its keywords ``stepsize_inter``, ``max_iter_inter`` and ``tol_inter``.
+        Squares are solved by conjugate gradients, as ``physics.prox_l2``. For the others it is deepinv's descent along the
+        gradient of the sum, with its keywords ``stepsize_inter``, ``max_iter_inter`` and ``tol_inter``; a warning tells where
+        that has not come to an end.
         """
         from deepinv.optim.data_fidelity import L2
 
         self._check(physics)
         if type(self.single_fidelity) is L2:
             return self.single_fidelity.prox(x, y, physics, gamma=gamma)
-        return _Descent(self).prox(x, y, physics, *args, gamma=gamma, **kwargs)
+        if self._weights(len(physics)) is not None:
+            return self._prox_of_squares(x, y, physics, gamma)
+        found = _Descent(self).prox(x, y, physics, *args, gamma=gamma, **kwargs)
+        with torch.no_grad():
+            self._check_prox(found, x, gamma * self.grad(found, y, physics, *args))
+        return found
+
+    def _prox_of_squares(self, x: torch.Tensor, y: Any, physics: Any, gamma: Any) -> torch.Tensor:
+        """``(I + gamma N) u = x + gamma b``, where the gradient at u is ``N u - b``."""
+        weight = torch.as_tensor(gamma, dtype=x.real.dtype, device=x.device)
+        weight = weight.reshape(weight.shape + (1,) * (x.dim() - 1)) if weight.dim() == 1 else weight
+        offset = self.grad(torch.zeros_like(x), y, physics)
+
+        def apply(u: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = u + weight * (self.grad(u, y, physics) - offset)
+            return result
+
+        def solver(right: torch.Tensor) -> tuple[torch.Tensor, float]:
+            return conjugate_gradients(apply, right, TOLERANCE, MOST_PRODUCTS)
+
+        def told(residual: float) -> None:
+            warnings.warn(
+                f"prox ended after {MOST_PRODUCTS} steps of conjugate gradients at a relative residual of {residual:.1e}. "
+                "Write a smaller gamma.",
+                stacklevel=2,
+            )
+
+        return System(apply, solver, TOLERANCE, told).solve(x - weight * offset)
+
+    def _check_prox(self, found: torch.Tensor, x: torch.Tensor, slope: torch.Tensor) -> None:
+        """Tell when ``u - x + gamma f'(u)`` is not 0: the descent has not come to an end."""
+        moved = float((found - x).norm())
+        gap = float((found - x + slope).norm())
+        if not gap <= NEARLY * moved:
+            warnings.warn(
+                f"prox: the descent ended where its equation is off by {gap:.3g}, for a step of {moved:.3g}. "
+                "Write a smaller stepsize_inter, or a larger max_iter_inter.",
+                stacklevel=3,
+            )
 
     def _summed(
         self, phase: str, wants: str, x: torch.Tensor, y: Any, physics: Any, rest: Any, words: Any

@@ -57,6 +57,10 @@ class TilingOptions:
     blending: str | None = None
 
     def __post_init__(self) -> None:
+        if self.max_batch_size is not None and self.max_batch_size < 1:
+            raise ConfigError(
+                f"max_batch_size is {self.max_batch_size}: a task needs a tile. Write 1 or more, or leave it out."
+            )
         if isinstance(self.strategy, str):
             if self.strategy not in STRATEGIES:
                 raise ConfigError(

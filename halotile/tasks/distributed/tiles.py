@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, WrongKind
 from halotile.storage.rim import source_positions
 
 BLENDINGS = ("linear", "hann")
@@ -293,7 +294,12 @@ def tiles_of(
 
 
 def _each(name: str, value: int | Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    sizes = (value,) * len(axes) if isinstance(value, int) else tuple(value)
+    try:
+        sizes = (value,) * len(axes) if isinstance(value, int) else tuple(map(operator.index, value))
+    except TypeError:
+        raise WrongKind(
+            f"{name} is {value!r}. Write a whole number of pixels, or one for each axis."
+        ) from None
     if len(sizes) != len(axes):
         raise ConfigError(
             f"{name} is {value!r}, but {len(axes)} axes are tiled. Write one number, or one for each."
