@@ -59,7 +59,12 @@ Observer = Callable[[Progress], None]
 """Called from the driver about twice a second, and whenever there is a message."""
 
 
-_FIGURES = {"misfit": "misfit {:.4g}", "change": "change {:.3g}", "psnr": "PSNR {:.2f} dB"}
+_FIGURES = {
+    "misfit": "misfit {:.4g}",
+    "residual": "residual {:.3g}",
+    "change": "change {:.3g}",
+    "psnr": "PSNR {:.2f} dB",
+}
 
 
 def figures_in_words(figures: Mapping[str, float]) -> str:
@@ -68,6 +73,10 @@ def figures_in_words(figures: Mapping[str, float]) -> str:
     Examples
     --------
     >>> figures_in_words({"iteration": 3, "misfit": 1234.5, "change": 0.01234, "psnr": 27.31, "seconds": 1.5})
-    'misfit 1234, change 0.0123, PSNR 27.31 dB'
+    'misfit was 1234, change 0.0123, PSNR 27.31 dB'
+    >>> figures_in_words({"iteration": 3, "misfit": 1234.5, "residual": 0.01234})
+    'misfit 1234, residual 0.0123'
     """
-    return ", ".join(text.format(figures[name]) for name, text in _FIGURES.items() if name in figures)
+    # A gradient tells the misfit of the image that the iteration began with; cg knows that of the one it made.
+    texts = _FIGURES if "residual" in figures else _FIGURES | {"misfit": "misfit was {:.4g}"}
+    return ", ".join(text.format(figures[name]) for name, text in texts.items() if name in figures)

@@ -32,6 +32,10 @@ class Fidelity(Protocol):
         """The derivative of that by ``seen``, in the type of ``seen``."""
         ...
 
+    def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """The derivative of the slope by ``seen``, in the type of ``seen``."""
+        ...
+
 
 @dataclass(frozen=True)
 class L2:
@@ -48,6 +52,10 @@ class L2:
         """``A x - y``."""
         difference: NDArray[Any] = seen - measured.astype(seen.dtype, copy=False)
         return difference
+
+    def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """1 everywhere."""
+        return np.ones_like(seen)
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,13 @@ class Poisson:
         slope: NDArray[Any] = kind(1) - measured.astype(seen.dtype, copy=False) / rate
         return slope
 
+    def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """``y / (A x + background)²``."""
+        kind = seen.dtype.type
+        rate = np.maximum(seen + kind(self.background), kind(self.floor))
+        curvature: NDArray[Any] = measured.astype(seen.dtype, copy=False) / np.square(rate)
+        return curvature
+
 
 @dataclass(frozen=True)
 class Term:
@@ -92,6 +107,15 @@ class Term:
     measurement: Readable
     weight: float = 1.0
     fidelity: Fidelity = field(default_factory=L2)
+    at: Readable | None = None
+    """The image at which the normal operator takes the curvature of the fidelity; None for squares, whose curvature is 1."""
+
+    def seen(self, image: Readable) -> Readable:
+        """``A x``, each pixel times the curvature there: what the normal operator takes back."""
+        seen = self.operator.forward(image)
+        if self.at is None:
+            return seen
+        return Curved(seen, self.operator.forward(self.at), self.measurement, self.fidelity)
 
     def add_adjoint(self, measurement: Readable, image: Shape, region: Region, total: NDArray[Any]) -> None:
         """Add ``weight A^T`` of something measured to ``region`` of an image: to as much of it as the operator sees."""
@@ -107,6 +131,32 @@ class Term:
         window = window_of(self.operator, image)
         seen = part.clip(window)
         return share_of(seen.relative_to(window), window.shape, self.measurement.shape)
+
+
+@dataclass(frozen=True)
+class Curved:
+    """``c(A x_0, y) A x`` with the curvature ``c`` of a fidelity."""
+
+    seen: Readable
+    at: Readable
+    measurement: Readable
+    fidelity: Fidelity
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.seen.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one pixel."""
+        return self.seen.dtype
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        curvature = self.fidelity.curvature(np.asarray(self.at.read(region)), self.measurement.read(region))
+        curved: Pixels = self.seen.read(region) * curvature.astype(self.dtype, copy=False)
+        return curved
 
 
 @dataclass
@@ -192,7 +242,7 @@ class Gradient(Derived):
 
 @dataclass(frozen=True)
 class NormalImage(Derived):
-    """``sum_i weight_i A_i^T A_i x``.
+    """``sum_i weight_i A_i^T A_i x``; with curvatures ``c_i`` other than 1, ``sum_i weight_i A_i^T c_i A_i x``.
 
     Parameters
     ----------
@@ -216,7 +266,7 @@ class NormalImage(Derived):
         """The pixels of ``region``."""
         total = np.zeros(region.shape, self.dtype)
         for term in self.terms:
-            term.add_adjoint(term.operator.forward(self.image), self.shape, region, total)
+            term.add_adjoint(term.seen(self.image), self.shape, region, total)
         return total
 
 

@@ -28,6 +28,10 @@ class Prior(Protocol):
         """The gradient of ``g`` at ``x``, or what stands for it; None where there is none to add."""
         ...
 
+    def steepness(self) -> float:
+        """How much the slope changes at most, for each unit of a change of ``x``: a step along it has to be shorter for it."""
+        ...
+
     def reach(self) -> int:
         """How far, in pixels, either of them looks."""
         ...
@@ -44,6 +48,10 @@ class NoPrior:
     def slope(self, image: Readable) -> None:
         """Nothing."""
         return None
+
+    def steepness(self) -> float:
+        """There is no slope."""
+        return 0.0
 
     def reach(self) -> int:
         """It looks nowhere."""
@@ -63,6 +71,10 @@ class Sparse:
     def slope(self, image: Readable) -> Readable:
         """``weight sign(x)``."""
         return Signs(image, self.weight)
+
+    def steepness(self) -> float:
+        """It is the same but for the sign."""
+        return 0.0
 
     def reach(self) -> int:
         """Each pixel by itself."""
@@ -88,6 +100,10 @@ class Variation:
     def slope(self, image: Readable) -> Readable:
         """``x - prox(x)``: the slope of the envelope of ``g``."""
         return Total((image, self.prox(image, 1.0)), (1.0, -1.0))
+
+    def steepness(self) -> float:
+        """A prox moves two images no farther apart."""
+        return 1.0
 
     def reach(self) -> int:
         """That of the denoiser."""
@@ -115,6 +131,10 @@ class Plugged:
     def slope(self, image: Readable) -> Readable:
         """``weight (x - D(x))``."""
         return Total((image, replace(self.denoised, source=image)), (self.weight, -self.weight))
+
+    def steepness(self) -> float:
+        """A denoiser that moves two images no farther apart may turn their difference around."""
+        return 2 * self.weight
 
     def reach(self) -> int:
         """That of the denoiser."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
+from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import Cluster
 from tests.graphs.distributing import NEAR, OPERATIONS, STACKS, difference, image, kernel, masks
 
@@ -154,3 +155,23 @@ def test_iterations_are_the_same_in_one_call_and_in_many(
         monkeypatch.setattr("halotile.tasks.distributed.atonce.SMALL_BYTES", size)
         found.append(getattr(stack, method)(*given[method], **words))
     assert difference(*found) < NEAR
+
+
+def test_an_update_is_seen_by_every_call_after_it(ctx: DistributedContext) -> None:
+    x, other = image(1, 1, 20, 24), kernel(5)
+    stack = distribute([physics.Blur(filter=kernel(3), padding="circular")], ctx)
+    before = stack.A(x)[0]
+    stack.update(filter=other)
+    wanted = physics.Blur(filter=other, padding="circular").A(x)
+    assert difference(stack.A(x)[0], wanted) < NEAR
+    assert difference(before, wanted) > NEAR
+
+
+def test_gradients_that_would_be_lost_are_refused_or_told(ctx: DistributedContext) -> None:
+    x = image(1, 1, 20, 24).requires_grad_()
+    blur = physics.Blur(filter=kernel(3), padding="circular")
+    with pytest.raises(ConfigError, match=r"filter wants a gradient.*Write filter\.detach\(\)"):
+        distribute([blur], ctx).A(x, filter=kernel(3).requires_grad_())
+    blur.filter = torch.nn.Parameter(kernel(3))
+    with pytest.warns(UserWarning, match=r"operator 0 \(Blur\) has weights that want gradients \(filter\)"):
+        distribute([blur], ctx)

@@ -74,6 +74,21 @@ def test_a_path_in_is_a_path_out(ctx: DistributedContext, tmp_path: Path) -> Non
     np.testing.assert_allclose(found[...], np.tanh(pixels), atol=1e-6)
 
 
+def test_a_stored_image_of_two_axes_comes_out_with_two(ctx: DistributedContext, tmp_path: Path) -> None:
+    pixels = noisy_picture((40, 24))
+    stack = distribute(STACKS["circular blurs"](), ctx)
+    write_zarr(tmp_path / "x", pixels)  # a name without a suffix
+    y = stack.A(str(tmp_path / "x"))
+    assert {zarr.open_array(path, mode="r").shape for path in y} == {(40, 24)}
+    back = zarr.open_array(stack.A_adjoint(y), mode="r")[...]
+    np.testing.assert_allclose(back, stack.A_adjoint_A(pixels[None, None])[0, 0], atol=1e-5)
+    fidelity = distribute(optim.L2(), ctx)
+    gradient = zarr.open_array(fidelity.grad(str(tmp_path / "x"), y, stack), mode="r")
+    assert gradient.shape == (40, 24)
+    found = zarr.open_array(tiled(ctx, torch.nn.Tanh())(str(tmp_path / "x")), mode="r")
+    np.testing.assert_allclose(found[...], np.tanh(pixels), atol=1e-6)
+
+
 def spectrum(x: torch.Tensor, **_: Any) -> torch.Tensor:
     return torch.fft.fft2(x.to(torch.complex64))
 

@@ -11,6 +11,7 @@ import pytest
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
 from halotile.graphs.reconstruction.forms import Form
+from halotile.graphs.reconstruction.further import is_done
 from halotile.graphs.reconstruction.iterate import Target
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
@@ -20,11 +21,13 @@ from halotile.graphs.solvers.gd import GradientDescent
 from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.registry import names
+from halotile.storage.grid import Region
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.draws import RandomImage
+from halotile.tasks.fidelity import Poisson, Term
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
@@ -197,6 +200,66 @@ def test_lanczos_ends_where_nothing_new_is_left(tmp_path: Path) -> None:
     run = iterations_of(Lanczos(), problem, tmp_path, block=32)
     assert len(list(run.run(15, lambda state, _: is_spent(state)))) <= 3
     assert largest_eigenvalue(run.state) == pytest.approx(4.0, rel=1e-5)
+
+
+def found_norm(problem: Any, folder: Path) -> float:
+    random = problem.beginning_at(RandomImage(problem.shape, problem.dtype, 0))
+    run = iterations_of(Lanczos(), random, folder)
+    list(run.run(15, lambda state, _: is_spent(state)))
+    return largest_eigenvalue(run.state)
+
+
+def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Path) -> None:
+    image = scene((96, 80))
+    counts = InMemory(np.random.default_rng(0).poisson(image * 100).astype("float32") / 100)
+    terms = tuple(
+        Term(operator, counts, 1.0, Poisson(), InMemory(image)) for operator in blurs("reflect", (3,))
+    )
+    problem = problem_of(image, terms, prior_of("tv", image, 96, 96, tmp_path))
+    square = found_norm(problem, tmp_path / "norm")
+    assert square > 3  # of a blur alone it is 1: with that the steps would be too long
+    run = iterations_of(
+        Fista(), replace(problem, start=InMemory(image), step_size=0.5 / square), tmp_path / "x"
+    )
+    assert len(list(run.run(25, lambda *_: False))) == 25
+    misfits = [row["misfit"] for row in run.rows]
+    assert max(misfits) < 1.2 * misfits[0]
+
+
+@pytest.mark.parametrize("weight", [0.5, 40.0])
+def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, weight: float) -> None:
+    image = scene((96, 80))
+    plugged = Plugged(denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
+    problem = problem_of(image, terms_of(image, blurs("reflect", (3,))), plugged)
+    step = 1 / (found_norm(problem, tmp_path / "norm") + plugged.steepness())
+    run = iterations_of(GradientDescent(), replace(problem, step_size=step), tmp_path / "x")
+    assert len(list(run.run(12, lambda *_: False))) == 12
+    changes = [row["change"] for row in run.rows]
+    assert changes[-1] < 0.2 * changes[0]
+
+
+def test_cg_tells_its_residual_and_computes_it_anew_before_it_ends(tmp_path: Path) -> None:
+    image = scene((96, 80))
+    terms = terms_of(image, (Mask(mask=InMemory(0.5 + image)),))
+    problem = replace(problem_of(image, terms), tol=1e-3)
+    run = iterations_of(ConjugateGradients(), problem, tmp_path)
+    rows = list(run.run(40, lambda _, row: is_done(1e-3, row)))
+    assert len(rows) < 40
+    assert [row["recomputed"] for row in rows[:2]] == [1.0, 0.0]
+    assert rows[-1]["recomputed"] == 1.0
+    assert rows[-1]["residual"] <= 1e-3 < rows[-3]["residual"]
+    slope, first = (np.asarray(read_all(problem.gradient(at)), float) for at in (run.image(), problem.start))
+    assert np.linalg.norm(slope) / np.linalg.norm(first) == pytest.approx(rows[-1]["residual"], rel=1e-3)
+    (term,) = terms
+    misfit = (
+        np.square(
+            np.asarray(read_all(term.operator.forward(run.image())), float)
+            - term.measurement.read(Region.whole(image.shape))
+        ).sum()
+        / 2
+    )
+    assert rows[-1]["misfit"] == pytest.approx(misfit, rel=1e-4)
+    assert all(row["misfit"] >= 0 for row in rows)
 
 
 def test_gradient_descent_that_diverges_keeps_its_last_image(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from halotile.errors import ResumeRefused
 from halotile.graphs.amounts import counted
 from halotile.graphs.job import SolverChoice
-from halotile.graphs.solvers.base import CHANGE
+from halotile.graphs.solvers.base import CHANGE, RECOMPUTED, RESIDUAL
 from halotile.storage.checkpoints import Checkpoint
 from halotile.storage.rundir import RunDirectory
 
@@ -23,14 +23,18 @@ ITERATE = "iterate"
 
 
 def is_done(tol: float, row: Mapping[str, float]) -> bool:
-    """Whether the image had come to rest by then: not after one iteration, in which cg only finds its residual.
+    """Whether the image had come to rest by then; where a residual is told, whether that is small, computed anew.
 
     Examples
     --------
-    >>> is_done(0.0, {"iteration": 1, "change": 0.0}), is_done(0.01, {"iteration": 2, "change": 0.001})
+    >>> is_done(0.0, {"iteration": 1, "change": 0.1}), is_done(0.01, {"iteration": 2, "change": 0.001})
     (False, True)
+    >>> [is_done(0.01, {"change": 0.001, "residual": 0.005, "recomputed": anew}) for anew in (0.0, 1.0)]
+    [False, True]
     """
-    return row["iteration"] > 1 and row.get(CHANGE, 1.0) <= tol
+    if RESIDUAL in row:
+        return bool(row[RECOMPUTED]) and row[RESIDUAL] <= tol
+    return row.get(CHANGE, 1.0) <= tol
 
 
 def end_of(rows: Rows, solver: SolverChoice) -> int | None:

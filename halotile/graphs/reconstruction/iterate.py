@@ -20,6 +20,8 @@ from halotile.graphs.solvers.base import (
     CHANGE,
     ERROR,
     LENGTH,
+    RECOMPUTED,
+    RESIDUAL,
     Problem,
     Solver,
     State,
@@ -131,9 +133,10 @@ class Iterations:
             began = time.perf_counter()
             sums = self._swept()
             check_finite(sums, self.state)
-            row = self._row(sums) | {"seconds": time.perf_counter() - began}
+            after = self.solver.next(self.problem, self.state, sums)
+            row = self._row(sums, after) | {"seconds": time.perf_counter() - began}
             self._check(row)
-            self.state = self.solver.next(self.problem, self.state, sums)
+            self.state = after
             self.rows.append(row)
             self.checkpoint.write(
                 {
@@ -277,10 +280,11 @@ class Iterations:
             overlap=self.overlap,
         )
 
-    def _row(self, sums: Mapping[str, float]) -> Row:
-        row: Row = {"iteration": self.state.iteration + 1}
+    def _row(self, sums: Mapping[str, float], after: State) -> Row:
+        row: Row = {"iteration": after.iteration}
         if MISFIT in sums:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
+        row |= {name: after.numbers[name] for name in (MISFIT, RESIDUAL, RECOMPUTED) if name in after.numbers}
         if LENGTH in sums:
             row[CHANGE] = relative_change(sums)
         if ERROR in sums:

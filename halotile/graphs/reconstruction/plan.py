@@ -23,7 +23,7 @@ from halotile.graphs.reconstruction.memory import StepFootprint, footprint_of_op
 from halotile.graphs.reconstruction.stack import (
     written,
 )
-from halotile.graphs.reconstruction.traffic import computed_twice, pixels_read, traffic_of
+from halotile.graphs.reconstruction.traffic import BESIDE, computed_twice, pixels_read, traffic_of
 from halotile.graphs.resolve import describe_denoiser
 from halotile.graphs.solvers.base import Problem, Solver
 from halotile.storage.grid import Grid
@@ -146,6 +146,16 @@ class ReconstructionPlan:
         """Digest of the identity."""
         return fingerprint(self.identity)
 
+    def step_for(self, square: float) -> float:
+        """A step size that does not diverge, where ``|A|²``, weighted by the curvature of the fidelity, is this.
+
+        Solvers that follow the slope of the prior beside that of the fidelity go more slowly for it. The curvature of other
+        fidelities than squares is that at the start, and grows where the image falls below it: the step is half as long.
+        """
+        steepness = self.prior.steepness() if self.solver.name in BESIDE else 0.0
+        is_square = all(term.at is None for term in self.form.terms)
+        return (1.0 if is_square else 0.5) / (square + steepness)
+
     def problem(
         self, step_size: float = 1.0, backprojection: Readable | None = None, misfit_of_zero: float = 0.0
     ) -> Problem:
@@ -161,6 +171,7 @@ class ReconstructionPlan:
             step_size=step_size,
             misfit_of_zero=misfit_of_zero,
             reach=form.fused_reach,
+            tol=self.job.solver.tol,
         )
 
     def check_fits(self) -> None:

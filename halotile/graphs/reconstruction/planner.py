@@ -87,7 +87,7 @@ def make_reconstruction_plan(
     reach = reach_of_prior(job, denoiser, len(roles.spatial), previous)
     geometry = Geometry(shape, shape, roles, 1, reach.align)
     layout = _layout(job, data[0], geometry, image.dtype)
-    terms = make_terms(job.operators, operators, data, job.fidelity)
+    terms = make_terms(job.operators, operators, data, job.fidelity, given)
     form = choose_form(terms, image.dtype, exact=job.exact)
     solver = find("solvers", job.solver.name).SOLVER()
     machine = machine_bytes() if job.cluster.kind == "local" else None

@@ -142,7 +142,7 @@ class _Driver:
             self.status.figures = row | {"iterations": self.plan.job.solver.iterations}
 
     def _step_size(self) -> float:
-        """What was asked for, or ``1 / |A|²``."""
+        """What was asked for, or one over how much the slope of the problem changes at most."""
         asked = self.plan.job.solver.step
         if isinstance(asked, float | int):
             return float(asked)
@@ -154,8 +154,9 @@ class _Driver:
         for _ in norm.run(NORM_ITERATIONS, lambda state, _: is_spent(state)):
             pass
         square = largest_eigenvalue(norm.state)
-        self.status.say(f"|A|² is {square:.6g}: the step size is {1 / square:.6g}")
-        return 1 / square
+        size = self.plan.step_for(square)
+        self.status.say(f"|A|² is {square:.6g}: the step size is {size:.6g}")
+        return size
 
     def _problem(self, step_size: float) -> Problem:
         """The problem; for the normal form, with the backprojection of all measurements."""

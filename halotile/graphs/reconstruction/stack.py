@@ -232,10 +232,13 @@ def make_terms(
     operators: tuple[Operator, ...],
     data: tuple[Source, ...],
     fidelity: FidelityChoice,
+    start: Source | None = None,
 ) -> tuple[Term, ...]:
     """The terms of the misfit, each measurement shared by whatever asks for it."""
-    kind: Fidelity = L2() if fidelity.name == "l2" else Poisson(background=fidelity.background)
+    is_square = fidelity.name == "l2"
+    kind: Fidelity = L2() if is_square else Poisson(background=fidelity.background)
+    at = None if is_square or start is None else Shared(start)
     return tuple(
-        Term(operator, Shared(source), 1 / choice.noise_sigma**2, kind)
+        Term(operator, Shared(source), 1 / choice.noise_sigma**2, kind, at)
         for choice, operator, source in zip(choices, operators, data, strict=True)
     )

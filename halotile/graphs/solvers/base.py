@@ -19,6 +19,9 @@ CHANGE, LENGTH, ERROR = "change", "length", "error"
 """Sums that every step takes: ``|x' - x|²``, ``|x'|²``, and with a reference ``|x' - reference|²``."""
 
 
+RESIDUAL, RECOMPUTED = "residual", "recomputed"
+"""Numbers of a state that are told: how long the residual is, against the first one, and whether it was just computed anew."""
+
 Map = Callable[[Readable], Readable]
 """From an image to another one of its shape."""
 
@@ -58,6 +61,9 @@ class Problem:
 
     reach: int = 0
     """How far, in pixels, the operators look in a sweep, there and back."""
+
+    tol: float = 0.0
+    """How small is small enough."""
 
     def held(self, image: Readable) -> Readable:
         """The same image, computed once for each block: operators ask for nearly the same window one after the other."""

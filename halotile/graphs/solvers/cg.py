@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import RECOMPUTED, RESIDUAL, Problem, State, Step, Vectors, advanced
+from halotile.storage.rim import Readable
+from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import Sum
 
 RR, PQ, RQ, QQ = "rr", "pq", "rq", "qq"
+FIRST = "first"
+"""The square of the first residual."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,9 @@ class ConjugateGradients:
     """``N x = b``: for squares without a prior, the image of least misfit.
 
     ``x``, the residual ``r``, the direction ``p`` and ``q = N p`` are written in one sweep: the length that the residual is
-    going to have, which the new direction needs, follows from sums over the sweep before.
+    going to have, which the new direction needs, follows from sums over the sweep before. Rounding takes the residual away from
+    ``b - N x`` in the course of time: once it is as short as was asked for, it is computed anew, and the directions begin
+    again from it.
 
     References
     ----------
@@ -31,15 +38,21 @@ class ConjugateGradients:
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """One step along the direction, and the direction after it. The first sweep only finds the residual."""
         if state.iteration == 0:
-            start = problem.start
-            residual = Total((problem.gradient(start),), (-1.0,))
-            return self._made(problem, Total((start,), (1.0,)), residual, residual)
+            return self._anew(problem, Total((problem.start,), (1.0,)))
         alpha, beta = _coefficients(state.numbers)
         x, r, p, q = (read(name, 0) for name in ("x", "r", "p", "q"))
+        ahead = Total((x, p), (1.0, alpha))
+        if state.numbers[RESIDUAL] <= problem.tol and not state.numbers[RECOMPUTED]:
+            return self._anew(problem, problem.held(ahead))
         residual = Total((r, q), (1.0, -alpha))
-        return self._made(problem, Total((x, p), (1.0, alpha)), residual, Total((residual, p), (1.0, beta)))
+        return self._made(problem, ahead, residual, Total((residual, p), (1.0, beta)))
 
-    def _made(self, problem: Problem, x: Total, r: Total, p: Total) -> Step:
+    def _anew(self, problem: Problem, x: Readable) -> Step:
+        """The residual as it is, and the direction along it."""
+        residual = problem.held(Total((problem.gradient(x),), (-1.0,)))
+        return self._made(problem, x, residual, residual)
+
+    def _made(self, problem: Problem, x: Readable, r: Readable, p: Readable) -> Step:
         direction = problem.held(p)
         q = problem.normal(direction)
         pairs = {RR: (r, r), PQ: (direction, q), RQ: (r, q), QQ: (q, q)}
@@ -47,8 +60,18 @@ class ConjugateGradients:
         return Step({"x": x, "r": r, "p": direction, "q": q}, sums)
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """The next iteration, with the sums that its coefficients come from."""
-        return advanced(state, **{name: sums[name] for name in (RR, PQ, RQ, QQ)})
+        """The next iteration, with the sums that its coefficients come from, its misfit and its relative residual."""
+        known = {name: sums[name] for name in (RR, PQ, RQ, QQ)}
+        recomputed = MISFIT in sums  # only a gradient notes it
+        if recomputed:
+            misfit = sums[MISFIT] + problem.misfit_of_zero
+        else:
+            alpha, _ = _coefficients(state.numbers)
+            misfit = state.numbers[MISFIT] - alpha * state.numbers[RR] / 2
+        first = state.numbers.get(FIRST, sums[RR])
+        residual = math.sqrt(sums[RR] / first) if first > 0 else 0.0
+        told = {FIRST: first, MISFIT: misfit, RESIDUAL: residual, RECOMPUTED: float(recomputed)}
+        return advanced(state, **known, **told)
 
 
 def _coefficients(sums: Mapping[str, float]) -> tuple[float, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,9 +98,22 @@ def stack_of(
             raise WrongKind(
                 f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write deepinv.physics objects."
             )
+        _tell_of_weights(parts)
         operators = carry_all(ctx, [rewritten(part, exact) for part in parts], here=parts)
         return kinds[kind](ctx, operators, **options)
     return kinds[kind](ctx, make_all(ctx, Rewriting(thing, exact), count, shared), **options)
+
+
+def _tell_of_weights(parts: Sequence[Any]) -> None:
+    """Say that weights of operators get no gradients."""
+    for number, part in enumerate(parts):
+        name = next((name for name, weight in part.named_parameters() if weight.requires_grad), None)
+        if name is not None:
+            warnings.warn(
+                f"operator {number} ({type(part).__name__}) has weights that want gradients ({name}): distributed operators have "
+                "gradients by their images alone. Write requires_grad_(False), or train without distribute.",
+                stacklevel=4,
+            )
 
 
 def fidelity_of(

@@ -54,6 +54,10 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         """Whether an image is large enough to be cut into blocks."""
         return is_large(x) or is_large_later(self.ctx, x)
 
+    def _changed(self, method: str, words: Mapping[str, Any]) -> None:
+        super()._changed(method, words)
+        self._found = None
+
     def _local(self) -> LocalStack | None:
         """The stack by blocks, if its operators are local; found out once."""
         if self._found is None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.calls import Made, Thing
 from halotile.tasks.distributed.carry import Carried, Carrier
@@ -71,9 +73,32 @@ def make_all(
 
 
 def carry_words(engine: Engine, words: Any) -> Carried | None:
-    """Keywords for a call, equal ones once; nothing where there are none."""
+    """Keywords for a call, equal ones once; nothing where there are none.
+
+    Raises
+    ------
+    ConfigError
+        For a tensor that wants a gradient: it would get none.
+    """
     if not words:
         return None
+    if torch.is_grad_enabled() and (name := _wants_gradient(words)) is not None:
+        raise ConfigError(
+            f"{name} wants a gradient, and a distributed operator has gradients by its images alone. Write {name}.detach(), or "
+            "call the operator without distribute."
+        )
     folder = engine.folder / WORDS
     folder.mkdir(exist_ok=True)
     return Carrier(words, folder, str(engine.device)).carried()
+
+
+def _wants_gradient(words: Any, name: str = "an argument") -> str | None:
+    """The name of a tensor among arguments that wants a gradient."""
+    if isinstance(words, torch.Tensor):
+        return name if words.requires_grad else None
+    named: Any = ()
+    if isinstance(words, Mapping):
+        named = words.items()
+    elif isinstance(words, list | tuple):
+        named = ((name, each) for each in words)
+    return next((found for key, each in named if (found := _wants_gradient(each, key)) is not None), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from halotile.errors import ConfigError
 from halotile.tasks.distributed.calls import Call, Method
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
-from halotile.tasks.distributed.operators import Operators, carry_words
+from halotile.tasks.distributed.operators import Operators, carry_all, carry_words
+from halotile.tasks.distributed.rewritten import rewritten
 from halotile.tasks.distributed.typed import typed
 
 GATHERING = ("naive", "concatenated", "broadcast")
@@ -99,6 +100,27 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         number of workers.
         """
         return self._measured("forward", x, gather, reduce_op, kwargs, draws=True)
+
+    def update(self, **kwargs: Any) -> None:
+        """Change parameters of the operators and their noise, such as ``filter``, here and for all calls to come."""
+        self._changed("update", kwargs)
+
+    def update_parameters(self, **kwargs: Any) -> None:
+        """Change parameters of the operators, here and for all calls to come."""
+        self._changed("update_parameters", kwargs)
+
+    def _changed(self, method: str, words: Mapping[str, Any]) -> None:
+        if not words:
+            return
+        here = self.operators.here
+        if not here:
+            raise ConfigError(
+                f"{method} has nothing to change: a factory makes the operators on the workers. Write distribute(...) anew, "
+                "with other shared values."
+            )
+        for part in here:
+            getattr(part, method)(**words)
+        self.operators = carry_all(self.ctx, [rewritten(part, self.exact) for part in here], here=here)
 
     def _measured(
         self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False

@@ -24,6 +24,9 @@ from halotile.tasks.distributed.tensors import kind_of, to_array, to_tensor
 IN_MEMORY_BYTES = 2**26
 """Images that are put together are kept in memory up to this size, and in a file above."""
 SHARD = 512
+MARKS = ("zarr.json", ".zarray")
+"""What lies in the folder of a Zarr array."""
+IMAGE_AXES = 4
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -40,10 +43,13 @@ def typed(method: Method) -> Method:
         if isinstance(example, np.ndarray):
             give: Callable[..., Any] = to_array
         elif isinstance(example, str | os.PathLike):
-            give = Writer(self.ctx.result_path(getattr(self, "result_name", method.__name__)))
+            stem = self.ctx.result_path(getattr(self, "result_name", method.__name__))
+            give = Writer(stem, lead=missing_axes(open_source(example).shape))
+            first = (
+                [read(self.ctx, each) for each in first] if example is not first else read(self.ctx, first)
+            )
         else:
             return method(self, first, *args, **words)
-        first = read(self.ctx, first) if isinstance(first, str | os.PathLike) else first
         take = functools.partial(_taken, self.ctx)
         with torch.no_grad():
             result = method(self, take(first), *map(take, args), **{key: take(w) for key, w in words.items()})
@@ -64,7 +70,19 @@ def _taken(ctx: Engine, value: Any) -> Any:
 
 def _names_a_store(word: str) -> bool:
     """Whether a word is a path: other arguments, such as the name of a solver, are words as well."""
-    return bool(Path(word).suffix) and Path(word).exists()
+    path = Path(word)
+    return path.exists() and (bool(path.suffix) or any((path / name).exists() for name in MARKS))
+
+
+def missing_axes(shape: tuple[int, ...]) -> int:
+    """How many axes of length 1 make a stored image one that deepinv takes: (batch, channel, y, x).
+
+    Examples
+    --------
+    >>> missing_axes((300, 400)), missing_axes((1, 3, 300, 400)), missing_axes((1, 1, 9, 300, 400))
+    (2, 0, 0)
+    """
+    return max(0, IMAGE_AXES - len(shape))
 
 
 def _mapped(result: Any, give: Callable[..., Any]) -> Any:
@@ -90,24 +108,30 @@ def _in_a_file(ctx: Engine, shape: tuple[int, ...], dtype: Any, kind: str) -> to
 
 
 def read(ctx: Engine, path: str | os.PathLike[str]) -> torch.Tensor:
-    """A stored image as a tensor whose numbers lie in a file."""
+    """A stored image as a tensor whose numbers lie in a file, with axes of length 1 in front where it has fewer than four."""
     source = open_source(path)
     dtype = np.dtype(source.dtype)
     tensor = _in_a_file(ctx, tuple(source.shape), dtype, str(dtype))
     pixels = tensor.numpy()
     for region in _regions(tuple(source.shape)):
         pixels[region.slices] = source.read(region)
-    return tensor
+    return tensor.reshape((1,) * missing_axes(tuple(source.shape)) + tuple(source.shape))
 
 
 @dataclass
 class Writer:
-    """Writes the results of one call: ``A-0001.zarr``, or ``A-0001-0.zarr`` and so on where there are several."""
+    """Writes the results of one call: ``A-0001.zarr``, or ``A-0001-0.zarr`` and so on where there are several.
+
+    Images lose as many axes of length 1 as were put in front of what went in.
+    """
 
     stem: Path
+    lead: int = 0
 
     def __call__(self, tensor: torch.Tensor, number: int | None = None) -> str:
         """The path of a new Zarr with these numbers."""
+        if tensor.dim() == IMAGE_AXES and all(length == 1 for length in tensor.shape[: self.lead]):
+            tensor = tensor.reshape(tensor.shape[self.lead :])
         ending = "" if number is None else f"-{number}"
         return written(self.stem.with_name(f"{self.stem.name}{ending}.zarr"), tensor)
 
