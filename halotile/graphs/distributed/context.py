@@ -37,6 +37,8 @@ ADDRESS = "DASK_SCHEDULER_ADDRESS"
 """Where Dask itself looks for a running cluster."""
 RESULTS = "results"
 """Of the private folder: where results lie that are not to stay."""
+CONNECT_SECONDS = 15
+"""How long a scheduler may take to answer."""
 MOST_WORKERS = 4
 """Workers that are started unasked."""
 
@@ -178,7 +180,7 @@ class DistributedContext(OneRank):
         elif self._given is not None:
             yield self._given.client, self._given.workers
         elif self._workers is None and ADDRESS in os.environ:
-            with Client(os.environ[ADDRESS], set_as_default=False) as client:
+            with _joined(os.environ[ADDRESS]) as client:
                 yield client, count_workers(client)
         else:
             count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
@@ -288,6 +290,23 @@ class DistributedContext(OneRank):
     def __deepcopy__(self, memo: Any) -> Self:
         """The same: a copy of a distributed object works with the same workers."""
         return self
+
+
+def _joined(address: str) -> Client:
+    """A connection to a running scheduler.
+
+    Raises
+    ------
+    ConfigError
+        When nobody answers.
+    """
+    try:
+        return Client(address, set_as_default=False, timeout=CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{ADDRESS} is {address}, and no scheduler answers there ({error}). Start it, or unset {ADDRESS} to have workers "
+            "started on this machine."
+        ) from error
 
 
 def count_workers(client: Client) -> int:
