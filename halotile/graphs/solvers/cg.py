@@ -42,7 +42,7 @@ class ConjugateGradients:
         alpha, beta = _coefficients(state.numbers)
         x, r, p, q = (read(name, 0) for name in ("x", "r", "p", "q"))
         ahead = Total((x, p), (1.0, alpha))
-        if state.numbers[RESIDUAL] <= problem.tol and not state.numbers[RECOMPUTED]:
+        if 0 < problem.tol >= state.numbers[RESIDUAL] and not state.numbers[RECOMPUTED]:
             return self._anew(problem, problem.held(ahead))
         residual = Total((r, q), (1.0, -alpha))
         return self._made(problem, ahead, residual, Total((residual, p), (1.0, beta)))
