@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,8 +87,14 @@ class Reader:
     def is_within_an_iteration(self) -> bool:
         """Whether some blocks of an iteration after the second are done, and not all."""
         state = Path(f"{self.output}.run") / "state/iterate"
-        sums = [path for path in state.glob("sums.*") if int(path.suffix[1:]) > 2]
-        return any(1 <= len(path.read_bytes().splitlines()) < BLOCKS for path in sums)
+        with suppress(FileNotFoundError):  # an iteration that ends meanwhile takes its files with it
+            sums = [
+                path
+                for path in state.glob("sums.[0-9]*")
+                if path.suffix[1:].isdigit() and int(path.suffix[1:]) > 2
+            ]
+            return any(1 <= len(path.read_bytes().splitlines()) < BLOCKS for path in sums)
+        return False
 
     def kill_in_the_middle(self, command: str) -> None:
         """Begin a command, and kill it between two blocks of one iteration."""
