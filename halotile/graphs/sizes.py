@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.job import Auto, Size
+from halotile.graphs.job import Auto, Output, Size
+from halotile.storage.arrays import Source
+from halotile.storage.output import Layout
 from halotile.tasks.roles import Roles
 
 CHUNK = {2: 256, 3: 64}
@@ -80,6 +85,35 @@ def choose_shard(geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...]) 
                 f"Write a multiple of {c}."
             )
     return shard
+
+
+def layout_like(source: Source, wanted: Output, geometry: Geometry, dtype: np.dtype[Any]) -> Layout:
+    """The layout of an image that comes of others: its pixels are as large as those of ``source``, where it has its shape.
+
+    Parameters
+    ----------
+    source : Source
+        What it comes of; the axes may be fewer.
+    wanted : Output
+        How it is to be stored.
+    geometry : Geometry
+        Its shape and axes.
+    dtype : dtype
+        What it is computed in: its type, where ``wanted`` says ``auto``.
+    """
+    chunk = choose_chunk(geometry, wanted.chunk)
+    axes, alike = len(geometry.shape), source.shape == geometry.shape
+    return Layout(
+        shape=geometry.shape,
+        dtype=str(dtype) if wanted.dtype == "auto" else wanted.dtype,
+        shard=choose_shard(geometry, wanted.shard, chunk),
+        chunk=chunk,
+        codec=wanted.codec,
+        axes=geometry.roles.axes,
+        scale=tuple(source.scale) if alike else (1.0,) * axes,
+        units=tuple(source.units) if alike else (None,) * axes,
+        ome=False,
+    )
 
 
 def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.output import ShardWriter
 from halotile.storage.rim import Readable
 from halotile.tasks.block import peak_memory_bytes
-from halotile.tasks.distributed.stored import Stored, store
 from halotile.tasks.fidelity import Gradient, NormalImage, Term
 from halotile.tasks.operators.base import InMemory, Shape, read_all
 from halotile.tasks.shared import Scope
+from halotile.tasks.stored import Stored, store
 
 Wants = Literal["gradient", "normal"]
 PART = "part"

@@ -21,17 +21,17 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.distributed import lazy
 from halotile.graphs.distributed.holding import check_holds, task_bytes
+from halotile.graphs.distributed.rank import OneRank
 from halotile.graphs.job import parse_bytes
-from halotile.graphs.rank import OneRank
 from halotile.graphs.reduce import groups_of, plan_sums
 from halotile.storage.grid import Region
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
-from halotile.tasks.distributed.stored import Array, Stored, store
 from halotile.tasks.distributed.tiles import Tiles
 from halotile.tasks.distributed.windows import Late
 from halotile.tasks.distributed.work import Parts, Work
+from halotile.tasks.stored import Array, Stored, store
 
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
 """Where Dask itself looks for a running cluster."""

@@ -10,7 +10,7 @@ import numpy as np
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.reconstruction.forms import Form
-from halotile.graphs.solvers.base import Solver
+from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.tasks.fidelity import Term
@@ -78,7 +78,7 @@ def footprint_of_step(
     size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
     step = size * _window(grid, prior.reach())
     seen = size * _window(grid, prior.reach() + form.reach)
-    read = sum(solver.vectors.values()) - len(solver.vectors)
+    read = images_read(solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     model, tiles = _denoiser(prior)
     return StepFootprint(

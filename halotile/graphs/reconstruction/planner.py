@@ -40,8 +40,7 @@ from halotile.graphs.sizes import (
     block_unit,
     candidate_blocks,
     check_block,
-    choose_chunk,
-    choose_shard,
+    layout_like,
 )
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
@@ -86,7 +85,7 @@ def make_reconstruction_plan(
     roles = _roles(data[0], shape)
     reach = reach_of_prior(job, denoiser, len(roles.spatial), previous)
     geometry = Geometry(shape, shape, roles, 1, reach.align)
-    layout = _layout(job, data[0], geometry, image.dtype)
+    layout = layout_like(data[0], job.output, geometry, image.dtype)
     terms = make_terms(job.operators, operators, data, job.fidelity, given)
     form = choose_form(terms, image.dtype, exact=job.exact)
     solver = find("solvers", job.solver.name).SOLVER()
@@ -158,23 +157,6 @@ def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
     return Roles(source.axes, (len(shape) - 2, len(shape) - 1), None)
-
-
-def _layout(job: Reconstruction, source: Source, geometry: Geometry, dtype: np.dtype[Any]) -> Layout:
-    chunk = choose_chunk(geometry, job.output.chunk)
-    known = source.shape == geometry.shape
-    axes = len(geometry.shape)
-    return Layout(
-        shape=geometry.shape,
-        dtype=str(dtype) if job.output.dtype == "auto" else job.output.dtype,
-        shard=choose_shard(geometry, job.output.shard, chunk),
-        chunk=chunk,
-        codec=job.output.codec,
-        axes=geometry.roles.axes,
-        scale=tuple(source.scale) if known else (1.0,) * axes,
-        units=tuple(source.units) if known else (None,) * axes,
-        ome=False,
-    )
 
 
 def _blocks(

@@ -58,7 +58,7 @@ def reconstruct(
     OutputRefused, ResumeRefused
         When the output is not this job's to write, or another run is writing it.
     Diverged
-        When the solver's numbers grow without bound. Its last good state is kept.
+        When the solver's numbers grow without bound. Its last image is kept.
     BlockFailed
         When blocks failed after their retries.
     DiskRefused

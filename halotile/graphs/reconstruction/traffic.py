@@ -9,7 +9,7 @@ import numpy as np
 
 from halotile.graphs.job import Auto
 from halotile.graphs.reconstruction.forms import Form
-from halotile.graphs.solvers.base import Solver
+from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.tasks.priors import Prior
 from halotile.tasks.step import Sight
@@ -90,7 +90,7 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
         What they are stored in.
     """
     size, wide = dtype.itemsize, prior.reach()
-    read = sum(solver.vectors.values()) - len(solver.vectors)
+    read = images_read(solver)
     image = size * math.prod(grid.shape)
     written = len(solver.vectors) * image
     whole = _gathered(form, image)

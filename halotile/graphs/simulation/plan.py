@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from halotile.graphs.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.reconstruction.stack import describe_operator, make_operators
 from halotile.graphs.simulation.noise import NoiseChoice
-from halotile.graphs.sizes import Geometry, block_unit, candidate_blocks, choose_chunk, choose_shard
+from halotile.graphs.sizes import Geometry, block_unit, candidate_blocks, layout_like
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout, ShardWriter
@@ -217,7 +217,7 @@ def _plan_of(
     shape = _measured(operator, number, reference)
     roles = Roles(_axes(reference, len(shape)), (len(shape) - 2, len(shape) - 1), None)
     geometry = Geometry(shape, shape, roles, 1, 1)
-    layout = _layout(job, geometry, reference, dtype)
+    layout = layout_like(reference, replace(job.output, dtype="auto"), geometry, dtype)
     block, window_bytes = _block(job, geometry, layout, operator, reference)
     measured = _simulated(job, noise, number, with_engine(operator, dtype, job.exact), reference)
     data = Path(os.path.abspath(choice.data))
@@ -270,22 +270,6 @@ def _measured(operator: Operator, number: int, reference: Source) -> tuple[int, 
 
 def _axes(reference: Source, count: int) -> tuple[str, ...]:
     return tuple(reference.axes[-count:])
-
-
-def _layout(job: Reconstruction, geometry: Geometry, reference: Source, dtype: np.dtype[Any]) -> Layout:
-    chunk = choose_chunk(geometry, job.output.chunk)
-    axes, alike = len(geometry.shape), geometry.shape == reference.shape
-    return Layout(
-        shape=geometry.shape,
-        dtype=str(dtype),
-        shard=choose_shard(geometry, job.output.shard, chunk),
-        chunk=chunk,
-        codec=job.output.codec,
-        axes=geometry.roles.axes,
-        scale=tuple(reference.scale) if alike else (1.0,) * axes,
-        units=tuple(reference.units) if alike else (None,) * axes,
-        ome=False,
-    )
 
 
 def _block(

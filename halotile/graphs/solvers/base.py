@@ -110,6 +110,11 @@ class Solver(Protocol):
         ...
 
 
+def images_read(solver: Solver) -> int:
+    """How many stored images a step reads: of each vector one copy fewer than are kept."""
+    return sum(solver.vectors.values()) - len(solver.vectors)
+
+
 def advanced(state: State, **numbers: float) -> State:
     """The state one iteration later, with numbers replaced."""
     return State(state.iteration + 1, {**state.numbers, **numbers})

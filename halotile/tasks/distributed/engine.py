@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from halotile.storage.grid import Region
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
-from halotile.tasks.distributed.stored import Array, Stored
 from halotile.tasks.distributed.tiles import Tiles
 from halotile.tasks.distributed.windows import Late
+from halotile.tasks.stored import Array, Stored
 
 
 class Engine(Protocol):

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
-from halotile.tasks.distributed.stored import Stored
+from halotile.tasks.stored import Stored
 
 WIDER = {torch.bfloat16: torch.float32}
 """Types that NumPy has not, and those that hold them without loss."""

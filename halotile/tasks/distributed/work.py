@@ -15,8 +15,8 @@ import torch
 
 from halotile.errors import TaskFailed
 from halotile.tasks.distributed.calls import Call, Function
-from halotile.tasks.distributed.stored import Array, Stored, store
 from halotile.tasks.distributed.tensors import kind_of, kind_of_both, loaded, to_array, to_tensor
+from halotile.tasks.stored import Array, Stored, store
 
 PART = "part"
 """How the files of partial sums begin."""
