@@ -61,6 +61,7 @@ Observer = Callable[[Progress], None]
 
 _FIGURES = {
     "misfit": "misfit {:.4g}",
+    "objective": "objective {:.4g}",
     "residual": "residual {:.3g}",
     "change": "change {:.3g}",
     "psnr": "PSNR {:.2f} dB",
@@ -78,5 +79,6 @@ def figures_in_words(figures: Mapping[str, float]) -> str:
     'misfit 1234, residual 0.0123'
     """
     # A gradient tells the misfit of the image that the iteration began with; cg knows that of the one it made.
-    texts = _FIGURES if "residual" in figures else _FIGURES | {"misfit": "misfit was {:.4g}"}
+    was = ("misfit", "objective") if "residual" not in figures else ()
+    texts = _FIGURES | {name: f"{name} was {{:.4g}}" for name in was}
     return ", ".join(text.format(figures[name]) for name, text in texts.items() if name in figures)

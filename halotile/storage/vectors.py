@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,20 @@ class Vectors:
         """Make every copy, empty where it is not there yet."""
         for path in self.paths():
             create_metadata(path, self.layout, self.disk)
+
+    def aside(self, name: str) -> Path:
+        """Where an image lies that is not written over."""
+        return self.folder / f"{name}.aside"
+
+    def set_aside(self, name: str, iteration: int) -> None:
+        """Take the image of an iteration out of the turns; where that was done already, nothing."""
+        if not self.aside(name).exists():
+            self.path(name, iteration).rename(self.aside(name))
+        create_metadata(self.path(name, iteration), self.layout, self.disk)
+
+    def forget_aside(self, name: str) -> None:
+        """Remove what was set aside."""
+        shutil.rmtree(self.aside(name), ignore_errors=True)
 
     def paths(self) -> Iterator[Path]:
         """Where all copies lie."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,10 @@ class Prior(Protocol):
         """The gradient of ``g`` at ``x``, or what stands for it; None where there is none to add."""
         ...
 
+    def density(self, image: Readable) -> Readable | None:
+        """What each pixel of ``x`` adds to ``g``; None where there is no ``g`` to tell."""
+        ...
+
     def steepness(self) -> float:
         """How much the slope changes at most, for each unit of a change of ``x``: a step along it has to be shorter for it."""
         ...
@@ -46,6 +50,10 @@ class NoPrior:
         return image
 
     def slope(self, image: Readable) -> None:
+        """Nothing."""
+        return None
+
+    def density(self, image: Readable) -> None:
         """Nothing."""
         return None
 
@@ -71,6 +79,10 @@ class Sparse:
     def slope(self, image: Readable) -> Readable:
         """``weight sign(x)``."""
         return Signs(image, self.weight)
+
+    def density(self, image: Readable) -> Readable:
+        """``weight |x|``."""
+        return Magnitudes(image, self.weight)
 
     def steepness(self) -> float:
         """It is the same but for the sign."""
@@ -100,6 +112,10 @@ class Variation:
     def slope(self, image: Readable) -> Readable:
         """``x - prox(x)``: the slope of the envelope of ``g``."""
         return Total((image, self.prox(image, 1.0)), (1.0, -1.0))
+
+    def density(self, image: Readable) -> Readable:
+        """``weight`` times how long the gradient is."""
+        return Gradients(image, self.weight, self.denoised.roles.spatial)
 
     def steepness(self) -> float:
         """A prox moves two images no farther apart."""
@@ -131,6 +147,10 @@ class Plugged:
     def slope(self, image: Readable) -> Readable:
         """``weight (x - D(x))``."""
         return Total((image, replace(self.denoised, source=image)), (self.weight, -self.weight))
+
+    def density(self, image: Readable) -> None:
+        """A denoiser is the prox of no ``g`` that one could tell."""
+        return None
 
     def steepness(self) -> float:
         """A denoiser that moves two images no farther apart may turn their difference around."""
@@ -165,6 +185,48 @@ class Signs(Derived):
         """The pixels of ``region``."""
         signs: Pixels = np.sign(self.image.read(region)).astype(self.dtype) * self.dtype.type(self.scale)
         return signs
+
+
+@dataclass(frozen=True)
+class Density(Derived):
+    """What each pixel adds to a prior, in double precision."""
+
+    scale: float
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Double precision."""
+        return np.dtype(np.float64)
+
+
+@dataclass(frozen=True)
+class Magnitudes(Density):
+    """``scale |x|``."""
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        magnitudes: Pixels = np.abs(self.image.read(region).astype(np.float64)) * self.scale
+        return magnitudes
+
+
+@dataclass(frozen=True)
+class Gradients(Density):
+    """``scale |∇x|`` with differences to the next pixel, 0 at the last one."""
+
+    axes: tuple[int, ...]
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        whole = Region.whole(self.shape)
+        further = [stop + (axis in self.axes) for axis, stop in enumerate(region.stop)]
+        window = Region(region.start, tuple(further)).clip(whole)
+        pixels = self.image.read(window).astype(np.float64)
+        squares = np.zeros(region.shape)
+        for axis in self.axes:
+            differences = np.diff(pixels, axis=axis)
+            core = tuple(map(slice, np.minimum(region.shape, differences.shape)))
+            squares[core] += np.square(differences[core])
+        return np.sqrt(squares) * self.scale
 
 
 def reach_of(denoised: Denoised) -> int:

@@ -59,6 +59,14 @@ def terms_of(image: Pixels, operators: tuple[Operator, ...], noise: float = 0.01
     )
 
 
+def scene(shape: tuple[int, int] = (150, 133)) -> Pixels:
+    """A picture of waves and a little noise."""
+    rng = np.random.default_rng(1)
+    y, x = np.mgrid[: shape[0], : shape[1]]
+    pixels: Pixels = (np.sin(y / 9) * np.cos(x / 7) / 3 + 0.5 + 0.05 * rng.random(shape)).astype("float32")
+    return pixels
+
+
 def denoised_by(denoiser: Denoiser, image: Pixels, block: int, tile: int) -> Denoised:
     """A denoiser of images such as this one, in tiles."""
     reach = denoiser.receptive_field()
@@ -117,7 +125,7 @@ def iterations_of(
     return Iterations(
         solver,
         problem,
-        Vectors(folder, layout, solver.vectors),
+        Vectors(folder, layout, {**solver.vectors, **options.pop("copies", {})}),
         Grid(shape, tuple(min(block, n) for n in shape), ((0, 0), (0, 0))),
         "a job",
         sight=Sight(halo),

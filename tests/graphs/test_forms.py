@@ -21,8 +21,7 @@ from halotile.tasks.fidelity import Poisson
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.priors import Plugged
-from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, problem_of, terms_of
-from tests.graphs.test_solvers import scene
+from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, problem_of, scene, terms_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 

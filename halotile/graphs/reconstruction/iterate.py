@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,12 +13,14 @@ import numpy as np
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
 from halotile.graphs.damage import damaged_among, damaged_blocks, output_grid
+from halotile.graphs.reconstruction.divergence import OBJECTIVE, Row, divergence, growth, shorter
 from halotile.graphs.reconstruction.finite import check_finite
 from halotile.graphs.reconstruction.stages import Stage, Stages
 from halotile.graphs.solvers.base import (
     CHANGE,
     ERROR,
     LENGTH,
+    PRIOR,
     RECOMPUTED,
     RESIDUAL,
     Problem,
@@ -34,6 +35,7 @@ from halotile.storage.journal import Journal
 from halotile.storage.output import ShardWriter
 from halotile.storage.rim import Readable
 from halotile.storage.vectors import Vectors
+from halotile.storage.views import Constant
 from halotile.tasks.contributions import Contributions
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.priors import denoised_in
@@ -42,15 +44,10 @@ from halotile.tasks.step import Sight, StepTask, Sum, Written
 
 TINY = 1e-30
 """A mean square that counts as this at least: nobody tells 300 dB from more."""
-GROWTH = 2.0
-"""A misfit that grows by this much in each of a few iterations is divergence: a prior may have it grow once."""
-GROWING = 3
-"""How many iterations in a row these are."""
 RESOLUTION = 1e-6
 """The part of the misfit of 0 below which the normal form does not tell misfits apart, in single precision."""
-
-Row = dict[str, float]
-"""What is told of an iteration."""
+COPIES_TO_GO_BACK = 3
+"""Copies of the image of which one is no longer read, and not yet written over, when its misfit is known."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +107,12 @@ class Iterations:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint = Checkpoint(self.folder / "checkpoint")
-        self.state, self.rows = self._resumed()
+        self.state, self.rows, self.aside = self._resumed()
         if not self.rows:
             self.vectors.create()
         elif self.state.iteration:
             self._check_vectors()
+            self._set_aside()
 
     @property
     def folder(self) -> Path:
@@ -135,17 +133,21 @@ class Iterations:
             check_finite(sums, self.state)
             after = self.solver.next(self.problem, self.state, sums)
             row = self._row(sums, after) | {"seconds": time.perf_counter() - began}
-            self._check(row)
+            if wrong := divergence([*self.rows, row], self._floor):
+                raise Diverged(f"{wrong}. {self._kept_in_words()}. {shorter(self.problem.step_size)}")
             self.state = after
             self.rows.append(row)
+            self.aside = self._good()
             self.checkpoint.write(
                 {
                     "fingerprint": self.fingerprint,
                     "iteration": self.state.iteration,
                     "numbers": dict(self.state.numbers),
                     "rows": self.rows,
+                    "aside": self.aside,
                 }
             )
+            self._set_aside()
             self._clear(self.state.iteration - 1)
             yield row
 
@@ -153,20 +155,20 @@ class Iterations:
         """An image of the state as it is now."""
         return Shared(self.vectors.open(name, self.state.iteration))
 
-    def _resumed(self) -> tuple[State, list[Row]]:
+    def _resumed(self) -> tuple[State, list[Row], int | None]:
         kept = self.checkpoint.read()
         if kept is None:
-            return State(), []
+            return State(), [], None
         if kept["fingerprint"] != self.fingerprint:
             raise ResumeRefused(
                 f"{self.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
             )
-        return State(kept["iteration"], kept["numbers"]), kept["rows"]
+        return State(kept["iteration"], kept["numbers"]), kept["rows"], kept.get("aside")
 
     def _check_vectors(self) -> None:
         """Refuse to go on from images that are not whole: they cannot be made again."""
         blocks = output_grid(self.vectors.layout, self.grid.shape, self.grid.block)
-        for name, copies in self.vectors.copies.items():
+        for name, copies in self.solver.vectors.items():
             for age in range(min(copies - 1, self.state.iteration)):
                 path = self.vectors.path(name, self.state.iteration - age)
                 damaged = damaged_blocks(path, self.vectors.layout, blocks, thorough=False)
@@ -196,7 +198,7 @@ class Iterations:
         step = self.solver.step(stages.problem, self.state, read)
         ahead = [
             image
-            for age in range(self.vectors.copies.get("x", 1) - 1)
+            for age in range(self.solver.vectors.get("x", 1) - 1)
             if isinstance(image := read("x", age), Shared)
         ]
         parts = [self._done(stage, tuple(ahead)) for stage in stages.asked]
@@ -267,6 +269,7 @@ class Iterations:
         ]
         if "x" in images:
             sums += _usual_sums(named["x"], read("x", 0), self.target.reference)
+            sums += _prior_sums(self.problem.prior.density(read("x", 0)))
         before = [read(name, 0) for name in images]
         return StepTask(
             grid=self.grid,
@@ -285,6 +288,8 @@ class Iterations:
         if MISFIT in sums:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {name: after.numbers[name] for name in (MISFIT, RESIDUAL, RECOMPUTED) if name in after.numbers}
+        if MISFIT in row and PRIOR in sums:
+            row[OBJECTIVE] = row[MISFIT] + sums[PRIOR]
         if LENGTH in sums:
             row[CHANGE] = relative_change(sums)
         if ERROR in sums:
@@ -292,26 +297,37 @@ class Iterations:
             row["psnr"] = 10 * math.log10(self.target.peak**2 / error)
         return row
 
-    def _check(self, row: Row) -> None:
-        """Refuse numbers that are none, or that grow and grow."""
-        wild = [name for name, value in row.items() if not math.isfinite(value)]
-        floor = RESOLUTION * self.problem.misfit_of_zero
-        last = [max(r[MISFIT], floor) for r in [*self.rows, row][-GROWING - 1 :] if MISFIT in r]
-        grows = len(last) > GROWING and all(b > GROWTH * a for a, b in itertools.pairwise(last))
-        if not wild and not grows:
-            return
-        what = (
-            f"{wild[0]} is {row[wild[0]]}"
-            if wild
-            else f"in {GROWING} iterations the misfit grew from {last[0]:.4g} to {last[-1]:.4g}"
-        )
+    def _good(self) -> int | None:
+        """The iteration whose image was the last one before the objective began to grow; None where it does not grow.
+
+        A row tells the misfit of the image that its iteration began with. So the good image is two iterations old when the
+        first row grows, and the next sweep would write over it.
+        """
+        if self.vectors.copies.get("x", 0) < COPIES_TO_GO_BACK or not growth(self.rows, self._floor):
+            return None
+        return self.aside if self.aside is not None else self.state.iteration - 2
+
+    @property
+    def _floor(self) -> float:
+        """The least misfit that is told from 0."""
+        return RESOLUTION * self.problem.misfit_of_zero
+
+    def _set_aside(self) -> None:
+        """Have the files follow what the checkpoint says is set aside."""
+        if self.aside is None:
+            self.vectors.forget_aside("x")
+        elif self.aside > 0:
+            self.vectors.set_aside("x", self.aside)
+
+    def _kept_in_words(self) -> str:
+        """Which image there is to go back to, and where."""
+        if self.aside:
+            return (
+                f"The image of iteration {self.aside}, before it grew, is kept in {self.vectors.aside('x')}"
+            )
         kept = self.state.iteration
         where = f" in {self.vectors.path('x', kept)}" if kept and "x" in self.vectors.copies else ""
-        raise Diverged(
-            f"iteration {row['iteration']:.0f}: {what}. The image of iteration {kept} is kept{where}. "
-            f"Write a smaller solver.step than {self.problem.step_size:.3g}, or step: auto if it is not; poisson also needs a "
-            "start above 0."
-        )
+        return f"The image of iteration {kept} is kept{where}"
 
 
 def add_up(ledger: Ledger, blocks: int) -> dict[str, float]:
@@ -336,3 +352,9 @@ def _merged(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _usual_sums(made: Written, before: Readable, reference: Readable | None) -> list[Sum]:
     sums = [Sum(CHANGE, "distance", made, before), Sum(LENGTH, "dot", made, made)]
     return sums + ([Sum(ERROR, "distance", made, reference)] if reference is not None else [])
+
+
+def _prior_sums(density: Readable | None) -> list[Sum]:
+    if density is None:
+        return []
+    return [Sum(PRIOR, "dot", density, Constant(density.shape, density.dtype, 1.0))]

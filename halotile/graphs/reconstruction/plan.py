@@ -18,7 +18,7 @@ from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, par
 from halotile.graphs.memory import MIB, check_share
 from halotile.graphs.plan import existing_parent
 from halotile.graphs.reconstruction.forms import Form
-from halotile.graphs.reconstruction.iterate import Target
+from halotile.graphs.reconstruction.iterate import COPIES_TO_GO_BACK, Target
 from halotile.graphs.reconstruction.memory import StepFootprint, footprint_of_operator, footprint_of_step
 from halotile.graphs.reconstruction.stack import (
     written,
@@ -88,7 +88,12 @@ class ReconstructionPlan:
     @property
     def finds_step(self) -> bool:
         """Whether the step size has to be found out first."""
-        return self.job.solver.step == "auto" and self.solver.name != "cg"
+        return self.job.solver.step == "auto" and self.takes_steps
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the solver follows slopes, by steps that can be too long."""
+        return self.solver.name != "cg"
 
     @property
     def sweeps(self) -> int:
@@ -107,10 +112,11 @@ class ReconstructionPlan:
         return replace(self.layout, dtype=dtype, ome=False, omero=None, name=None, translation=())
 
     def vectors(self, solver: Solver, folder: str) -> Vectors:
-        """Where a solver's images lie."""
-        return Vectors(
-            RunDirectory(self.run_directory).state_path / folder, self.state_layout, solver.vectors
-        )
+        """Where a solver's images lie: of an image that may diverge as many copies as it takes to go back."""
+        copies = dict(solver.vectors)
+        if "x" in copies and self.takes_steps:
+            copies["x"] = max(copies["x"], COPIES_TO_GO_BACK)
+        return Vectors(RunDirectory(self.run_directory).state_path / folder, self.state_layout, copies)
 
     @property
     def output_bytes(self) -> int:

@@ -12,10 +12,11 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
 from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
 from halotile.graphs.progress import Observer, Progress, figures_in_words
+from halotile.graphs.reconstruction.divergence import Row
 from halotile.graphs.reconstruction.forms import Backprojection
 from halotile.graphs.reconstruction.further import ITERATE, is_behind, is_done, keep_job
 from halotile.graphs.reconstruction.gather import Gathering
-from halotile.graphs.reconstruction.iterate import Iterations, Row
+from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.session import Pass, Session
 from halotile.graphs.signals import Signals

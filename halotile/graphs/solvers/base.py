@@ -19,6 +19,9 @@ CHANGE, LENGTH, ERROR = "change", "length", "error"
 """Sums that every step takes: ``|x' - x|²``, ``|x'|²``, and with a reference ``|x' - reference|²``."""
 
 
+PRIOR = "prior"
+"""The sum of what each pixel adds to the prior, where that can be told."""
+
 RESIDUAL, RECOMPUTED = "residual", "recomputed"
 """Numbers of a state that are told: how long the residual is, against the first one, and whether it was just computed anew."""
 
