@@ -93,6 +93,11 @@ class Work(Protocol):
         ...
 
     @property
+    def what(self) -> str:
+        """What a number counts: operators, tiles."""
+        ...
+
+    @property
     def compute(self) -> Callable[..., Any]:
         """``compute(several, after)``: what these come to; ``after`` is only waited for."""
         ...
@@ -127,7 +132,14 @@ def leaf(work: Work, group: Sequence[Numbered], after: Delayed | None, token: st
     """A task that computes some calls."""
     # Bound to the function, where Dask does not look through every field of every call for tasks.
     compute = delayed(partial(work.compute, list(group)), pure=False)
-    return compute(after, dask_key_name=f"{work.phase}-{token}-{group[0].number}")
+    return compute(after, dask_key_name=key_of(work, group, token))
+
+
+def key_of(work: Work, group: Sequence[Numbered], token: str) -> str:
+    """The key of a task, which says what it computes: of a worker that dies it is all that is left."""
+    first, last = group[0].number, group[-1].number
+    numbers = f"{work.what}-{first}" if first == last else f"{work.what}s-{first}-to-{last}"
+    return f"{work.phase}-{token}-{numbers}"
 
 
 def plan_sums(work: Work, groups: Sequence[Sequence[Numbered]], split_every: int, workers: int) -> Delayed:

@@ -94,6 +94,8 @@ class Adding:
         Where the sum goes.
     """
 
+    what: ClassVar[str] = "operator"
+
     phase: str
     folder: str
     image: Readable

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
+from halotile.graphs.clusters.base import Cluster
 from tests.graphs.distributing import NEAR, OPERATIONS, difference, image, kernel
 
 physics: Any = pytest.importorskip("deepinv.physics")
@@ -35,6 +36,26 @@ def test_large_images_run_by_blocks(
     assert stack._local() is not None
     grads = [torch.autograd.grad(sum(part.square().sum() for part in s.A(x)), x)[0] for s in (stack, plain)]
     assert difference(*grads) < NEAR
+
+
+def test_large_images_have_the_noise_that_small_ones_have(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    noise = physics.GaussianNoise(0.1)
+    parts = [physics.Blur(filter=kernel(n), padding="circular", noise_model=noise) for n in (3, 7)]
+    x = image(1, 1, 70, 50).requires_grad_()
+    found = []
+    for large in (100, 10**9):
+        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", large)
+        with DistributedContext(cluster=cluster, device_mode="cpu", seed=8) as opened:
+            stack = distribute(parts, opened)
+            y = stack(x)
+            found.append([*y, *stack(x), *torch.autograd.grad(sum(part.square().sum() for part in y), x)])
+            assert (stack._found is None) == (large > 100)
+    assert difference(*found) < NEAR
+    clean = distribute(parts, opened).local_physics[0].A(x)
+    assert float((found[0][0] - clean).std()) == pytest.approx(0.1, rel=0.1)
 
 
 def test_squares_of_large_images_are_added_up_by_blocks(

@@ -23,7 +23,7 @@ from halotile.graphs.distributed import lazy
 from halotile.graphs.distributed.holding import check_holds, task_bytes
 from halotile.graphs.distributed.rank import OneRank
 from halotile.graphs.job import parse_bytes
-from halotile.graphs.reduce import groups_of, plan_sums
+from halotile.graphs.reduce import groups_of, key_of, plan_sums
 from halotile.storage.grid import Region
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
@@ -264,7 +264,7 @@ class DistributedContext(OneRank):
     def _each(self, work: Work, groups: Sequence[Sequence[Call]]) -> list[Parts]:
         """Tasks that do not depend on one another."""
         token = uuid.uuid4().hex[:8]
-        names = [f"{work.phase}-{token}-{group[0].number}" for group in groups]
+        names = [key_of(work, group, token) for group in groups]
         futures = self.client.map(work.file, groups, names, key=names, pure=False)
         await_all(self.client, futures, self.stall_seconds)
         return [work.filed(name) for name in names]

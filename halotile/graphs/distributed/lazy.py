@@ -23,7 +23,7 @@ from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.distributed.tiles import Span, Tiles
 from halotile.tasks.distributed.windows import Late
-from halotile.tasks.distributed.work import add_arrays, on_arrays, outcome
+from halotile.tasks.distributed.work import add_arrays, on_arrays_named, outcome
 
 
 def is_lazy(thing: Any) -> bool:
@@ -47,8 +47,9 @@ def calls_on(
         inputs = [whole[place] for place in call.inputs]
         for place, slot in enumerate(call.slots):
             key = f"{phase}-{token}-{call.number}-{place}"
+            named = f"{phase} of operator {call.number}"
             parts[slot].append(
-                delayed(on_arrays, pure=False)(call.function, place, *inputs, dask_key_name=key)
+                delayed(on_arrays_named, pure=False)(named, call.function, place, *inputs, dask_key_name=key)
             )
             if slot not in found:
                 found[slot] = outcome(call.function, place, [zeros[i] for i in call.inputs])
@@ -90,7 +91,8 @@ def tiles_on(image: da.Array, processed: Processed, tiles: Tiles, phase: str) ->
         for axis, cut in zip(tiles.axes, cuts, strict=True):
             window = _span(window, axis, cut.window)
         key = f"{phase}-{token}-{number}"
-        tile = delayed(on_arrays, pure=False)(processed, 0, _whole(window), dask_key_name=key)
+        named = f"{phase} of tile {number}"
+        tile = delayed(on_arrays_named, pure=False)(named, processed, 0, _whole(window), dask_key_name=key)
         part = da.from_delayed(tile, shape=shape, dtype=dtype)
         place = [slice(None)] * len(shape)
         for axis, cut, scale in zip(tiles.axes, cuts, scales, strict=True):

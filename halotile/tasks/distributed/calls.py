@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -90,10 +91,38 @@ class Method:
         words: Mapping[str, Any] = self.words.get() if self.words else {}
         if words:  # which a physics may keep: what is computed would depend on what this worker did before
             thing = copy.deepcopy(thing)
-        with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
-            if self.seed is not None:
-                torch.manual_seed(self.seed)
+        with seeded(self.seed):
             return (getattr(thing, self.name)(*tensors, **words),)
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """What a sensor makes of a measurement and its noise: the part of a physics that comes after ``A``.
+
+    Parameters
+    ----------
+    physics : Carried or Made
+        Whose noise and sensor they are.
+    seed : int
+        What random numbers are drawn from, wherever it runs.
+    """
+
+    physics: Thing
+    seed: int
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        physics = self.physics.get()
+        with seeded(self.seed):
+            return (physics.sensor(physics.noise(*tensors)),)
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Random numbers are those of this seed; with None, whatever comes."""
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
 
 
 def check_kind(thing: Any, kind: str) -> None:
@@ -194,7 +223,7 @@ def held_bytes(function: Function, given: Sequence[int]) -> int:
         inputs, cotangents = given[: len(function.wanted)], given[len(function.wanted) :]
         inner = held_bytes(function.of, inputs)
         return inner and 2 * inner + sum(cotangents)
-    if isinstance(function, Method | Misfit):
+    if isinstance(function, Method | Misfit | Noisy):
         return sum(given) + COPIES * (2 * given[0] if len(given) == 1 else sum(given))
     return 0
 

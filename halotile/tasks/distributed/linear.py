@@ -43,10 +43,11 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     def _measured(
         self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
     ) -> Any:
-        is_plain = name == "A" and reduce_op is None and not words
+        later = self.ctx.is_lazy(x)
+        is_plain = reduce_op is None and not words and not (draws and later)
         if is_plain and self._is_cut(x) and (local := self._local()):
-            later = self.ctx.is_lazy(x)
             seen = local.later("forward", [x], tuple(x.shape)) if later else local.forward(x)
+            seen = self._noisy(seen) if draws else seen
             return TensorList(seen) if gather else seen
         return super()._measured(name, x, gather, reduce_op, words, draws)
 

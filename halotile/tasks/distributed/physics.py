@@ -12,7 +12,7 @@ from deepinv.physics import Physics
 from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.calls import Call, Method
+from halotile.tasks.distributed.calls import Call, Method, Noisy
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.operators import Operators, carry_all, carry_words
@@ -154,6 +154,14 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         if reduce_op is None:
             return found
         return found[0] / self.num_operators if reduce_op == "mean" else found[0]
+
+    def _noisy(self, seen: Sequence[torch.Tensor]) -> list[Any]:
+        """Measurements with the noise that the operators' own forward calls would give them."""
+        calls = tuple(
+            Call(Noisy(thing, self._drawn(number)), (number,), (number,), number)
+            for number, thing in enumerate(self.operators.things)
+        )
+        return evaluate(Batch(self.ctx, FORWARD, calls, self.num_operators), seen)
 
     kind: str | None = None
     """Class of ``deepinv.physics`` that operators made by a factory have to be of."""

@@ -125,11 +125,14 @@ class Work:
                 if value is not None
             }
         except Exception as error:
-            failed = TaskFailed(
-                f"{self.phase} of {self.what} {call.number} failed on a worker: {type(error).__name__}: {error}"
-            )
-            failed.add_note(traceback.format_exc())
-            raise failed from None
+            raise failure(f"{self.phase} of {self.what} {call.number}", error) from None
+
+
+def failure(task: str, error: Exception) -> TaskFailed:
+    """What is told of an error that is being handled: which task, and the lines where it came from."""
+    failed = TaskFailed(f"{task} failed on a worker: {type(error).__name__}: {error}")
+    failed.add_note(traceback.format_exc())
+    return failed
 
 
 def _sum(left: Array, right: Array, wide: bool) -> Array:
@@ -146,6 +149,20 @@ def on_arrays(function: Function, place: int, *arrays: Array) -> Array:
         value = function(*(to_tensor(np.array(array), str(array.dtype)) for array in arrays))[place]
     assert value is not None
     return to_array(value)
+
+
+def on_arrays_named(task: str, function: Function, place: int, *arrays: Array) -> Array:
+    """The same on a worker.
+
+    Raises
+    ------
+    TaskFailed
+        With the name of the task that failed.
+    """
+    try:
+        return on_arrays(function, place, *arrays)
+    except Exception as error:
+        raise failure(task, error) from None
 
 
 def outcome(function: Function, place: int, arrays: Sequence[Array]) -> tuple[tuple[int, ...], Any]:
