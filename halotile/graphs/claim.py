@@ -129,7 +129,7 @@ def _is_journal_of(plan: RunPlan, directory: RunDirectory) -> bool:
 def _restore(plan: RunPlan, directory: RunDirectory) -> None:
     """Write down again what the directory has lost, or what may change from one run to the next."""
     kept = directory.whole_plan() or {}
-    now = plan.to_json()
+    now = kept_of(plan)
     if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
         digest = kept.get("metadata") or metadata_digest(plan.output, plan.layout)
         directory.write_plan(now | {"metadata": digest})
@@ -139,6 +139,18 @@ def _restore(plan: RunPlan, directory: RunDirectory) -> None:
         known = False
     if not known:
         directory.write_job(plan.job_json())
+
+
+def kept_of(plan: RunPlan) -> dict[str, Any]:
+    """What the run directory keeps of a plan."""
+    return {
+        "fingerprint": plan.fingerprint,
+        "identity": plan.identity,
+        "same_inputs": list(plan.same_inputs),
+        "layout": plan.layout.to_json(),
+        "block": list(plan.grid.block),
+        "summary": plan.summary(),
+    }
 
 
 def check_same_job(plan: RunPlan, previous: Mapping[str, Any]) -> None:
@@ -179,4 +191,4 @@ def _start_over(plan: RunPlan, directory: RunDirectory) -> None:
     directory.write_config(plan.resolved_json())
     create_output(plan.output, plan.layout, overwrite=overwrite)
     Journal.create(directory.journal_path, plan.fingerprint, len(plan.grid)).close()
-    directory.write_plan(plan.to_json() | {"metadata": metadata_digest(plan.output, plan.layout)})
+    directory.write_plan(kept_of(plan) | {"metadata": metadata_digest(plan.output, plan.layout)})

@@ -104,10 +104,6 @@ class RunPlan(Protocol):
         """The job as a configuration in which every size is decided."""
         ...
 
-    def to_json(self) -> dict[str, Any]:
-        """What the run directory keeps of the plan."""
-        ...
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -261,17 +257,6 @@ class Plan:
             "axes": "".join(task.roles.axes[i] for i in spatial),
         }
         return job
-
-    def to_json(self) -> dict[str, Any]:
-        """What the run directory keeps of a plan."""
-        return {
-            "fingerprint": self.fingerprint,
-            "identity": self.identity,
-            "same_inputs": list(self.same_inputs),
-            "layout": self.layout.to_json(),
-            "block": list(self.grid.block),
-            "summary": self.summary(),
-        }
 
     def summary(self) -> dict[str, Any]:
         """The figures of the plan, for people and for ``--json``."""

@@ -14,7 +14,7 @@ from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.tasks.fidelity import Term
-from halotile.tasks.operators.base import Shape
+from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.priors import Plugged, Prior, Variation
 
 IMAGES_OF_A_GRADIENT = 9
@@ -96,15 +96,19 @@ def footprint_of_operator(term: Term, image: Shape, dtype: np.dtype[np.generic])
     """The footprint of an operator that sees the whole image, in a task of its own."""
     size = dtype.itemsize
     measured = math.prod(term.measurement.shape) * max(size, term.measurement.dtype.itemsize)
-    own = getattr(term.operator, "memory_bytes", None)
-    needed = own(image) if own else COPIES * (size * math.prod(image) + measured)
     return StepFootprint(
         imports_bytes=IMPORTS_BYTES,
         model_bytes=0,
         vectors_bytes=3 * size * math.prod(image),  # the image, what this one adds, and the sum so far
-        operators_bytes=needed + 2 * measured,
+        operators_bytes=bytes_of_operator(term.operator, image, size, measured) + 2 * measured,
         tiles_bytes=0,
     )
+
+
+def bytes_of_operator(operator: Operator, image: Shape, size: int, measured: int) -> int:
+    """What an operator that sees the whole image holds while it works: pixels of ``size`` bytes, a measurement of so many."""
+    own = getattr(operator, "memory_bytes", None)
+    return own(image) if own else COPIES * (size * math.prod(image) + measured)
 
 
 def _window(grid: Grid, halo: int) -> int:

@@ -247,17 +247,6 @@ class ReconstructionPlan:
         job["tile"] |= {"block": [-(-b // s) * s for b, s in zip(block, shard, strict=True)]}
         return job
 
-    def to_json(self) -> dict[str, Any]:
-        """What the run directory keeps of the plan."""
-        return {
-            "fingerprint": self.fingerprint,
-            "identity": self.identity,
-            "same_inputs": [],
-            "layout": self.layout.to_json(),
-            "block": list(self.grid.block),
-            "summary": self.summary(),
-        }
-
     def summary(self) -> dict[str, Any]:
         """The figures of the plan, for people and for ``--json``."""
         dtype = np.dtype(self.state_layout.dtype)

@@ -20,6 +20,7 @@ from halotile.graphs.identity import code_versions, fingerprint
 from halotile.graphs.job import OperatorChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plan import existing_parent, run_directory_of
+from halotile.graphs.reconstruction.memory import bytes_of_operator
 from halotile.graphs.reconstruction.stack import describe_operator, make_operators
 from halotile.graphs.simulation.noise import NoiseChoice
 from halotile.graphs.sizes import Geometry, block_unit, candidate_blocks, layout_like
@@ -38,8 +39,6 @@ MAKING = ".making"
 """What is added to the name of a measurement until it is whole."""
 WINDOWS_AT_ONCE = 10
 """Images of a block's window that an operator and its noise hold at once: an estimate."""
-COPIES = 4
-"""Images and measurements at once that an operator is taken to need that sees the whole image."""
 OTHER_FORMATS = (".npy", ".tif", ".tiff", ".h5", ".hdf5", ".png")
 
 
@@ -126,17 +125,6 @@ class SimulationPlan:
     def resolved_json(self) -> dict[str, Any]:
         """What is made."""
         return self.job_json()
-
-    def to_json(self) -> dict[str, Any]:
-        """What the run directory keeps of the plan."""
-        return {
-            "fingerprint": self.fingerprint,
-            "identity": self.identity,
-            "same_inputs": [],
-            "layout": self.layout.to_json(),
-            "block": list(self.grid.block),
-            "summary": self.summary(),
-        }
 
     def summary(self) -> dict[str, Any]:
         """The figures of the plan."""
@@ -280,8 +268,10 @@ def _block(
     An operator that sees the whole image measures in one block: it would see all of it again for each.
     """
     if operator.kind == "whole":
-        pixels = math.prod(reference.shape) + math.prod(geometry.shape)
-        return geometry.shape, IMPORTS_BYTES + pixels * np.dtype(layout.dtype).itemsize * COPIES
+        size = np.dtype(layout.dtype).itemsize
+        image, measured = size * math.prod(reference.shape), size * math.prod(geometry.shape)
+        needed = bytes_of_operator(operator, reference.shape, size, measured)
+        return geometry.shape, IMPORTS_BYTES + image + needed + 2 * measured
     unit = block_unit(geometry, layout.shard)
     sized = [
         (block, _bytes_of(block, layout, operator))
