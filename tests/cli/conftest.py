@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+
+from tests.cli.engine import Engine
 
 README_CONFIG = """\
 version: 1
@@ -57,3 +61,14 @@ def reconstruction(tmp_path: Path) -> Path:
     path = tmp_path / "reconstruct.yaml"
     path.write_text(RECONSTRUCTION)
     return path
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine that remembers what it was asked."""
+    made = Engine()
+    for name, function in {"planner": "make_plan", "tiles": "run", "claim": "look"}.items():
+        module = ModuleType(name)
+        setattr(module, function, getattr(made, function))
+        monkeypatch.setitem(sys.modules, f"halotile.graphs.{name}", module)
+    return made

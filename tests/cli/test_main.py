@@ -5,120 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from halotile import errors
 from halotile.cli.main import app
-from halotile.graphs.job import Job
-from halotile.graphs.progress import Progress
-from halotile.graphs.verify import Verdict
-from halotile.storage.grid import Region
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.runs import Runs
-
-RUNNER = CliRunner()
-
-FIGURES = {
-    "input": "noisy.zarr", "output": "clean.zarr", "shape": [70000, 70000], "axes": "yx", "dtype": "uint16",
-    "output_shape": [70000, 70000], "output_dtype": "uint16", "denoiser": "tv", "blocks": 400, "block": [4096, 4096],
-    "shard": [1024, 1024], "chunk": [256, 256], "tile": [512, 512], "batch": 1, "depth": [[8, 8], [8, 8]],
-    "depth_from": "declared by tv", "boundary": "reflect", "read_amplification": 1.0078, "compute_redundancy": 1.0635,
-    "peak_memory_per_worker_bytes": 3 * 2**28, "memory_per_worker_bytes": 2**32, "output_bytes": 9_800_000_000,
-    "scratch_bytes": 0, "free_disk_bytes": 10**11, "workers": 2, "fingerprint": "ab", "notes": ["a note"],
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Bad:
-    number: int = 7
-    index: tuple[int, ...] = (1, 2)
-    region: Region = field(default_factory=lambda: Region((0, 512), (512, 1024)))
-    error: str = "not finite"
-
-
-@dataclass(frozen=True)
-class Ending:
-    done: int = 400
-    total: int = 400
-    resumed: int = 100
-    quarantined: tuple[Bad, ...] = ()
-    seconds: float = 90.0
-    megapixels_per_second: float = 54.4
-    peak_memory_bytes: int = 2**29
-    output: str = "/data/clean.zarr"
-    run_directory: str = "/data/clean.zarr.run"
-    figures: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FakePlan:
-    job: Job
-    fresh: bool
-    refuses: BaseException | None = None
-    same_input: bool = False
-
-    def summary(self) -> dict[str, Any]:
-        return FIGURES
-
-    def check_fits(self) -> None:
-        if self.refuses is not None:
-            raise self.refuses
-
-
-@dataclass
-class Engine:
-    """Stands in for halotile.graphs, which would load Dask: remembers what was asked, ends as told."""
-
-    ends: Ending | BaseException = field(default_factory=Ending)
-    refuses: BaseException | None = None
-    plans: list[FakePlan] = field(default_factory=list)
-    stands: int | BaseException = 0
-    """Blocks that an earlier run has done, or why a run would be refused."""
-
-    def make_plan(
-        self, job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False
-    ) -> FakePlan:
-        self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
-        if refuse:
-            self.plans[-1].check_fits()
-        return self.plans[-1]
-
-    def look(self, plan: FakePlan) -> int:
-        if isinstance(self.stands, BaseException):
-            raise self.stands
-        return self.stands
-
-    def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Ending:
-        observer(
-            Progress(
-                phase="start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0
-            )
-        )
-        if isinstance(self.ends, BaseException):
-            raise self.ends
-        return self.ends
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    made = Engine()
-    for name, function in {"planner": "make_plan", "tiles": "run", "claim": "look"}.items():
-        module = ModuleType(name)
-        setattr(module, function, getattr(made, function))
-        monkeypatch.setitem(sys.modules, f"halotile.graphs.{name}", module)
-    return made
+from tests.cli.engine import FIGURES, RUNNER, Bad, Ending, Engine
 
 
 def test_run_hands_the_whole_command_line_to_the_engine(config: Path, engine: Engine) -> None:
@@ -271,129 +167,6 @@ def test_scratch_is_told_where_there_is_some(
     assert "up to 9.1 GiB of output and 1 MiB of scratch; 93.1 GiB free" in text
 
 
-def save_job(config: Path, output: Path) -> Path:
-    directory = output.with_name(output.name + ".run")
-    directory.mkdir()
-    sections = {"input": {"path": str(config.with_name("noisy.npy"))}, "output": {"path": str(output)}}
-    job = {"version": 1, "job": "denoise"} | sections | {"denoiser": {"name": "tv", "strength": 0.2}}
-    (directory / "job.json").write_text(json.dumps(job))
-    return directory
-
-
-@pytest.mark.parametrize("named_by", ["directory", "output"])
-def test_resume_goes_on_from_the_run_directory(config: Path, engine: Engine, named_by: str) -> None:
-    output = config.with_name("clean.zarr")
-    directory = save_job(config, output)
-    words = ["resume", str(directory if named_by == "directory" else output), "--workers", "3"]
-    assert RUNNER.invoke(app, words).exit_code == 0
-    (plan,) = engine.plans
-    assert (plan.fresh, plan.job.run.workers, plan.job.denoiser.options) == (False, 3, {"strength": 0.2})
-
-
-def test_a_run_directory_that_was_moved_alone_is_not_resumed(config: Path, engine: Engine) -> None:
-    directory = save_job(config, config.with_name("clean.zarr"))
-    for name in ("copy.run", "copy"):
-        directory = directory.rename(directory.with_name(name))
-        result = RUNNER.invoke(app, ["resume", str(directory)])
-        assert result.exit_code == 2
-        assert "it was moved or copied. Move both back" in result.stderr
-    assert not engine.plans
-
-
-@pytest.mark.parametrize("relative", [False, True])
-def test_a_run_that_was_moved_with_its_output_goes_on_there(
-    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, relative: bool
-) -> None:
-    directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
-    moved = config.with_name("moved.zarr")
-    moved.mkdir()
-    monkeypatch.chdir(config.parent)
-    for _ in range(2):
-        assert RUNNER.invoke(app, ["resume", directory.name if relative else str(directory)]).exit_code == 0
-    assert [plan.job.output.path for plan in engine.plans] == [str(moved)] * 2
-    saved = json.loads((directory / "job.json").read_text())
-    assert (saved["output"]["path"], saved["denoiser"]["strength"]) == (str(moved), 0.2)
-
-
-@pytest.mark.parametrize("left", ["clean.zarr", "clean.zarr.run"])
-def test_a_run_that_may_be_a_copy_is_not_resumed(config: Path, engine: Engine, left: str) -> None:
-    directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
-    before = (directory / "job.json").read_text()
-    for name in ("moved.zarr", left):
-        config.with_name(name).mkdir()
-    result = RUNNER.invoke(app, ["resume", str(directory)])
-    assert result.exit_code == 2
-    assert "it was moved or copied, and something still stands at the old place" in result.stderr
-    assert (directory / "job.json").read_text() == before
-    assert not engine.plans
-
-
-def test_a_run_that_was_moved_while_it_works_is_left_alone(config: Path, engine: Engine) -> None:
-    directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
-    config.with_name("moved.zarr").mkdir()
-    before = (directory / "job.json").read_text()
-    with RunDirectory(directory).lock():
-        result = RUNNER.invoke(app, ["resume", str(directory)])
-    assert (result.exit_code, "in use" in result.stderr) == (2, True)
-    assert (directory / "job.json").read_text() == before
-
-
-def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
-    """Have every check find this."""
-    module = ModuleType("verify")
-    module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "halotile.graphs.verify", module)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "code", "words"),
-    [
-        (Verdict(4, 4, (), 0), 0, "sound, 4 of 4 blocks checked"),
-        (Verdict(1, 1, (), 0), 0, "sound, 1 of 1 block checked"),
-        (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
-        (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
-        (Verdict(4, 3, (), 0, Runs([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
-        (Verdict(9, 4, (), 0, Runs(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
-        (Verdict(4, 3, ("block 0: cut",), 0, Runs([2])), 4, "1 block is not done: 2"),
-    ],
-)
-def test_verify_tells_what_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int, words: str
-) -> None:
-    find(monkeypatch, verdict)
-    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
-    assert result.exit_code == code
-    assert words in result.stdout
-    assert ("recon-cli resume" in result.stderr) == (code == 3)
-    as_json = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr"), "--json"])
-    assert json.loads(as_json.stdout)["ok"] == (code == 0)
-
-
-@pytest.mark.parametrize(
-    ("problems", "words"),
-    [
-        (("block 2: cut",), "--repair` does the damaged blocks again."),
-        (("metadata: zarr.json is missing",), "--repair` restores the metadata."),
-        (
-            ("metadata: zarr.json is missing", "block 2: cut"),
-            "--repair` restores the metadata and does the damaged blocks again.",
-        ),
-    ],
-)
-def test_verify_says_what_a_repair_would_do(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    problems: tuple[str, ...],
-    words: str,
-) -> None:
-    find(monkeypatch, Verdict(4, 4, problems, 0))
-    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
-    assert result.exit_code == 4
-    assert result.stderr.endswith(
-        f"clean.zarr is damaged. `recon-cli verify {tmp_path / 'clean.zarr'} {words}\n"
-    )
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: signal.Signals) -> None:
     """While the plan is made, say."""
@@ -409,54 +182,6 @@ def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: s
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (75, f"stopped on {number.name}; run again to go on\n")
     assert not config.with_name("clean.zarr.run").exists()
-
-
-def test_advice_allows_imports_where_the_job_needs_them(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = config.with_name("clean.zarr")
-    directory = save_job(config, output)
-    for allowed in (False, True):
-        job = json.loads((directory / "job.json").read_text())
-        (directory / "job.json").write_text(json.dumps(job | {"allow_import": allowed}))
-        find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0))
-        said = RUNNER.invoke(app, ["verify", str(directory)]).stderr
-        assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
-
-
-def test_verify_promises_no_repair_where_nothing_says_what_wrote_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find(monkeypatch, Verdict(4, 4, ("shard 2: cut",), 0, repairable=False))
-    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
-    assert result.exit_code == 4
-    assert "no run directory" in result.stderr
-    assert "--repair" not in result.stderr
-
-
-@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
-def test_verify_of_a_run_at_work_says_to_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
-) -> None:
-    output = tmp_path / "clean.zarr"
-    directory = RunDirectory(tmp_path / "clean.zarr.run")
-    directory.create()
-    directory.write_job({})
-    directory.write_status({"state": "running", "host": host, "updated": time.time()})
-    with directory.lock() if host != "elsewhere" else nullcontext():
-        find(monkeypatch, Verdict(4, 3, (), 0, Runs([2])))
-        result = RUNNER.invoke(app, ["verify", str(output)])
-        assert result.exit_code == 3
-        assert "is not complete: a run is still writing it. Wait until that is over" in result.stderr
-        assert "resume" not in result.stderr
-        find(monkeypatch, Verdict(4, 3, ("block 0: cut",), 0, Runs([2])))
-        result = RUNNER.invoke(app, ["verify", str(output)])
-        assert result.exit_code == 4
-        assert "is damaged. A run is still writing it: when that is over, `recon-cli verify" in result.stderr
-    directory.write_status({"state": "stopped"})
-    find(monkeypatch, Verdict(4, 3, (), 0, Runs([2])))
-    result = RUNNER.invoke(app, ["verify", str(output)])
-    assert (result.exit_code, "recon-cli resume" in result.stderr) == (3, True)
 
 
 @pytest.mark.parametrize(

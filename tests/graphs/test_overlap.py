@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,88 +17,23 @@ import tifffile
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from scipy.ndimage import uniform_filter
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.overlap import map_overlap
 from halotile.storage.grid import Region
+from tests.graphs.overlapping import (
+    Pixels,
+    Stored,
+    box,
+    compute,
+    neighbours,
+    noise,
+    running_sum,
+    same,
+    stored,
+)
 
-Pixels = NDArray[Any]
 PAD = {"reflect": "symmetric", "nearest": "edge", "periodic": "wrap"}
-
-
-@dataclass
-class Stored:
-    """Pixels that can only be read region by region; it remembers which."""
-
-    pixels: Pixels
-    chunks: tuple[int, ...]
-    regions: list[Region] = field(default_factory=list)
-    lock: Any = field(default_factory=threading.Lock)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.pixels.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.pixels.dtype
-
-    def read(self, region: Region) -> Pixels:
-        assert region.inside(Region.whole(self.shape))
-        with self.lock:
-            self.regions.append(region)
-        pixels: Pixels = self.pixels[region.slices].copy()
-        return pixels
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {"pixels": dask.base.tokenize(self.pixels)}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.pixels, self.chunks)
-
-
-def noise(shape: tuple[int, ...], dtype: str = "float32") -> Pixels:
-    values = np.random.default_rng(7).normal(40, 20, shape).clip(0, 250)
-    return values.astype(dtype)
-
-
-def stored(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float32") -> Stored:
-    return Stored(noise(shape, dtype), chunks)
-
-
-def neighbours(window: Pixels) -> Pixels:
-    """Weighted shifted sums: what is left of a pixel counts otherwise than what is right of it."""
-    result = window.astype("float64")
-    for axis in range(window.ndim):
-        result = result + 0.5 * np.roll(result, 1, axis) - 0.25 * np.roll(result, -2, axis)
-    return result
-
-
-def running_sum(window: Pixels) -> Pixels:
-    """Depends on where in its window a pixel stands, and on everything before it."""
-    for axis in range(window.ndim):
-        window = np.cumsum(window, axis=axis)
-    return window
-
-
-def box(window: Pixels) -> Pixels:
-    result: Pixels = uniform_filter(window, 3, mode="nearest")
-    return result
-
-
-def compute(array: da.Array) -> Pixels:
-    pixels: Pixels = array.compute(scheduler="synchronous")
-    assert pixels.shape == array.shape
-    assert pixels.dtype == array.dtype
-    return pixels
-
-
-def same(ours: da.Array, stock: da.Array) -> None:
-    assert ours.chunks == stock.chunks
-    assert ours.dtype == stock.dtype
-    np.testing.assert_array_equal(compute(ours), compute(stock), strict=True)
 
 
 def through_the_whole(
@@ -304,99 +236,6 @@ def test_each_store_has_its_own_depth_and_an_axis_of_one_pixel_is_broadcast() ->
     np.testing.assert_array_equal(compute(result), compute(alone) + row.pixels)
 
 
-def says_where(window: Pixels, block_id: Any = None, block_info: Any = None) -> Pixels:
-    told = repr((block_id, sorted(block_info.items(), key=repr))) if block_info else ""
-    return window + sum(map(ord, told)) % 99991
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("boundary", ["reflect", "none"])
-def test_the_function_is_told_its_block_as_dask_does(depth: int, boundary: str) -> None:
-    store = stored((12, 10), (4, 5))
-    array = da.from_array(store.pixels, chunks=store.chunks)
-    words: dict[str, Any] = {"depth": depth, "boundary": boundary}
-    same(map_overlap(says_where, store, **words), da.map_overlap(says_where, array, **words))
-
-
-def column_sum(window: Pixels) -> Pixels:
-    total: Pixels = window.sum(axis=1)
-    return total
-
-
-@pytest.mark.parametrize(
-    ("func", "words"),
-    [
-        (column_sum, {"drop_axis": 1}),
-        (column_sum, {"drop_axis": -1, "trim": False, "chunks": ((8, 8),)}),
-        (partial(np.expand_dims, axis=0), {"new_axis": 0}),
-        (partial(np.repeat, repeats=2, axis=0), {"trim": False, "chunks": ((16, 16), (14,))}),
-        (partial(np.repeat, repeats=2, axis=0), {"chunks": ((16, 16), (14,))}),
-        (np.sqrt, {"dtype": "float32"}),
-        (np.sqrt, {"meta": np.empty((0, 0), "float32")}),
-    ],
-)
-def test_what_map_blocks_takes_is_taken(func: Callable[[Pixels], Pixels], words: dict[str, Any]) -> None:
-    store = stored((8, 10), (4, 10))
-    array = da.from_array(store.pixels, chunks=store.chunks)
-    ours = map_overlap(func, store, depth=2, boundary="reflect", **words)
-    stock = da.map_overlap(func, array, depth=2, boundary="reflect", **words)
-    assert ours.chunks == stock.chunks
-    assert ours.dtype == stock.dtype
-    np.testing.assert_array_equal(
-        ours.compute(scheduler="synchronous"), stock.compute(scheduler="synchronous"), strict=True
-    )
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_new_axis_is_not_trimmed_wherever_it_stands(axis: int) -> None:
-    store = stored((8, 10), (4, 5))
-    result = map_overlap(
-        partial(np.expand_dims, axis=axis), store, depth=2, boundary="reflect", new_axis=axis
-    )
-    np.testing.assert_array_equal(compute(result), np.expand_dims(store.pixels, axis))
-
-
-def test_an_axis_that_is_dropped_is_handed_over_whole() -> None:
-    store = stored((8, 10), (4, 3))
-    array = da.from_array(store.pixels, chunks=store.chunks)
-    words: dict[str, Any] = {"depth": {0: 1}, "boundary": "nearest", "drop_axis": 1}
-    same(map_overlap(column_sum, store, **words), da.map_overlap(column_sum, array, **words))
-
-
-def test_an_array_of_no_axes_is_one_block() -> None:
-    assert compute(map_overlap(lambda x: x + 1, Stored(np.array(41), ()), depth=1)) == 42
-
-
-def with_words(window: Pixels, **words: Any) -> Pixels:
-    result: Pixels = window + sum(words.values())
-    return result
-
-
-@pytest.mark.parametrize(
-    "word", ["func", "adjust_chunks", "new_axes", "concatenate", "array", "source", "words", "task"]
-)
-def test_words_for_the_function_are_not_eaten(word: str) -> None:
-    store = stored((8,), (4,))
-    array = da.from_array(store.pixels, chunks=store.chunks)
-    for source in (store, array):
-        words: dict[str, Any] = {word: 3}
-        result = map_overlap(with_words, source, depth=1, boundary=0, **words)
-        np.testing.assert_array_equal(compute(result), store.pixels + 3)
-
-
-def test_words_that_map_overlap_takes_itself_go_in_by_partial() -> None:
-    store = stored((8,), (4,))
-    func = partial(with_words, name=1, depth=2, dtype=4)
-    np.testing.assert_array_equal(compute(map_overlap(func, store, depth=1)), store.pixels + 7)
-
-
-def test_lazy_words_for_the_function_are_computed_first() -> None:
-    store = stored((8,), (4,), "float64")
-    offset = da.arange(3, chunks=1).sum()
-    result = map_overlap(with_words, store, depth=1, dtype="float64", offset=offset)
-    np.testing.assert_array_equal(compute(result), store.pixels + 3.0)
-
-
 def test_keys_carry_the_name_asked_for_and_change_with_what_was_asked() -> None:
     store = stored((8,), (4,))
     assert map_overlap(box, store, depth=1, name="tidy").name == "tidy"
@@ -429,14 +268,6 @@ def test_ordinary_arrays_go_to_stock_dask(boundary: str) -> None:
     for other in (array, store.pixels, store):
         mixed = map_overlap(np.add, array, other, depth=2, boundary=boundary)
         np.testing.assert_array_equal(compute(mixed), compute(stock), strict=True)
-
-
-def test_stock_errors_are_stock_errors() -> None:
-    array = da.from_array(noise((12,)), chunks=4)
-    with pytest.raises(NotImplementedError, match="Asymmetric"):
-        map_overlap(box, array, depth={0: (1, 2)}, boundary="reflect")
-    with pytest.raises(ValueError, match="larger"):
-        map_overlap(box, array, depth=13, boundary="reflect")
 
 
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
@@ -507,35 +338,6 @@ def test_a_contiguous_hdf5_dataset_is_cut_as_dask_cuts(tmp_path: Path) -> None:
     assert map_overlap(neighbours, tmp_path / "a.h5", depth=2).chunks == ((300,), (200,))
 
 
-def test_axes_below_zero_count_from_the_last() -> None:
-    store, row = stored((20, 30), (6, 7)), stored((30,), (7,))
-    same(
-        map_overlap(running_sum, store, depth={-1: 3, 0: 1}, boundary={-1: "reflect", -2: 5}),
-        map_overlap(running_sum, store, depth=(1, 3), boundary=(5, "reflect")),
-    )
-    same(
-        map_overlap(np.add, store, row, depth={-1: 2}, boundary="reflect"),
-        map_overlap(np.add, store, row, depth=[{1: 2}, {0: 2}], boundary="reflect"),
-    )
-
-
-def told_dtype(window: Pixels, block_info: Any = None) -> Pixels:
-    told = repr(block_info[None]["dtype"]) if block_info else ""
-    return np.full(window.shape, sum(map(ord, told)) % 997, "float32")
-
-
-@pytest.mark.parametrize(
-    "words", [{}, {"dtype": "float32"}, {"dtype": np.float32}, {"meta": np.ones((0, 0), "f4")}]
-)
-def test_the_function_is_told_the_dtype_that_dask_tells(words: dict[str, Any]) -> None:
-    store = stored((12, 10), (4, 5))
-    array = da.from_array(store.pixels, chunks=store.chunks)
-    same(
-        map_overlap(told_dtype, store, depth=1, boundary="reflect", **words),
-        da.map_overlap(told_dtype, array, depth=1, boundary="reflect", **words),
-    )
-
-
 def test_nothing_of_the_picture_is_in_the_graph(tmp_path: Path) -> None:
     np.save(tmp_path / "picture.npy", noise((300, 200)))
     result = map_overlap(np.sqrt, tmp_path / "picture.npy", depth=2, boundary="reflect", block=60)
@@ -565,77 +367,3 @@ def test_a_store_without_chunks_is_cut_by_dask() -> None:
     result = map_overlap(running_sum, Plain(), depth=1)
     assert result.chunks == ((6,),)
     assert math.isclose(result[-1].compute(scheduler="synchronous"), noise((6,)).sum(), rel_tol=1e-6)
-
-
-STORE = stored((8, 8), (4, 4))
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ({"depth": -1}, "depth is -1"),
-        ({"depth": 1.5}, "depth is 1.5"),
-        ({"depth": {0: (1, 2, 3)}}, r"depth is \(1, 2, 3\)"),
-        ({"depth": {2: 1}}, r"depth names the axes \[2\]"),
-        ({"depth": (1, 1, 1)}, r"depth names the axes \[2\]"),
-        ({"depth": [1, 1]}, "depth is a list of 2 entries for 1 arrays"),
-        ({"boundary": "mirror"}, "boundary is 'mirror'"),
-        ({"boundary": {-3: "none"}}, r"boundary names the axes \[-3\]"),
-        ({"boundary": np.nan, "depth": 1, "arrays": [stored((8,), (4,), "uint8")]}, "boundary is nan"),
-        ({"block": (4,)}, "it has 1 entries for 2 axes"),
-        ({"block": "many"}, "block is 'many'"),
-        ({"block": 4, "arrays": [da.ones(4)]}, "it is for stores"),
-        ({"drop_axis": 2}, r"drop_axis is \(2,\)"),
-        ({"drop_axis": 1, "depth": 1}, "pixels would count twice"),
-        ({"chunks": (1, 1), "depth": 2, "boundary": 0}, "too short to trim"),
-        ({"arrays": []}, "no array was given"),
-        ({"arrays": [3]}, "an array is a int"),
-        ({"arrays": [stored((0, 4), (1, 4))]}, "no pixels to map"),
-        ({"arrays": [STORE, stored((8, 6), (4, 3))]}, "cannot be broadcast together"),
-        ({"arrays": [STORE, stored((8, 8), (4, 8))], "align_arrays": False}, "align_arrays is False"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_its_values(words: dict[str, Any], says: str) -> None:
-    words = dict(words)
-    arrays = words.pop("arrays", [STORE])
-    with pytest.raises(ConfigError, match=says):
-        map_overlap(neighbours, *arrays, **words)
-
-
-def test_a_function_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be called"):
-        map_overlap(STORE, neighbours, depth=1)  # type: ignore[arg-type]
-
-
-def test_enforce_ndim_names_the_function_that_lost_an_axis() -> None:
-    result = map_overlap(column_sum, STORE, depth=0, dtype="float32", enforce_ndim=True)
-    with pytest.raises(ConfigError, match="column_sum returned an array of 1 axes"):
-        result.compute(scheduler="synchronous")
-
-
-def slope(window: Pixels) -> Pixels:
-    rows, columns = np.gradient(window)
-    steepness: Pixels = np.hypot(rows, columns)
-    return steepness
-
-
-@pytest.mark.parametrize("stores", [True, False])
-def test_a_function_that_takes_no_single_pixel_needs_a_dtype(stores: bool) -> None:
-    pixels = noise((40, 30))
-    array = Stored(pixels, (16, 16)) if stores else da.from_array(pixels, chunks=16)
-    with pytest.raises(
-        ConfigError, match=r'slope does not take .* at least .* such as dtype="float32"'
-    ) as told:
-        map_overlap(slope, array, depth=1, boundary="reflect")
-    assert "Traceback" not in str(told.value)
-    same(
-        map_overlap(slope, array, depth=1, boundary="reflect", dtype="float32"),
-        da.map_overlap(slope, da.from_array(pixels, chunks=16), depth=1, boundary="reflect", dtype="float32"),
-    )
-
-
-@pytest.mark.parametrize("stores", [True, False])
-def test_other_mistakes_keep_their_words(stores: bool) -> None:
-    array = stored((20, 20), (8, 8)) if stores else da.ones((20, 20), chunks=8)
-    with pytest.raises(ValueError, match="Provided chunks have 1 dims"):
-        map_overlap(neighbours, array, depth=1, boundary="reflect", chunks=((1, 2),))

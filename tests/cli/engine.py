@@ -1,0 +1,107 @@
+"""What stands in for the engine where the words of commands are tested."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from halotile.graphs.job import Job
+from halotile.graphs.progress import Progress
+from halotile.storage.grid import Region
+
+RUNNER = CliRunner()
+
+
+FIGURES = {
+    "input": "noisy.zarr", "output": "clean.zarr", "shape": [70000, 70000], "axes": "yx", "dtype": "uint16",
+    "output_shape": [70000, 70000], "output_dtype": "uint16", "denoiser": "tv", "blocks": 400, "block": [4096, 4096],
+    "shard": [1024, 1024], "chunk": [256, 256], "tile": [512, 512], "batch": 1, "depth": [[8, 8], [8, 8]],
+    "depth_from": "declared by tv", "boundary": "reflect", "read_amplification": 1.0078, "compute_redundancy": 1.0635,
+    "peak_memory_per_worker_bytes": 3 * 2**28, "memory_per_worker_bytes": 2**32, "output_bytes": 9_800_000_000,
+    "scratch_bytes": 0, "free_disk_bytes": 10**11, "workers": 2, "fingerprint": "ab", "notes": ["a note"],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bad:
+    number: int = 7
+    index: tuple[int, ...] = (1, 2)
+    region: Region = field(default_factory=lambda: Region((0, 512), (512, 1024)))
+    error: str = "not finite"
+
+
+@dataclass(frozen=True)
+class Ending:
+    done: int = 400
+    total: int = 400
+    resumed: int = 100
+    quarantined: tuple[Bad, ...] = ()
+    seconds: float = 90.0
+    megapixels_per_second: float = 54.4
+    peak_memory_bytes: int = 2**29
+    output: str = "/data/clean.zarr"
+    run_directory: str = "/data/clean.zarr.run"
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FakePlan:
+    job: Job
+    fresh: bool
+    refuses: BaseException | None = None
+    same_input: bool = False
+
+    def summary(self) -> dict[str, Any]:
+        return FIGURES
+
+    def check_fits(self) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+
+
+@dataclass
+class Engine:
+    """Stands in for halotile.graphs, which would load Dask: remembers what was asked, ends as told."""
+
+    ends: Ending | BaseException = field(default_factory=Ending)
+    refuses: BaseException | None = None
+    plans: list[FakePlan] = field(default_factory=list)
+    stands: int | BaseException = 0
+    """Blocks that an earlier run has done, or why a run would be refused."""
+
+    def make_plan(
+        self, job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False
+    ) -> FakePlan:
+        self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
+        if refuse:
+            self.plans[-1].check_fits()
+        return self.plans[-1]
+
+    def look(self, plan: FakePlan) -> int:
+        if isinstance(self.stands, BaseException):
+            raise self.stands
+        return self.stands
+
+    def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Ending:
+        observer(
+            Progress(
+                phase="start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0
+            )
+        )
+        if isinstance(self.ends, BaseException):
+            raise self.ends
+        return self.ends
+
+
+def save_job(config: Path, output: Path) -> Path:
+    directory = output.with_name(output.name + ".run")
+    directory.mkdir()
+    sections = {"input": {"path": str(config.with_name("noisy.npy"))}, "output": {"path": str(output)}}
+    job = {"version": 1, "job": "denoise"} | sections | {"denoiser": {"name": "tv", "strength": 0.2}}
+    (directory / "job.json").write_text(json.dumps(job))
+    return directory

@@ -1,0 +1,123 @@
+"""`verify` says what is damaged, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from halotile.cli.main import app
+from halotile.graphs.verify import Verdict
+from halotile.storage.rundir import RunDirectory
+from halotile.storage.runs import Runs
+from tests.cli.engine import RUNNER, save_job
+
+
+def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+    """Have every check find this."""
+    module = ModuleType("verify")
+    module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "halotile.graphs.verify", module)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "words"),
+    [
+        (Verdict(4, 4, (), 0), 0, "sound, 4 of 4 blocks checked"),
+        (Verdict(1, 1, (), 0), 0, "sound, 1 of 1 block checked"),
+        (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
+        (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
+        (Verdict(4, 3, (), 0, Runs([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
+        (Verdict(9, 4, (), 0, Runs(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
+        (Verdict(4, 3, ("block 0: cut",), 0, Runs([2])), 4, "1 block is not done: 2"),
+    ],
+)
+def test_verify_tells_what_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int, words: str
+) -> None:
+    find(monkeypatch, verdict)
+    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
+    assert result.exit_code == code
+    assert words in result.stdout
+    assert ("recon-cli resume" in result.stderr) == (code == 3)
+    as_json = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr"), "--json"])
+    assert json.loads(as_json.stdout)["ok"] == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("problems", "words"),
+    [
+        (("block 2: cut",), "--repair` does the damaged blocks again."),
+        (("metadata: zarr.json is missing",), "--repair` restores the metadata."),
+        (
+            ("metadata: zarr.json is missing", "block 2: cut"),
+            "--repair` restores the metadata and does the damaged blocks again.",
+        ),
+    ],
+)
+def test_verify_says_what_a_repair_would_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    problems: tuple[str, ...],
+    words: str,
+) -> None:
+    find(monkeypatch, Verdict(4, 4, problems, 0))
+    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
+    assert result.exit_code == 4
+    assert result.stderr.endswith(
+        f"clean.zarr is damaged. `recon-cli verify {tmp_path / 'clean.zarr'} {words}\n"
+    )
+
+
+def test_advice_allows_imports_where_the_job_needs_them(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = config.with_name("clean.zarr")
+    directory = save_job(config, output)
+    for allowed in (False, True):
+        job = json.loads((directory / "job.json").read_text())
+        (directory / "job.json").write_text(json.dumps(job | {"allow_import": allowed}))
+        find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0))
+        said = RUNNER.invoke(app, ["verify", str(directory)]).stderr
+        assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
+
+
+def test_verify_promises_no_repair_where_nothing_says_what_wrote_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(monkeypatch, Verdict(4, 4, ("shard 2: cut",), 0, repairable=False))
+    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
+    assert result.exit_code == 4
+    assert "no run directory" in result.stderr
+    assert "--repair" not in result.stderr
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
+def test_verify_of_a_run_at_work_says_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    output = tmp_path / "clean.zarr"
+    directory = RunDirectory(tmp_path / "clean.zarr.run")
+    directory.create()
+    directory.write_job({})
+    directory.write_status({"state": "running", "host": host, "updated": time.time()})
+    with directory.lock() if host != "elsewhere" else nullcontext():
+        find(monkeypatch, Verdict(4, 3, (), 0, Runs([2])))
+        result = RUNNER.invoke(app, ["verify", str(output)])
+        assert result.exit_code == 3
+        assert "is not complete: a run is still writing it. Wait until that is over" in result.stderr
+        assert "resume" not in result.stderr
+        find(monkeypatch, Verdict(4, 3, ("block 0: cut",), 0, Runs([2])))
+        result = RUNNER.invoke(app, ["verify", str(output)])
+        assert result.exit_code == 4
+        assert "is damaged. A run is still writing it: when that is over, `recon-cli verify" in result.stderr
+    directory.write_status({"state": "stopped"})
+    find(monkeypatch, Verdict(4, 3, (), 0, Runs([2])))
+    result = RUNNER.invoke(app, ["verify", str(output)])
+    assert (result.exit_code, "recon-cli resume" in result.stderr) == (3, True)
