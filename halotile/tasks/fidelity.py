@@ -14,6 +14,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.operators.base import Derived, Operator, Shape, window_of
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope
+from halotile.tasks.totals import total
 
 MISFIT = "misfit"
 """The sum under which a gradient notes how badly its image explains the measurements."""
@@ -291,10 +292,16 @@ class FoldedGradient(Derived):
             if not core.inside(region):
                 continue  # a strip that is folded at the rim: its cells are noted by the read that holds them
             inner = core.relative_to(region).slices
-            slope, b = (part[inner].astype(np.float64) for part in (gradient, back))
-            value = np.sum(np.multiply(slope - b, self.image.read(core))) / 2
-            scope.note(MISFIT, cell, 0, float(value))
+            value = total(_energy, gradient[inner], back[inner], self.image.read(core)) / 2
+            scope.note(MISFIT, cell, 0, value)
         return gradient
+
+
+def _energy(slope: NDArray[Any], back: NDArray[Any], image: NDArray[Any]) -> NDArray[Any]:
+    """``(slope - b) x``."""
+    slope -= back
+    slope *= image
+    return slope
 
 
 def share_of(core: Region, image: Shape, measurement: Shape) -> Region:

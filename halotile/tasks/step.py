@@ -18,6 +18,7 @@ from halotile.tasks.denoised import Denoised
 from halotile.tasks.overlap_save import snapped
 from halotile.tasks.probe import check_purity
 from halotile.tasks.shared import Scope, Shared
+from halotile.tasks.totals import distance, dot
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +48,8 @@ class Sum:
 
     def over(self, region: Region) -> float:
         """The sum over ``region``."""
-        a, b = (np.ascontiguousarray(part.read(region), np.float64) for part in (self.left, self.right))
-        return float(np.sum(a * b)) if self.kind == "dot" else float(np.sum(np.square(a - b)))
+        left, right = self.left.read(region), self.right.read(region)
+        return dot(left, right) if self.kind == "dot" else distance(left, right)
 
 
 @dataclass(frozen=True, slots=True)

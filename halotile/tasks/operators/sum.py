@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
@@ -32,10 +33,11 @@ class Total:
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        total = np.zeros(region.shape, self.dtype)
-        for part, weight in zip(self.parts, self.weights, strict=True):
+        weights = [self.dtype.type(weight) for weight in self.weights]
+        total: NDArray[Any] = np.multiply(self.parts[0].read(region), weights[0], dtype=self.dtype)
+        for part, weight in zip(self.parts[1:], weights[1:], strict=True):
             pixels = part.read(region).astype(self.dtype, copy=False)
-            total += pixels if weight == 1 else pixels * self.dtype.type(weight)
+            total += pixels if weight == 1 else pixels * weight
         return total
 
 

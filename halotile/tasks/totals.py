@@ -1,0 +1,74 @@
+"""Sums over pixels in double precision, a strip at a time: what lies between is never larger than the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+STRIP_PIXELS = 1 << 16
+"""Pixels worked on at once."""
+
+Array = NDArray[Any]
+
+
+def total(of: Callable[..., Array], *arrays: Array) -> float:
+    """The sum of what ``of`` makes of arrays of one shape, strip by strip.
+
+    The strips depend on the shape alone, and their sums are added up exactly rounded.
+
+    Parameters
+    ----------
+    of : callable
+        From strips of the arrays, the first in double precision and its own, to numbers in double precision.
+    arrays : ndarray
+        Of two axes or more.
+
+    Examples
+    --------
+    >>> total(lambda a, b: np.multiply(a, b, out=a), np.ones((3, 4), "float32"), np.full((3, 4), 2.0))
+    24.0
+    """
+    parts = (
+        of(arrays[0][at].astype(np.float64), *(array[at] for array in arrays[1:]))
+        for at in _strips(arrays[0].shape)
+    )
+    return math.fsum(float(np.sum(part)) for part in parts)
+
+
+def dot(left: Array, right: Array) -> float:
+    """``sum left * right``.
+
+    Examples
+    --------
+    >>> dot(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]))
+    11.0
+    """
+    return total(lambda a, b: np.multiply(a, b, out=a), left, right)
+
+
+def distance(left: Array, right: Array) -> float:
+    """``sum (left - right)²``.
+
+    Examples
+    --------
+    >>> distance(np.array([[1.0, 2.0]]), np.array([[3.0, 5.0]]))
+    13.0
+    """
+    return total(_squared_difference, left, right)
+
+
+def _squared_difference(left: Array, right: Array) -> Array:
+    left -= right
+    return np.square(left, out=left)
+
+
+def _strips(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
+    """Runs of the axis before the last, in each plane."""
+    rows = max(1, STRIP_PIXELS // max(1, shape[-1]))
+    for plane in np.ndindex(shape[:-2]):
+        for start in range(0, shape[-2], rows):
+            yield (*plane, slice(start, start + rows))
