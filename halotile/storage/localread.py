@@ -191,14 +191,21 @@ def pieces(
     (1,) Region(start=(0,), stop=(4,)) (slice(1, 5, None),)
     (2,) Region(start=(0,), stop=(1,)) (slice(5, 6, None),)
     """
-    if 0 in region.shape:
-        return
-    ranges = (range(a // c, -(-b // c)) for a, b, c in zip(region.start, region.stop, cell, strict=True))
-    for index in itertools.product(*ranges):
-        origin = tuple(i * c for i, c in zip(index, cell, strict=True))
-        whole = Region(origin, tuple(o + c for o, c in zip(origin, cell, strict=True)))
-        part = region.clip(whole)
-        yield index, part.relative_to(whole), part.relative_to(region).slices
+    axes = [_along(*axis) for axis in zip(region.start, region.stop, cell, strict=True)]
+    for places in itertools.product(*axes):
+        index, starts, stops, targets = zip(*places, strict=True) if places else ((), (), (), ())
+        yield index, Region(starts, stops), targets
+
+
+def _along(start: int, stop: int, cell: int) -> list[tuple[int, int, int, slice]]:
+    """The same along one axis: for each cell its index, where the part starts and stops in it, and its place."""
+    if start == stop:
+        return []
+    bounds = [start, *range((start // cell + 1) * cell, stop, cell), stop]
+    return [
+        (a // cell, a % cell, a % cell + b - a, slice(a - start, b - start))
+        for a, b in itertools.pairwise(bounds)
+    ]
 
 
 def _pread(file: int, nbytes: int, offset: int) -> Bytes:
