@@ -19,6 +19,7 @@ from halotile.storage.views import Constant
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.fidelity import Poisson
 from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.priors import Plugged
 from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, problem_of, scene, terms_of
@@ -121,6 +122,16 @@ def test_exact_means_direct_convolutions() -> None:
     assert exact.in_words() == "plain, 2 operators there and back; direct convolutions"
     assert fast.in_words() == "normal, all operators in one kernel of 61 × 61; Fourier transforms"
     assert fast.reach > exact.reach
+
+
+def test_a_plan_tells_of_convolutions_where_there_are_some() -> None:
+    image = scene()
+    mask = Mask(mask=InMemory(np.ones_like(image)))
+    inside = Composition((mask, *blurs("reflect", (31,))))
+    alone, within = (choose_form(terms_of(image, (o,)), image.dtype, exact=False) for o in (mask, inside))
+    assert (alone.in_words(), alone.is_fft) == ("plain, 1 operator there and back", False)
+    assert within.in_words() == "plain, 1 operator there and back; Fourier transforms where kernels are large"
+    assert within.is_fft
 
 
 def test_a_form_travels() -> None:

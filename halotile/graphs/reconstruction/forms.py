@@ -12,7 +12,7 @@ from halotile.graphs.solvers.base import Map, Problem, Staged, State, Step, Vect
 from halotile.storage.rim import Readable
 from halotile.tasks.contributions import Contributions, Wants
 from halotile.tasks.fidelity import L2, MISFIT, FoldedGradient, Gradient, NormalImage, Term
-from halotile.tasks.operators.base import with_engine
+from halotile.tasks.operators.base import engines_of, with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import Sight
@@ -65,15 +65,24 @@ class Form:
     @property
     def is_fft(self) -> bool:
         """Whether convolutions are computed by Fourier transforms."""
-        used = [self.folded] if self.folded else [term.operator for term in self.near]
-        return any(getattr(operator, "engine", "direct") == "fft" for operator in used)
+        return "fft" in self._engines
+
+    @property
+    def _engines(self) -> set[str]:
+        """How convolutions are computed; nothing where there are none."""
+        if self.folded is not None:
+            return {self.folded.engine}
+        return {engine for term in self.near for engine in engines_of(term.operator)}
 
     def in_words(self) -> str:
         """The form, for the plan."""
         if self.folded is None:
-            engines = "Fourier transforms where kernels are large" if self.is_fft else "direct convolutions"
+            engines = (
+                "; Fourier transforms where kernels are large" if self.is_fft else "; direct convolutions"
+            )
             count = len(self.terms)
-            return f"plain, {count} operator{'s' if count > 1 else ''} there and back; {engines}"
+            told = engines if self._engines else ""
+            return f"plain, {count} operator{'s' if count > 1 else ''} there and back{told}"
         rows, columns = self.folded.kernel.shape[-2:]
         engine = "Fourier transforms" if self.is_fft else "direct convolution"
         return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"

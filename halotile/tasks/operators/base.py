@@ -7,6 +7,7 @@ only what that region needs. So operators compose, and the whole image is only e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
@@ -99,6 +100,22 @@ def with_engine(operator: Some, dtype: np.dtype[Any], exact: bool) -> Some:
     """
     decide = getattr(operator, "with_engine", None)
     return operator if decide is None else cast(Some, decide(dtype, exact))
+
+
+def engines_of(operator: Operator) -> Iterator[str]:
+    """How the convolutions of an operator are computed, and of those that it is made of.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.blur import Blur
+    >>> from halotile.tasks.operators.composition import Composition
+    >>> list(engines_of(Composition((Blur(kernel=np.ones((3, 3))),))))
+    ['auto']
+    """
+    if engine := getattr(operator, "engine", None):
+        yield engine
+    for part in getattr(operator, "operators", ()):
+        yield from engines_of(part)
 
 
 @dataclass(frozen=True)
