@@ -130,11 +130,18 @@ def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
         source_positions(a, b, n, rule)
         for a, b, n, rule in zip(window.start, window.stop, source.shape, rim.rules, strict=True)
     ]
-    needed = [np.unique(p[p >= 0]) for p in positions]
+    needed = [_distinct(position) for position in positions]
     pixels = _read_slabs(source, needed)
     for axis, (position, need) in enumerate(zip(positions, needed, strict=True)):
         pixels = _spread(pixels, axis, position, need, rim.values[axis])
     return pixels
+
+
+def _distinct(position: NDArray[np.intp]) -> NDArray[np.intp]:
+    """What has to be read of an axis, each pixel once: in order, or in that of a window that only goes around the end."""
+    needed = np.unique(position[position >= 0])
+    goes_around = len(needed) == len(position) and np.count_nonzero(np.diff(position) != 1) < 2
+    return position if goes_around else needed
 
 
 def _read_slabs(source: Readable, needed: list[NDArray[np.intp]]) -> Pixels:
@@ -144,23 +151,16 @@ def _read_slabs(source: Readable, needed: list[NDArray[np.intp]]) -> Pixels:
         return source.read(Region(tuple(r[0][0] for r in runs), tuple(r[0][1] for r in runs)))
     pixels = np.empty([len(need) for need in needed], source.dtype)
     for corner in itertools.product(*runs):
-        region = Region(tuple(a for a, _ in corner), tuple(b for _, b in corner))
-        target = tuple(
-            slice(int(np.searchsorted(need, a)), int(np.searchsorted(need, a)) + b - a)
-            for need, (a, b) in zip(needed, corner, strict=True)
-        )
-        pixels[target] = source.read(region)
+        region = Region(tuple(a for a, _, _ in corner), tuple(b for _, b, _ in corner))
+        pixels[tuple(target for _, _, target in corner)] = source.read(region)
     return pixels
 
 
-def _runs(sorted_positions: NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Sorted positions as half-open runs without gaps."""
-    if not len(sorted_positions):
-        return []
-    breaks = np.flatnonzero(np.diff(sorted_positions) > 1)
-    starts = sorted_positions[np.concatenate(([0], breaks + 1))]
-    stops = sorted_positions[np.concatenate((breaks, [len(sorted_positions) - 1]))] + 1
-    return [(int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
+def _runs(positions: NDArray[np.intp]) -> list[tuple[int, int, slice]]:
+    """Positions as half-open runs without gaps, each with its place among them."""
+    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+    ends = itertools.pairwise([0, *breaks.tolist(), len(positions)])
+    return [(int(positions[a]), int(positions[b - 1]) + 1, slice(a, b)) for a, b in ends if a < b]
 
 
 def _spread(
