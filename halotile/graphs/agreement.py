@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
 from halotile.graphs.checks import check_job
 from halotile.graphs.job import (
     Aim,
@@ -212,6 +213,24 @@ def _exact_engines(operators: tuple[OperatorChoice, ...], aim: Aim) -> Told:
             )
 
 
+def _one_weight_each(operators: tuple[OperatorChoice, ...]) -> Told:
+    for number, choice in enumerate(operators):
+        yield from _weights_in(choice.name, choice.options, ("operators", number))
+
+
+def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, ...]) -> Told:
+    """Of a sum, and of those inside of others."""
+    parts, weights = options.get("operators", ()), options.get("weights", ())
+    if name == "sum" and isinstance(weights, list | tuple) and len(parts) != len(weights):
+        yield (
+            (*place, "weights"),
+            f"has {counted(len(weights), 'number')} for {counted(len(parts), 'operator')}; write one for each",
+        )
+    for number, part in enumerate(parts):
+        if isinstance(part, Mapping):
+            yield from _weights_in(part.get("name", ""), part, (*place, "operators", number))
+
+
 def _every_block(run: Run) -> Told:
     """Settings of a run that have no meaning for a solver."""
     if run.on_bad_block != "fail":
@@ -247,6 +266,7 @@ RULES: Mapping[type, tuple[Rule, ...]] = {
         _fidelity_with_its_options,
         _start_of_fidelity,
         _exact_engines,
+        _one_weight_each,
         _every_block,
         _planes,
     ),

@@ -191,6 +191,7 @@ def image_shape(
     InputError
         When a measurement is not one of that image.
     """
+    _check_made(operators)
     if given != "auto":
         if wrong := _misfits(operators, data, tuple(given)):
             raise InputError(wrong)
@@ -204,6 +205,15 @@ def image_shape(
     raise ConfigError(
         f"{wrong} If the image is not {' x '.join(map(str, shape))}, write its shape, such as shape: [4096, 4096]."
     )
+
+
+def _check_made(operators: Iterable[Operator]) -> None:
+    """Refuse an operator that there is for no shape, such as a physics of no such name."""
+    for number, operator in enumerate(operators):
+        try:
+            _ = operator.kind
+        except ConfigError as error:
+            raise ConfigError(f"operators[{number}]: {error}") from None
 
 
 def _candidates(operators: tuple[Operator, ...], data: tuple[Source, ...]) -> Iterable[Shape]:
