@@ -117,10 +117,18 @@ def inline(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> 
 def iterations_of(
     solver: Solver, problem: Problem, folder: Path, *, block: int = 64, halo: int = 40, **options: Any
 ) -> Iterations:
-    """A solver on disk, in blocks of this size."""
-    shape = problem.shape
+    """A solver on disk, in blocks of this size and files of ``shard``² pixels."""
+    shape, shard = problem.shape, options.pop("shard", 32)
     layout = Layout(
-        shape, str(problem.dtype), (32, 32), (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False
+        shape,
+        str(problem.dtype),
+        (shard, shard),
+        (16, 16),
+        "lz4",
+        ("y", "x"),
+        (1.0, 1.0),
+        (None, None),
+        False,
     )
     return Iterations(
         solver,

@@ -104,19 +104,6 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
         make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
 
 
-def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
-    write_zarr(tmp_path / "in.zarr", noisy_picture((64, 64)))
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import halotile\nhalotile.denoise('in.zarr', 'out.zarr', 'gaussian', sigma=1.0, workers=1)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "out.zarr" / "zarr.json").exists()
-
-
 DIES = """
 import builtins, multiprocessing, os, signal
 from halotile.graphs.clusters import local

@@ -85,9 +85,9 @@ def test_fused_sweeps_have_the_bits_of_whole_images(
     terms = terms_of(image, blurs(boundary))
     whole = problem_of(image, terms, prior_of(prior, image, 1000, 1000, tmp_path), STEP)
     expected, _ = in_memory(SOLVERS[solver], whole, 3)
-    for block, tile in [(64, 64), (96, 40)]:
+    for block, tile in [(64, 64), (128, 40)]:
         problem = problem_of(image, terms, prior_of(prior, image, block, tile, tmp_path), STEP)
-        run = iterations_of(SOLVERS[solver], problem, tmp_path / f"{block}", block=block)
+        run = iterations_of(SOLVERS[solver], problem, tmp_path / f"{block}", block=block, shard=64)
         assert len(list(run.run(3, lambda *_: False))) == 3
         assert np.array_equal(read_all(run.image()), expected)
     assert not np.array_equal(expected, 0 * expected)
@@ -109,7 +109,8 @@ def test_tiles_of_any_size_in_one_pass_or_two_have_the_bits_of_whole_images(
     form = Form(terms, apart=True)
     apart = replace(problem, gradient=form.map("gradient"), normal=form.map("normal"))
     for name, each in (("one", problem), ("two", apart)):
-        run = iterations_of(ProximalGradient(), each, tmp_path / name, block=128, own_sight=Sight(reach=16))
+        folder, sight = tmp_path / name, Sight(reach=16)
+        run = iterations_of(ProximalGradient(), each, folder, block=128, shard=128, own_sight=sight)
         assert len(list(run.run(2, lambda *_: False))) == 2
         assert np.array_equal(read_all(run.image()), expected)
 
