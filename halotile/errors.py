@@ -94,7 +94,7 @@ class TaskFailed(HalotileError, RuntimeError):
 
 
 class Diverged(HalotileError, ArithmeticError):
-    """A solver's numbers grow without bound; its last image is kept."""
+    """A solver's numbers grow without bound; an image from before is kept."""
 
 
 class Stalled(HalotileError, TimeoutError):

@@ -10,11 +10,11 @@ from pathlib import Path
 from halotile import registry
 from halotile.errors import DamagedData, InputError
 from halotile.storage.formats.base import Source
+from halotile.storage.marks import MARKS
 from halotile.storage.rim import Readable
 
 __all__ = ["Source", "open_numbers", "open_source"]
 
-_STORE_MARKS = ("zarr.json", ".zarray", ".zgroup")
 _SUPPORTED = (
     "Zarr v2 and v3 arrays, OME-Zarr 0.4 and 0.5 groups, TIFF, BigTIFF and OME-TIFF, .npy, "
     'and HDF5 (with pip install "halotile[hdf5]")'
@@ -138,7 +138,7 @@ def _what_stands_at(place: Path) -> str:
         with place.open("rb") as file:
             return f"a file that begins with {file.read(8)!r}"
     entries = sorted(entry for entry in place.iterdir())
-    stores = [e.name for e in entries if any((e / mark).exists() for mark in _STORE_MARKS)]
+    stores = [e.name for e in entries if any((e / mark).exists() for mark in MARKS)]
     if stores:
         shown = ", ".join(stores[:5])
         return f"a directory without Zarr metadata of its own (inside it: {shown}; name one of these)"

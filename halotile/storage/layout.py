@@ -15,12 +15,11 @@ import numpy as np
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.storage import ome_metadata
 from halotile.storage.grid import Grid, Region
+from halotile.storage.marks import METADATA
 from halotile.storage.shards import LEVELS, ShardFormat
 
 DTYPES = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Types that an output can have."""
-
-METADATA = "zarr.json"
 
 
 @dataclass(frozen=True)

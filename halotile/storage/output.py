@@ -20,7 +20,8 @@ from halotile.errors import ConfigError, InputError
 from halotile.storage.disk import DISK, Buffers, Disk
 from halotile.storage.grid import Region
 from halotile.storage.layout import Layout, read_layout
-from halotile.storage.place import MARKS, check_place
+from halotile.storage.marks import MARKS
+from halotile.storage.place import check_place
 from halotile.storage.shards import encode_shard, find_index_problems, find_problems
 
 __all__ = [

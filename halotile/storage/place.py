@@ -9,10 +9,7 @@ from pathlib import Path
 
 from halotile.errors import OutputRefused
 from halotile.storage.disk import PARTIAL
-from halotile.storage.layout import METADATA
-
-MARKS = (METADATA, ".zgroup", ".zarray")
-"""What a Zarr has at its top, and so what tells one from any other directory."""
+from halotile.storage.marks import MARKS, METADATA
 
 
 def check_path(path: str | Path, key: str = "output.path") -> None:

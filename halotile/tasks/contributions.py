@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from halotile.tasks.fidelity import Gradient, NormalImage, Term
 from halotile.tasks.operators.base import InMemory, Shape, read_all
 from halotile.tasks.shared import Scope
 from halotile.tasks.stored import Stored, store
+from halotile.tasks.totals import add_exactly
 
 Wants = Literal["gradient", "normal"]
 PART = "part"
@@ -159,7 +159,7 @@ class Adding:
             raise TaskFailed(
                 f"operator {each.number} ({name}) failed on a worker: {type(error).__name__}: {error}"
             ) from error
-        return pixels, {name: math.fsum(values) for name, values in scope.sums().items()}
+        return pixels, {name: add_exactly(values) for name, values in scope.sums().items()}
 
     def _kept(self, total: NDArray[Any], sums: dict[str, dict[int, float]], alive: int = 0) -> Part:
         stored = store(total, self.folder, stem=PART)

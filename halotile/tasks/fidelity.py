@@ -14,7 +14,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.operators.base import Derived, Operator, Shape, window_of
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope
-from halotile.tasks.totals import total
+from halotile.tasks.totals import total_of
 
 MISFIT = "misfit"
 """The sum under which a gradient notes how badly its image explains the measurements."""
@@ -135,28 +135,17 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Curved:
-    """``c(A x_0, y) A x`` with the curvature ``c`` of a fidelity."""
+class Curved(Derived):
+    """``c(A x_0, y) A x`` with the curvature ``c`` of a fidelity; its image is ``A x``."""
 
-    seen: Readable
     at: Readable
     measurement: Readable
     fidelity: Fidelity
 
-    @property
-    def shape(self) -> Shape:
-        """Shape in pixels."""
-        return self.seen.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return self.seen.dtype
-
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         curvature = self.fidelity.curvature(np.asarray(self.at.read(region)), self.measurement.read(region))
-        curved: Pixels = self.seen.read(region) * curvature.astype(self.dtype, copy=False)
+        curved: Pixels = self.image.read(region) * curvature.astype(self.dtype, copy=False)
         return curved
 
 
@@ -292,7 +281,7 @@ class FoldedGradient(Derived):
             if not core.inside(region):
                 continue  # a strip that is folded at the rim: its cells are noted by the read that holds them
             inner = core.relative_to(region).slices
-            value = total(_energy, gradient[inner], back[inner], self.image.read(core)) / 2
+            value = total_of(_energy, gradient[inner], back[inner], self.image.read(core)) / 2
             scope.note(MISFIT, cell, 0, value)
         return gradient
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,28 +15,43 @@ STRIP_PIXELS = 1 << 16
 Array = NDArray[Any]
 
 
-def total(of: Callable[..., Array], *arrays: Array) -> float:
-    """The sum of what ``of`` makes of arrays of one shape, strip by strip.
+def add_exactly(parts: Iterable[float]) -> float:
+    """Their sum, exactly rounded, hence the same in any order; not finite where one of them, or the sum, is not.
+
+    Examples
+    --------
+    >>> add_exactly([1e16, 1.0, -1e16]), add_exactly([math.inf, -math.inf]), add_exactly([1e308, 1e308])
+    (1.0, nan, inf)
+    """
+    numbers = list(parts)
+    try:
+        return math.fsum(numbers)
+    except (ValueError, OverflowError):  # infinities of both signs, or more than a double holds
+        return sum(numbers)
+
+
+def total_of(make: Callable[..., Array], *arrays: Array) -> float:
+    """The sum of what ``make`` makes of arrays of one shape, strip by strip.
 
     The strips depend on the shape alone, and their sums are added up exactly rounded.
 
     Parameters
     ----------
-    of : callable
+    make : callable
         From strips of the arrays, the first in double precision and its own, to numbers in double precision.
     arrays : ndarray
         Of two axes or more.
 
     Examples
     --------
-    >>> total(lambda a, b: np.multiply(a, b, out=a), np.ones((3, 4), "float32"), np.full((3, 4), 2.0))
+    >>> total_of(lambda a, b: np.multiply(a, b, out=a), np.ones((3, 4), "float32"), np.full((3, 4), 2.0))
     24.0
     """
     parts = (
-        of(arrays[0][at].astype(np.float64), *(array[at] for array in arrays[1:]))
+        make(arrays[0][at].astype(np.float64), *(array[at] for array in arrays[1:]))
         for at in _strips(arrays[0].shape)
     )
-    return math.fsum(float(np.sum(part)) for part in parts)
+    return add_exactly(float(np.sum(part)) for part in parts)
 
 
 def dot(left: Array, right: Array) -> float:
@@ -47,7 +62,7 @@ def dot(left: Array, right: Array) -> float:
     >>> dot(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]))
     11.0
     """
-    return total(lambda a, b: np.multiply(a, b, out=a), left, right)
+    return total_of(lambda a, b: np.multiply(a, b, out=a), left, right)
 
 
 def distance(left: Array, right: Array) -> float:
@@ -58,7 +73,7 @@ def distance(left: Array, right: Array) -> float:
     >>> distance(np.array([[1.0, 2.0]]), np.array([[3.0, 5.0]]))
     13.0
     """
-    return total(_squared_difference, left, right)
+    return total_of(_squared_difference, left, right)
 
 
 def _squared_difference(left: Array, right: Array) -> Array:

@@ -16,7 +16,7 @@ from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.distributed.holding import task_bytes
 from halotile.graphs.memory import IMPORTS_BYTES
-from tests.graphs.distributing import STACKS, image, tiled
+from tests.graphs.distributing import STACKS, image, one_bright_pixel, refuse_bright, tiled
 
 physics = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
@@ -54,15 +54,8 @@ def test_an_error_names_its_operator_and_leaves_the_cluster_usable(ctx: Distribu
 
 
 def test_an_error_names_its_tile(ctx: DistributedContext) -> None:
-    def refuse(batch: torch.Tensor) -> torch.Tensor:
-        if batch.max() > 8:
-            raise ValueError("too bright")
-        return batch
-
-    x = torch.zeros(1, 1, 40, 16)
-    x[..., 20, 8] = 9
     with pytest.raises(TaskFailed, match="denoise of tile 1 failed on a worker: ValueError: too bright"):
-        tiled(ctx, refuse, max_batch_size=1, overlap=0)(x)
+        tiled(ctx, refuse_bright, max_batch_size=1, overlap=0)(one_bright_pixel())
 
 
 def test_a_worker_that_dies_is_an_error_at_once() -> None:

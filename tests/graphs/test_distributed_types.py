@@ -15,7 +15,7 @@ import zarr
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, OutputRefused, TaskFailed
 from halotile.graphs.clusters.base import Cluster
-from tests.graphs.distributing import STACKS, Smooth, image, tiled
+from tests.graphs.distributing import STACKS, Smooth, image, one_bright_pixel, refuse_bright, tiled
 from tests.support import noisy_picture, write_zarr
 
 physics = pytest.importorskip("deepinv.physics")
@@ -50,17 +50,10 @@ def test_a_dask_array_in_is_a_lazy_one_out(ctx: DistributedContext) -> None:
 
 
 def test_an_error_in_a_lazy_array_names_its_tile_or_operator(ctx: DistributedContext) -> None:
-    def refuse(batch: torch.Tensor) -> torch.Tensor:
-        if batch.max() > 8:
-            raise ValueError("too bright")
-        return batch
-
-    x = torch.zeros(1, 1, 40, 16)
-    x[..., 20, 8] = 9
-    lazy = da.from_array(x.numpy())
+    lazy = da.from_array(one_bright_pixel().numpy())
     with pytest.raises(TaskFailed, match="denoise of tile 1 failed on a worker: ValueError: too bright"):
-        tiled(ctx, refuse, max_batch_size=1, overlap=0)(lazy).compute()
-    picky = physics.LinearPhysics(A=refuse, A_adjoint=refuse)
+        tiled(ctx, refuse_bright, max_batch_size=1, overlap=0)(lazy).compute()
+    picky = physics.LinearPhysics(A=refuse_bright, A_adjoint=refuse_bright)
     calm = physics.LinearPhysics(A=lambda x: 0 * x, A_adjoint=lambda x: 0 * x)
     with pytest.raises(TaskFailed, match="forward of operator 1 failed on a worker: ValueError: too bright"):
         da.compute(distribute([calm, picky], ctx).A(lazy))

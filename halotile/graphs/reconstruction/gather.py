@@ -21,6 +21,7 @@ from halotile.storage.disk import is_full
 from halotile.storage.journal import Journal
 from halotile.storage.output import ShardWriter
 from halotile.tasks.contributions import Adding, Contributions, Part
+from halotile.tasks.totals import add_exactly
 
 PHASE = "adjoint"
 SPLIT_EVERY = 4
@@ -111,7 +112,7 @@ class Gathering:
         self.status.work_begins()
         try:
             (part,) = self._results(cluster)
-            sums = {name: [math.fsum(values.values())] for name, values in part.sums.items()}
+            sums = {name: [add_exactly(values.values())] for name, values in part.sums.items()}
             self.ledger.enter({0: sums})
             self.journal.mark([0])
         except FileNotFoundError as error:

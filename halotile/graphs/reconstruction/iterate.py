@@ -41,6 +41,7 @@ from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.priors import denoised_in
 from halotile.tasks.shared import Shared
 from halotile.tasks.step import Sight, StepTask, Sum, Written
+from halotile.tasks.totals import add_exactly
 
 TINY = 1e-30
 """A mean square that counts as this at least: nobody tells 300 dB from more."""
@@ -335,7 +336,7 @@ def add_up(ledger: Ledger, blocks: int) -> dict[str, float]:
     assert len(ledger.sums) >= blocks
     names = ledger.sums[0].keys()
     return {
-        name: math.fsum(part for number in range(blocks) for part in ledger.sums[number][name])
+        name: add_exactly(part for number in range(blocks) for part in ledger.sums[number][name])
         for name in names
     }
 

@@ -127,7 +127,8 @@ class ReconstructionPlan:
     def scratch_bytes(self) -> int:
         """The most that the solver's images take."""
         staged = self.state_layout.size_bytes if self.form.apart or self.form.whole else 0
-        return self.vectors(self.solver, "").size_bytes + staged
+        aside = self.state_layout.size_bytes if self.takes_steps else 0
+        return self.vectors(self.solver, "").size_bytes + aside + staged
 
     @property
     def footprint(self) -> StepFootprint:

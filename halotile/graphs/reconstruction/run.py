@@ -59,7 +59,7 @@ def reconstruct(
     OutputRefused, ResumeRefused
         When the output is not this job's to write, or another run is writing it.
     Diverged
-        When the solver's numbers grow without bound. Its last image is kept.
+        When the solver's numbers grow without bound. The error says where the image from before they grew lies.
     BlockFailed
         When blocks failed after their retries.
     DiskRefused

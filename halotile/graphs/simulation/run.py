@@ -25,7 +25,7 @@ from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
 from halotile.storage.disk import DISK, sweep_partials
 from halotile.storage.journal import Journal
-from halotile.storage.place import MARKS
+from halotile.storage.marks import MARKS
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.simulated import Noise
 

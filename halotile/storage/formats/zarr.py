@@ -25,11 +25,11 @@ from halotile.storage.formats.base import (
 )
 from halotile.storage.grid import Region
 from halotile.storage.localread import LocalArray, open_local
+from halotile.storage.marks import MARKS
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.stored import StoredArray
 from halotile.storage.tensorread import TensorArray, open_tensor
 
-_MARKS = ("zarr.json", ".zarray", ".zgroup")
 _MOST_LISTED = 20
 _MOST_FILES = 4_096
 """Chunk files whose own time is looked at to tell whether an array was changed."""
@@ -40,8 +40,8 @@ _MOST_DIRECTORIES = 20_000
 def claims(path: Path) -> bool:
     """Whether Zarr metadata stand at the root."""
     if path.is_dir():
-        return any((path / mark).is_file() for mark in _MARKS)
-    return path.suffix == ".zip" and any(_zip_member(path, mark) is not None for mark in _MARKS)
+        return any((path / mark).is_file() for mark in MARKS)
+    return path.suffix == ".zip" and any(_zip_member(path, mark) is not None for mark in MARKS)
 
 
 def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001

@@ -17,6 +17,7 @@ import torch
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
 from halotile.storage.layout import Layout
+from halotile.storage.marks import MARKS
 from halotile.storage.output import ShardWriter, create_output
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.tensors import kind_of, to_array, to_tensor
@@ -24,8 +25,6 @@ from halotile.tasks.distributed.tensors import kind_of, to_array, to_tensor
 IN_MEMORY_BYTES = 2**26
 """Images that are put together are kept in memory up to this size, and in a file above."""
 SHARD = 512
-MARKS = ("zarr.json", ".zarray")
-"""What lies in the folder of a Zarr array."""
 IMAGE_AXES = 4
 
 Method = TypeVar("Method", bound=Callable[..., Any])
