@@ -1,4 +1,7 @@
-"""Small pictures, whole-picture references and jobs for the tests."""
+"""Small pictures, whole-picture references and jobs for the tests.
+
+What workers import of the tests imports this: torch is left to the functions that need it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import zarr
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from halotile.cli.config import load_job
 from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
@@ -83,6 +84,8 @@ def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Pi
 
     ``pixels`` has the tiled axes last; all others are looped over.
     """
+    import torch
+
     denoiser = make_denoiser(job.denoiser, job)
     model: Any = denoiser.build()
     if denoiser.convolutional:
@@ -124,6 +127,9 @@ def read_zarr(path: Path) -> Picture:
 
 def dncnn_weights(path: Path, depth: int = 5, width: int = 8, channels: tuple[int, int] = (1, 1)) -> Path:
     """Random weights of a small DnCNN."""
+    import torch
+    from safetensors.torch import save_file
+
     generator = torch.Generator().manual_seed(1)
     sizes = [channels[0], *[width] * (depth - 1), channels[1]]
     state = {}

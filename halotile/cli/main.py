@@ -13,6 +13,7 @@ interface of the engine that is used here::
 from __future__ import annotations
 
 import functools
+import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -376,6 +377,8 @@ def main() -> None:
         if end.code == exits.INTERRUPTED:  # what closes at exit is not to be torn as well
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise
+    finally:
+        gc.freeze()  # all of it ends with the process: to search it for garbage takes a second where torch is loaded
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from distributed import Client
+if TYPE_CHECKING:
+    from distributed import Client
 
 WORKER_ENVIRONMENT = {
     # Convolution layers allocate and free large activations over and over. With these the memory stays in

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 
 import dask
 from distributed import Client, LocalCluster
 from distributed.security import Security
 
 from halotile.errors import ConfigError
+from halotile.graphs.clusters import forks
 from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster, own_environment
+from halotile.graphs.clusters.forks import children_spared_from_ctrl_c, ensure_forks
 from halotile.graphs.clusters.nanny import OwnNanny
 
 START_SECONDS = 120
 
-SETTINGS = {
+SETTINGS = forks.SETTINGS | {
     # A task whose worker dies comes back to the driver at once, which finds out which block was to blame.
     "distributed.scheduler.allowed-failures": 0,
     # A worker that is not back by then is given up for good, also one that died again only just now.
@@ -52,29 +51,6 @@ class LocalWorkers:
     client: Client
     workers: int
     dashboard: str | None
-
-
-def _start_resource_tracker() -> None:
-    """Start the process that clears up after workers that were killed, and is not to complain of them."""
-    with own_environment():
-        known = os.environ.get("PYTHONWARNINGS")
-        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, "ignore:resource_tracker")))
-        resource_tracker.ensure_running()
-
-
-@contextmanager
-def _children_spared_from_ctrl_c() -> Iterator[None]:
-    """Threads and processes that begin in here never see SIGINT; this thread gets it a moment later.
-
-    Ctrl-C goes to every process of the terminal. The driver alone decides what it means.
-    """
-    # Starting this one would unblock the signal again in the thread that starts the workers.
-    _start_resource_tracker()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -114,8 +90,9 @@ def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterato
 
 
 def _start_processes(workers: int, memory_bytes: int, dashboard: bool) -> LocalCluster:
+    ensure_forks()  # it imports while the scheduler starts
     try:
-        with _children_spared_from_ctrl_c():
+        with children_spared_from_ctrl_c():
             return LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,

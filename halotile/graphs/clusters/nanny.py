@@ -11,6 +11,8 @@ from typing import Any
 
 from distributed import Nanny
 
+from halotile.graphs.clusters.forks import ensure_forks
+
 NOT_IMPORTED = "__main__"
 """A main module of this name is left alone by processes that multiprocessing starts."""
 
@@ -29,6 +31,7 @@ class OwnNanny(Nanny):  # type: ignore[misc]
     async def instantiate(self) -> Any:
         """Start the process, and wait until it answers."""
         with script_not_imported():
+            ensure_forks()
             return await super().instantiate()
 
 

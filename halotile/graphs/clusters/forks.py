@@ -1,0 +1,63 @@
+"""Workers are forked from a process that has imported what each of them would import itself.
+
+So it is imported once and not once a worker, lies in memory once, and a worker that takes the place of a dead one works
+at once. The process has one thread and computes nothing: what is forked from it is safe to compute with.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+
+from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, own_environment
+
+METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+"""How multiprocessing starts workers. Elsewhere there are system libraries that do not survive a fork."""
+
+PRELOADED = ["torch", "halotile.graphs.clusters.preloaded"]
+
+SETTINGS = {
+    "distributed.worker.multiprocessing-method": METHOD,
+    # What a worker would take over from the process that it is forked from; the user's environment goes before.
+    "distributed.nanny.environ": {"PYTHONPATH": "", "PYTHONSAFEPATH": ""},
+}
+
+
+def ensure_forks() -> None:
+    """Start the process that workers are forked from, or find it running."""
+    if METHOD != "forkserver":
+        return
+    multiprocessing.get_context(METHOD).set_forkserver_preload(PRELOADED)
+    with children_spared_from_ctrl_c(), own_environment():
+        # It is to import what this process would, and nothing that happens to lie in the working directory.
+        path = os.pathsep.join(filter(None, sys.path))
+        os.environ.update(WORKER_ENVIRONMENT, PYTHONPATH=path, PYTHONSAFEPATH="1")
+        forkserver.ensure_running()
+
+
+@contextmanager
+def children_spared_from_ctrl_c() -> Iterator[None]:
+    """Threads and processes that begin in here never see SIGINT; this thread gets it a moment later.
+
+    Ctrl-C goes to every process of the terminal. The driver alone decides what it means.
+    """
+    # Starting this one would unblock the signal again in the thread that starts the workers.
+    _start_resource_tracker()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_resource_tracker() -> None:
+    """Start the process that clears up after workers that were killed, and is not to complain of them."""
+    with own_environment():
+        known = os.environ.get("PYTHONWARNINGS")
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, "ignore:resource_tracker")))
+        resource_tracker.ensure_running()

@@ -1,0 +1,20 @@
+"""Imported by the process that workers are forked from, before the first of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import distributed.nanny
+import numpy as np
+
+import halotile.tasks.denoise
+import halotile.tasks.step
+
+__all__ = ["distributed", "halotile"]
+
+# Users' code may draw without a seed: workers are not to draw the same.
+os.register_at_fork(after_in_child=np.random.seed)
+
+# What is imported stays to the end: a search for garbage would write to it, and it would be shared no longer.
+gc.freeze()
