@@ -1,15 +1,15 @@
-"""SIGTERM and SIGUSR1 ask a run to drain; the handlers that were there come back afterwards."""
+"""SIGTERM and SIGUSR1 ask a run to drain, Ctrl-C ends it; the handlers that were there come back afterwards."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Signals:
-    """Remembers that a signal asked the run to drain.
+    """Remembers that a signal asked the run to drain, and interrupts it once.
 
     Only the main thread may set handlers; elsewhere the run simply is not asked.
     """
@@ -25,6 +25,8 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             for number in self.heeded:
                 self._before[number] = signal.signal(number, self._ask)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -34,3 +36,7 @@ class Signals:
     def _ask(self, number: int, _: FrameType | None) -> None:
         self.asked = True
         self.name = signal.Signals(number).name
+
+    def _interrupt(self, number: int, _: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # a second one would tear what closes, and be waited for
+        raise KeyboardInterrupt

@@ -12,14 +12,16 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import numpy as np
 import psutil
 import pytest
 from distributed.core import connect
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters import local
+from halotile.graphs.clusters import forks, local
 from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster
 from halotile.graphs.planner import make_plan
+from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_picture, write_zarr
 
 pytestmark = pytest.mark.cluster
@@ -49,6 +51,48 @@ def test_workers_start_in_the_environment_that_convolutions_like(cluster: Cluste
 def test_workers_never_see_ctrl_c(cluster: Cluster) -> None:
     assert all(view["blocked"] for view in cluster.client.run(worker_view).values())
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def draw() -> float:
+    """A number that nobody gave a seed for."""
+    return float(np.random.random())
+
+
+def test_workers_do_not_draw_the_same_numbers(cluster: Cluster) -> None:
+    assert len(set(cluster.client.run(draw).values())) == 2
+
+
+FORKED = """
+import os, sys
+from halotile.graphs.clusters import local
+
+def look():
+    return "torch" in sys.modules, os.getppid() != driver, os.environ.get("PYTHONPATH")
+
+driver = os.getpid()
+with local.start(workers=1, memory_bytes=2**31, dashboard=False) as cluster:
+    print(*cluster.client.run(look).values())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(forks.METHOD != "forkserver", reason="workers are forked on Linux only")
+def test_what_lies_in_the_working_directory_is_not_imported_by_workers(tmp_path: Path) -> None:
+    script, elsewhere = tmp_path / "script.py", tmp_path / "elsewhere"
+    script.write_text(FORKED)
+    elsewhere.mkdir()
+    for module in ("torch", "numbers"):
+        (elsewhere / f"{module}.py").write_text("print('not meant')")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=elsewhere,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"(True, True, '{REPOSITORY}')\n", "")
 
 
 async def knock(address: str) -> None:
