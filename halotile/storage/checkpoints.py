@@ -127,4 +127,4 @@ class Ledger:
                 self.sums[number] = sums
         if None in contents or not self.path.exists():
             whole = [line for line, content in zip(lines, contents, strict=True) if content is not None]
-            self.disk.write_file(self.path, whole, mode=_MODE)
+            self.disk.write_file(self.path, whole, mode=_MODE, sync=False)

@@ -61,8 +61,10 @@ class Journal:
         self._torn = False
 
     @classmethod
-    def create(cls, path: Path, fingerprint: str, total: int, disk: Disk = DISK) -> Journal:
-        """Start an empty journal, in place of one that may stand there; durable on return.
+    def create(
+        cls, path: Path, fingerprint: str, total: int, disk: Disk = DISK, *, sync: bool = True
+    ) -> Journal:
+        """Start an empty journal, in place of one that may stand there.
 
         Parameters
         ----------
@@ -74,9 +76,11 @@ class Journal:
             Number of blocks in the plan.
         disk : Disk
             What writes it.
+        sync : bool
+            Whether it is durable on return.
         """
         journal = cls(path, _header(fingerprint, total), total, disk, read_only=False)
-        disk.write_file(path, [journal._header], mode=_MODE)
+        disk.write_file(path, [journal._header], mode=_MODE, sync=sync)
         return journal
 
     @classmethod

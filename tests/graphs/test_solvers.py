@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from halotile.errors import DamagedData, ResumeRefused
 from halotile.graphs.reconstruction.forms import Form
 from halotile.graphs.reconstruction.further import is_done
-from halotile.graphs.reconstruction.iterate import Target
+from halotile.graphs.reconstruction.iterate import Iterations, Target
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
 from halotile.graphs.solvers.cg import ConjugateGradients
@@ -269,8 +270,8 @@ def test_to_begin_with_a_perfect_fit_is_no_divergence(tmp_path: Path, solver: st
     assert run.rows[0]["misfit"] == 0
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str) -> None:
+def cut_short(solver: str, folder: Path) -> tuple[Callable[[], Iterations], Iterations]:
+    """What goes on with iterations that broke off inside of the third, and the same iterations undisturbed."""
     image = scene()
     problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
 
@@ -282,18 +283,37 @@ def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, s
         journal.mark(receipt.done)
         raise Interrupted
 
-    undisturbed = iterations_of(SOLVERS[solver], problem, tmp_path / "a")
-    rows = list(undisturbed.run(4, lambda *_: False))
-    run = iterations_of(SOLVERS[solver], problem, tmp_path / "b", sweep=cut)
     with pytest.raises(Interrupted):
-        list(run.run(4, lambda *_: False))
-    again = iterations_of(SOLVERS[solver], problem, tmp_path / "b")
+        list(iterations_of(SOLVERS[solver], problem, folder / "b", sweep=cut).run(4, lambda *_: False))
+    undisturbed = iterations_of(SOLVERS[solver], problem, folder / "a")
+    list(undisturbed.run(4, lambda *_: False))
+    return lambda: iterations_of(SOLVERS[solver], problem, folder / "b"), undisturbed
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str) -> None:
+    go_on, undisturbed = cut_short(solver, tmp_path)
+    again = go_on()
     assert again.state.iteration == 2
     list(again.run(4, lambda *_: False))
     assert np.array_equal(read_all(again.image()), read_all(undisturbed.image()))
-    for ours, theirs in zip(again.rows, rows, strict=True):
+    for ours, theirs in zip(again.rows, undisturbed.rows, strict=True):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
     assert sorted(path.name for path in (tmp_path / "b").glob("journal*")) == []
+
+
+@pytest.mark.parametrize("book", ["journal.2", "sums.2"])
+@pytest.mark.parametrize("left", [None, b"", b"\0" * 90], ids=["nothing", "an empty file", "zeros"])
+def test_books_that_a_power_cut_took_cost_a_sweep_and_no_bit(
+    tmp_path: Path, book: str, left: bytes | None
+) -> None:
+    go_on, undisturbed = cut_short("pgd", tmp_path)
+    path = tmp_path / "b" / book
+    assert path.exists()
+    path.unlink() if left is None else path.write_bytes(left)
+    again = go_on()
+    list(again.run(4, lambda *_: False))
+    assert np.array_equal(read_all(again.image()), read_all(undisturbed.image()))
 
 
 def test_a_state_of_another_job_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -231,16 +231,26 @@ class Iterations:
 
     @contextmanager
     def _books(self, grid: Grid, paths: Sequence[Path], stage: str = "") -> Iterator[tuple[Journal, Ledger]]:
-        """What is known of a pass of the iteration at hand over the blocks of ``grid``, which writes ``paths``."""
+        """What is known of a pass of the iteration at hand over the blocks of ``grid``, which writes ``paths``.
+
+        Nothing of it has to outlive a power cut: a pass without books begins anew. So they are synced only where the
+        pass breaks off, and an iteration waits for the disk once, for its checkpoint.
+        """
         name = f"{self.state.iteration}{stage}"
         path, fingerprint = self.folder / f"journal.{name}", f"{self.fingerprint}-{name}"
-        if not path.exists():
-            Journal.create(path, fingerprint, len(grid)).close()
+        try:
+            journal = Journal.open(path, fingerprint, len(grid))
+        except (FileNotFoundError, DamagedData):
+            journal = Journal.create(path, fingerprint, len(grid), sync=False)
         ledger = Ledger(self.folder / f"sums.{name}")
-        with Journal.open(path, fingerprint, len(grid)) as journal:
-            self._strike(journal, ledger, grid, paths)
+        self._strike(journal, ledger, grid, paths)
+        try:
             yield journal, ledger
-            ledger.sync()
+        except BaseException:
+            with suppress(OSError):  # what is lost with the disk is done again
+                ledger.sync()
+                journal.sync()
+            raise
 
     def _strike(self, journal: Journal, ledger: Ledger, grid: Grid, paths: Sequence[Path]) -> None:
         """Blocks that are marked, and have lost their sums or a shard, are done again."""
