@@ -75,6 +75,22 @@ def test_squares_of_large_images_are_added_up_by_blocks(
     assert difference(*found) < NEAR
 
 
+@pytest.mark.parametrize("padding", ["circular", "reflect", "valid"])
+def test_super_resolution_of_large_images_of_odd_sizes_is_that_of_deepinv(
+    ctx: DistributedContext, padding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    words = {"filter": "gaussian", "factor": 2, "padding": padding}
+    plain = physics.StackedLinearPhysics([physics.Downsampling(img_size=(1, 69, 51), **words)])
+    x = image(1, 1, 69, 51)
+    y = plain.A(x)
+    untold = distribute([physics.Downsampling(**words)], ctx)
+    assert difference(untold.A(x), y) < NEAR
+    for run in OPERATIONS.values():
+        assert difference(run(distribute(plain, ctx), x, y), run(plain, x, y)) < NEAR
+
+
 @pytest.mark.parametrize("kind", ["circular", "reflect"])
 def test_exact_or_not_the_normal_operator_is_that_of_the_blurs(
     ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import Cluster
 from tests.graphs.distributing import NEAR, OPERATIONS, STACKS, difference, image, kernel, masks
 
@@ -175,3 +175,30 @@ def test_gradients_that_would_be_lost_are_refused_or_told(ctx: DistributedContex
     blur.filter = torch.nn.Parameter(kernel(3))
     with pytest.warns(UserWarning, match=r"operator 0 \(Blur\) has weights that want gradients \(filter\)"):
         distribute([blur], ctx)
+
+
+SIZES = {"odd": (1, 65, 47), "odd by odd": (1, 63, 45)}
+
+
+@pytest.mark.parametrize("padding", ["circular", "reflect"])
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_super_resolution_of_odd_sizes_is_that_of_deepinv(
+    ctx: DistributedContext, size: tuple[int, int, int], padding: str
+) -> None:
+    low = physics.Downsampling(img_size=size, factor=2, filter="gaussian", padding=padding)
+    mask = physics.Inpainting(img_size=size, mask=(image(*size) > 0).float())
+    plain = physics.StackedLinearPhysics([mask, low])
+    stack, x = distribute(plain, ctx), image(1, *size)
+    y = plain.A(x)
+    for run in OPERATIONS.values():
+        assert difference(run(stack, x, y), run(plain, x, y)) < NEAR
+    assert difference(stack.A_adjoint_A(stack.A_dagger(y)), plain.A_adjoint(y)) < 1e-4
+    truth = float(plain.compute_sqnorm(x, max_iter=300, tol=1e-6, verbose=False))
+    assert float(stack.compute_sqnorm(x, verbose=False)) == pytest.approx(truth, rel=0.01)
+
+
+def test_adjoints_onto_images_of_two_sizes_are_refused_with_both(ctx: DistributedContext) -> None:
+    parts = [physics.Denoising(), physics.Downsampling(filter="gaussian", factor=2)]
+    stack, x = distribute(parts, ctx), image(1, 1, 21, 24)
+    with pytest.raises(InputError, match=r"\(1, 1, 21, 24\) and \(1, 1, 22, 24\).* Write img_size="):
+        stack.A_adjoint(stack.A(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -90,3 +91,50 @@ def test_exact_is_the_product_written_out(pair: tuple[Any, Any]) -> None:
 def test_what_is_no_blur_stays_as_it_is() -> None:
     mask = physics.Inpainting(img_size=(1, 8, 8), mask=torch.ones(1, 8, 8))
     assert rewritten(mask) is mask
+
+
+SUPER_RESOLUTIONS = list(
+    itertools.product(
+        [(32, 36), (35, 29), (33, 40)],
+        [2, 3],
+        ["circular", "reflect", "replicate", "constant", "valid"],
+        [None, "gaussian", "bilinear", "bicubic"],
+    )
+)
+
+
+@pytest.mark.parametrize(("size", "factor", "padding", "filter_"), SUPER_RESOLUTIONS)
+def test_super_resolution_is_deepinvs_on_images_of_any_size(
+    size: tuple[int, int], factor: int, padding: str, filter_: str | None
+) -> None:
+    plain = physics.Downsampling(img_size=(1, *size), factor=factor, filter=filter_, padding=padding)
+    ours = rewritten(plain)
+    x = torch.randn((2, 1, *size), generator=torch.Generator().manual_seed(1))
+    y = plain.A(x.flip(-1))
+    seen, back = ours.A(x), ours.A_adjoint(y)
+    assert back.shape == x.shape
+    assert error(seen, plain.A(x)) < NEAR
+    assert error(back, torch.autograd.functional.vjp(plain.A, x, y)[1]) < NEAR
+    assert error(ours.A_adjoint_A(x), ours.A_adjoint(plain.A(x))) < NEAR
+    gap = (seen.double() * y).sum() - (x.double() * back).sum()
+    assert float(gap.abs() / (seen.norm() * y.norm())) < NEAR
+
+
+@pytest.mark.parametrize("size", [(24, 24), (25, 17)])
+@pytest.mark.parametrize("padding", ["circular", "reflect"])
+def test_images_of_another_size_than_was_told_are_left_to_deepinv(
+    size: tuple[int, int], padding: str
+) -> None:
+    words = {"factor": 2, "filter": "gaussian", "padding": padding}
+    x = torch.randn((1, 1, *size), generator=torch.Generator().manual_seed(1))
+    for told in ((1, 26, 18), (1, 32, 32), None):
+        plain = physics.Downsampling(img_size=told, **words)
+        y = plain.A(x)
+        assert error(rewritten(plain).A(x), y) < NEAR
+        try:
+            wanted = plain.A_adjoint(y)
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match="size"):
+                rewritten(plain).A_adjoint(y)
+        else:
+            assert error(rewritten(plain).A_adjoint(y), wanted) < NEAR

@@ -161,7 +161,7 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
         if weights is None or self.reduction_mode != "sum" or not is_large(x):
             return None
         is_tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *parts))
-        local = physics._local()
+        local = physics._local(x)
         if local is None or (wants == "fn" and is_tracked):
             return None
         found: torch.Tensor = (local.misfit if wants == "fn" else local.gradient)(x, parts, weights)

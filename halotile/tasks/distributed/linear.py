@@ -45,7 +45,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     ) -> Any:
         later = self.ctx.is_lazy(x)
         is_plain = reduce_op is None and not words and not (draws and later)
-        if is_plain and self._is_cut(x) and (local := self._local()):
+        if is_plain and self._is_cut(x) and (local := self._local(x)):
             seen = local.later("forward", [x], tuple(x.shape)) if later else local.forward(x)
             seen = self._noisy(seen) if draws else seen
             return TensorList(seen) if gather else seen
@@ -59,11 +59,12 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         super()._changed(method, words)
         self._found = None
 
-    def _local(self) -> LocalStack | None:
-        """The stack by blocks, if its operators are local; found out once."""
+    def _local(self, x: Any = None) -> LocalStack | None:
+        """The stack by blocks, if its operators are local, found out once, and take the image ``x``."""
         if self._found is None:
             self._found = (local_stack(self.ctx, self.operators.here, self.exact, self.reach),)
-        return self._found[0]
+        (local,) = self._found
+        return local if x is None or (local and local.takes(tuple(x.shape))) else None
 
     _found: tuple[LocalStack | None] | None = None
 
@@ -105,7 +106,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     ) -> Any:
         """``sum_i A_i^T A_i x``, there and back in one task for each operator."""
         reduce_op = self._reduction(reduce_op)
-        if reduce_op and not kwargs and self._is_cut(x) and (local := self._local()):
+        if reduce_op and not kwargs and self._is_cut(x) and (local := self._local(x)):
             if self.ctx.is_lazy(x):
                 return self._mean(local.later("normal", [x], tuple(x.shape))[0], reduce_op)
             return self._mean(local.normal(x), reduce_op)

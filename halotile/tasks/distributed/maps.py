@@ -69,10 +69,32 @@ def is_real(x: Any) -> bool:
     )
 
 
+def is_measured(operators: Sequence[Operator], image: Shape) -> bool:
+    """Whether all of these take an image of this shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from halotile.tasks.operators.blur import Blur
+    >>> [is_measured([Blur(kernel=np.ones((3, 3)), factor=2)], (1, 1, n, n)) for n in (8, 9)]
+    [True, False]
+    """
+    return _measured(operators, image) is not None
+
+
+def _measured(operators: Sequence[Operator], image: Shape) -> list[Shape] | None:
+    try:
+        return [operator.measured(image) for operator in operators]
+    except ConfigError:
+        return None
+
+
 def image_measured_as(
-    operators: Sequence[Operator], shapes: Sequence[Shape], known: Shape | None = None
+    operators: Sequence[Operator], shapes: Sequence[Shape], told: Sequence[Shape | None]
 ) -> Shape | None:
     """Shape of the image that has measurements of these shapes; None where none is found.
+
+    Several images may have measurements of one shape. Then it is the one that deepinv's adjoints give.
 
     Parameters
     ----------
@@ -80,34 +102,30 @@ def image_measured_as(
         What measures it.
     shapes : sequence of tuple of int
         One for each.
-    known : tuple of int, optional
-        A shape to try first: several images may have measurements of one shape.
+    told : sequence of tuple of int
+        For each the shape (C, H, W) of the images that it is told to have, or None.
 
     Examples
     --------
     >>> import numpy as np
     >>> from halotile.tasks.operators.blur import Blur
-    >>> image_measured_as([Blur(kernel=np.ones((3, 3)), boundary="valid")], [(1, 1, 8, 8)])
+    >>> image_measured_as([Blur(kernel=np.ones((3, 3)), boundary="valid")], [(1, 1, 8, 8)], [None])
     (1, 1, 10, 10)
     """
-    guesses = [
+    sizes = {(*shape[:-3], *size) for shape, size in zip(shapes, told, strict=True) if size}
+    if len(sizes) > 1:
+        return None
+    guesses = sizes or (
         guess
         for operator, shape in zip(operators, shapes, strict=True)
         for guess in _guesses(operator, shape)
-    ]
-    for image in [known, *guesses] if known else guesses:
-        try:
-            if [operator.measured(image) for operator in operators] == list(shapes):
-                return image
-        except ConfigError:
-            continue
-    return None
+    )
+    return next((image for image in guesses if _measured(operators, image) == list(shapes)), None)
 
 
 def _guesses(operator: Operator, shape: Shape) -> Iterator[Shape]:
     factor = getattr(operator, "factor", 1)
     taps = getattr(operator, "kernel", None)
-    yield shape
     yield (*shape[:-2], *(n * factor for n in shape[-2:]))
-    if taps is not None:
-        yield (*shape[:-2], *((n - 1) * factor + k for n, k in zip(shape[-2:], taps.shape[-2:], strict=True)))
+    if taps is not None and factor == 1:
+        yield (*shape[:-2], *(n + k - 1 for n, k in zip(shape[-2:], taps.shape[-2:], strict=True)))

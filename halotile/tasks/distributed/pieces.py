@@ -18,7 +18,7 @@ from halotile.tasks.distributed.calls import Call, Tensors
 from halotile.tasks.distributed.carry import Carried
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch
-from halotile.tasks.distributed.maps import Linear, Many, image_measured_as, is_real, own
+from halotile.tasks.distributed.maps import Linear, Many, image_measured_as, is_measured, is_real, own
 from halotile.tasks.distributed.operators import carry
 from halotile.tasks.distributed.typed import empty
 from halotile.tasks.distributed.windows import Late, windows
@@ -105,18 +105,30 @@ class LocalStack:
         The stack.
     exact : bool
         Whether every convolution is a direct sum, and ``A^T A`` is taken as it is written.
+    told : tuple of tuple of int
+        For each operator the shape (C, H, W) of the images that it is told to have, or None.
     """
 
-    def __init__(self, engine: Engine, operators: tuple[Operator, ...], exact: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        operators: tuple[Operator, ...],
+        exact: bool = False,
+        told: tuple[Shape | None, ...] = (),
+    ) -> None:
         self.engine = engine
         self.operators = tuple(with_engine(operator, SINGLE, exact) for operator in operators)
         self.carried = carry(engine, self.operators)
         self._folded = None if exact else _folded(engine, operators)
-        self._image: Shape | None = None
+        self._told = told
+
+    def takes(self, image: Shape) -> bool:
+        """Whether every operator takes an image of this shape."""
+        return is_measured(self.operators, image)
 
     def forward(self, x: torch.Tensor) -> Many:
         """``(A_1 x, ..., A_n x)``."""
-        image = self._image = tuple(x.shape)
+        image = tuple(x.shape)
         return Linear(lambda t: self._run("forward", t, image), lambda t: self._run("adjoint", t, image))([x])
 
     def adjoint(self, y: Sequence[torch.Tensor], image: Shape) -> torch.Tensor:
@@ -126,7 +138,7 @@ class LocalStack:
 
     def normal(self, x: torch.Tensor) -> torch.Tensor:
         """``sum_i A_i^T A_i x``."""
-        image = self._image = tuple(x.shape)
+        image = tuple(x.shape)
         if self._folded is not None:
             return self._folded.adjoint([x], image)
 
@@ -139,7 +151,7 @@ class LocalStack:
         self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]
     ) -> torch.Tensor:
         """``sum_i w_i A_i^T (A_i x - y_i)``, a linear map of all of them."""
-        image = self._image = tuple(x.shape)
+        image = tuple(x.shape)
 
         def apply(tensors: Many) -> Many:
             return self._run("gradient", tensors, image, weights)
@@ -154,7 +166,7 @@ class LocalStack:
 
     def misfit(self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]) -> torch.Tensor:
         """``sum_i w_i |A_i x - y_i|² / 2`` of each image of a batch; no gradients are kept."""
-        image = self._image = tuple(x.shape)
+        image = tuple(x.shape)
         places = tuple(range(1 + len(y)))
         calls = tuple(
             Call(Piece(self.carried, "misfit", image, region, weights), places, (0,), number)
@@ -165,8 +177,8 @@ class LocalStack:
         return total.to(x.dtype)
 
     def image_of(self, y: Sequence[torch.Tensor]) -> Shape | None:
-        """Shape of the image that has such measurements: the last one seen, or what fits."""
-        return image_measured_as(self.operators, [tuple(part.shape) for part in y], self._image)
+        """Shape of the image that has such measurements; None where none is found."""
+        return image_measured_as(self.operators, [tuple(part.shape) for part in y], self._told)
 
     def later(self, wants: Wants, arrays: Sequence[Any], image: Shape) -> list[Any]:
         """The same of arrays that are not computed yet: each block when its windows are."""
@@ -258,6 +270,7 @@ def local_stack(
 ) -> LocalStack | None:
     """The stack as local operators; None where one of them sees more than a neighbourhood."""
     found: list[Operator] = []
+    told: list[Shape | None] = []
     for thing in things:
         try:
             operator = DeepInv(physics=thing, reach_=reach)
@@ -266,4 +279,5 @@ def local_stack(
         except (ConfigError, ValueError, RuntimeError):
             return None
         found.append(operator.ours or operator)
-    return LocalStack(engine, tuple(found), exact) if found else None
+        told.append(operator.told)
+    return LocalStack(engine, tuple(found), exact, tuple(told)) if found else None

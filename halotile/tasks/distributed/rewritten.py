@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.maps import Linear, Many, image_measured_as, is_real, own
+from halotile.tasks.distributed.maps import Linear, Many, image_measured_as, is_measured, is_real, own
 from halotile.tasks.operators.base import InMemory, Operator, Shape, read_all, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
 
@@ -22,8 +22,8 @@ SLOW = ("Blur", "Downsampling")
 def rewritten(physics: Any, exact: bool = False) -> Any:
     """The same physics, with the forward and adjoint operator of halotile where there is one.
 
-    Calls that halotile's operator does not take, with another filter say, go to the physics. ``exact`` keeps to direct
-    sums.
+    Calls that halotile's operator does not take, with another filter or on an image of another size say, go to the
+    physics. ``exact`` keeps to direct sums.
 
     Examples
     --------
@@ -34,8 +34,9 @@ def rewritten(physics: Any, exact: bool = False) -> Any:
     """
     if type(physics).__name__ not in SLOW:
         return physics
+    theirs = DeepInv(physics=physics)
     try:
-        operator = DeepInv(physics=physics).ours
+        operator = theirs.ours
     except (ConfigError, ValueError, RuntimeError):
         return physics
     if operator is None:
@@ -43,7 +44,7 @@ def rewritten(physics: Any, exact: bool = False) -> Any:
     operator = with_engine(operator, np.dtype(np.float32), exact=exact)
     same = copy.copy(physics)
     same.A = Applied(physics, operator, "A")
-    same.A_adjoint = Applied(physics, operator, "A_adjoint")
+    same.A_adjoint = Applied(physics, operator, "A_adjoint", theirs.told)
     return same
 
 
@@ -60,19 +61,31 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class Applied:
-    """``A`` or ``A^T`` of a physics, on tensors of the processor in single or double precision."""
+    """``A`` or ``A^T`` of a physics, on tensors of the processor in single or double precision.
+
+    Parameters
+    ----------
+    physics : LinearPhysics
+        What is asked where the operator has no answer.
+    operator : Operator
+        What is applied.
+    name : str
+        ``A`` or ``A_adjoint``.
+    told : tuple of int, optional
+        Shape (C, H, W) of the images that the physics is told to have.
+    """
 
     physics: Any
     operator: Operator
     name: str
+    told: Shape | None = None
 
     def __call__(self, x: torch.Tensor, *args: Any, **words: Any) -> torch.Tensor:
         if not args and not words and is_real(x):
             shape = tuple(x.shape)
-            if self.name == "A":
+            if self.name == "A" and is_measured([self.operator], shape):
                 return self._between(shape)([x])[0]
-            image = image_measured_as([self.operator], [shape])
-            if image is not None:
+            if self.name != "A" and (image := image_measured_as([self.operator], [shape], [self.told])):
                 return self._between(image).transposed([x])[0]
         applied: torch.Tensor = getattr(self.physics, self.name)(x, *args, **words)
         return applied

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from halotile.errors import TaskFailed
+from halotile.errors import InputError, TaskFailed
 from halotile.tasks.distributed.calls import Call, Function
 from halotile.tasks.distributed.tensors import kind_of, kind_of_both, loaded, to_array, to_tensor
 from halotile.tasks.stored import Array, Stored, store
@@ -136,10 +136,16 @@ def failure(task: str, error: Exception) -> TaskFailed:
 
 
 def _sum(left: Array, right: Array, wide: bool) -> Array:
+    wider: Any = None
     if wide and left.dtype.kind in "fc":
-        wider: Any = np.complex128 if left.dtype.kind == "c" else np.float64
-        return np.add(left, right, dtype=wider)
-    added: Array = left + right
+        wider = np.complex128 if left.dtype.kind == "c" else np.float64
+    try:
+        added: Array = np.add(left, right, dtype=wider)
+    except ValueError as error:
+        raise InputError(
+            f"results of shapes {left.shape} and {right.shape} were to be added up: the operators do not go with images of one "
+            "size. Write img_size=(channels, rows, columns) where an operator takes it, or reduce_op=None for a list."
+        ) from error
     return added
 
 

@@ -63,7 +63,10 @@ def _blur_fft(module: Any) -> Operator | None:
 
 def _downsampling(module: Any) -> Operator | None:
     kernel = np.ones((1, 1)) if module.filter is None else _kernel(module.filter)
-    return Blur(kernel=kernel, boundary=_boundary(module.padding), factor=int(module.factor))
+    blur = Blur(kernel=kernel, boundary=_boundary(module.padding), factor=int(module.factor))
+    if size := told_size(module):
+        blur.measured(size)  # which refuses sizes that deepinv alone takes
+    return blur
 
 
 def _denoising(module: Any) -> Operator | None:
@@ -100,6 +103,12 @@ TRANSLATIONS: dict[str, Callable[[Any], Operator | None]] = {
     "Inpainting": _inpainting,
 }
 """By the name of the class."""
+
+
+def told_size(module: Any) -> Shape | None:
+    """The shape (C, H, W) of the images that a ``Downsampling`` is told to have: its adjoint gives no other."""
+    size = getattr(module, "imsize", None)
+    return tuple(size) if size is not None and len(size) == 3 else None
 
 
 def channel_counts(module: Any) -> Iterator[int]:

@@ -17,7 +17,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.operators._locality import SIDES, agrees, find_reach, widened
 from halotile.tasks.operators._physics import REFUSALS, Physics, build
-from halotile.tasks.operators._translation import channel_counts, translated
+from halotile.tasks.operators._translation import channel_counts, told_size, translated
 from halotile.tasks.operators.base import Kind, Operator, Shape, read_all, working_dtype
 from halotile.tasks.options import check_whole
 
@@ -134,6 +134,11 @@ class DeepInv:
         """The operator of halotile that it is, if there is one."""
         counts = channel_counts(self.calls.module)
         return next(filter(None, (translated(self.calls, count) for count in counts)), None)
+
+    @property
+    def told(self) -> Shape | None:
+        """The shape (C, H, W) that its images are told to have, where its adjoint gives no other."""
+        return told_size(self.calls.module)
 
     @cached_property
     def _near(self) -> int | None:
