@@ -150,3 +150,40 @@ def test_algorithms_of_deepinv_take_what_is_distributed_as_it_is(
         return found
 
     assert difference(run(fidelity, tiles, stack), run(L2OfStacks(), prior, plain)) < NEAR
+
+
+@pytest.mark.parametrize("distributed", [False, True], ids=["deepinv's", "distributed"])
+@pytest.mark.parametrize("name", ["l2", "l1", "poisson"])
+def test_one_physics_goes_with_deepinvs_own_fidelities_and_algorithms(
+    ctx: DistributedContext, name: str, distributed: bool
+) -> None:
+    plain, x = blurs()[0], image(2, 1, 20, 24).abs() + 0.1
+    one, y = distribute(plain, ctx), plain.A(x)
+    assert difference(one.A(x), y) < NEAR
+    fidelity = FIDELITIES[name]()
+    used = distribute(fidelity, ctx) if distributed else fidelity
+    z = x.flip(-1)
+    assert near(used.fn(z, y, one), fidelity.fn(z, y, plain))
+    assert near(used.grad(z, y, one), fidelity.grad(z, y, plain))
+
+    def run(data_fidelity: Any, operator: Any) -> torch.Tensor:
+        words = {"prior": optim.Tikhonov(), "stepsize": 0.05, "lambda_reg": 0.1, "max_iter": 3}
+        found: torch.Tensor = optim.PGD(data_fidelity=data_fidelity, **words)(y, operator)
+        return found
+
+    assert difference(run(used, one), run(fidelity, plain)) < NEAR
+
+
+def test_one_physics_takes_and_gives_what_it_does_undistributed(ctx: DistributedContext) -> None:
+    x = image(1, 1, 20, 24)
+    nonlinear = physics.Physics(A=torch.square)
+    for plain in (blurs()[0], nonlinear):
+        one = distribute(plain, ctx)
+        for given in (x, x.numpy()):
+            assert type(one(given)) is type(given)
+        assert difference(one(x), plain(x)) < NEAR
+    assert len(distribute([nonlinear], ctx)(x)) == 1
+    one, y = distribute(blurs()[0], ctx), blurs()[0].A(x)
+    assert difference(one.A_adjoint(y), blurs()[0].A_adjoint(y)) < NEAR
+    assert torch.equal(one.A_adjoint([y]), one.A_adjoint(y))
+    assert one.A_A_adjoint(y).shape == one.A_dagger(y).shape == y.shape

@@ -100,7 +100,8 @@ def stack_of(
             )
         _tell_of_weights(parts)
         operators = carry_all(ctx, [rewritten(part, exact) for part in parts], here=parts)
-        return kinds[kind](ctx, operators, **options)
+        is_one = isinstance(thing, Physics) and not hasattr(thing, "physics_list")
+        return kinds[kind](ctx, operators, is_one=is_one, **options)
     return kinds[kind](ctx, make_all(ctx, Rewriting(thing, exact), count, shared), **options)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from deepinv.physics import LinearPhysics
-from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.atonce import Largest, Products, Solution, computed, is_small
@@ -48,7 +47,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         if is_plain and self._is_cut(x) and (local := self._local(x)):
             seen = local.later("forward", [x], tuple(x.shape)) if later else local.forward(x)
             seen = self._noisy(seen) if draws else seen
-            return TensorList(seen) if gather else seen
+            return self._listed(seen, gather)
         return super()._measured(name, x, gather, reduce_op, words, draws)
 
     def _is_cut(self, x: Any) -> bool:

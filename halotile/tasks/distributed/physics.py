@@ -44,6 +44,8 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         Whether local operators on large images are computed by direct sums alone.
     reach : int or "auto", optional
         How far, in pixels, operators look that are none of halotile's.
+    is_one : bool
+        Whether it stands for one operator and no stack: then a measurement is a tensor, and no list of one.
 
     Raises
     ------
@@ -61,6 +63,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         reduction: str | None = "sum",
         exact: bool = False,
         reach: Any = None,
+        is_one: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -75,6 +78,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         self.reduction = None if reduction == "none" else reduction
         self.exact = exact
         self.reach = reach
+        self.is_one = is_one
         self.operators = operators
         self.num_operators = len(operators)
         self.local_indexes = list(range(len(operators)))
@@ -127,10 +131,13 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
     ) -> Any:
         uses = [(0,)] * self.num_operators
         result = self._applied(FORWARD, name, [x], uses, reduce_op, words, draws=draws)
-        if reduce_op is not None:
-            return result
-        is_tensors = all(isinstance(each, torch.Tensor) for each in result)
-        return TensorList(result) if gather and is_tensors else result
+        return self._listed(result, gather) if reduce_op is None else result
+
+    def _listed(self, seen: Sequence[Any], gather: bool) -> Any:
+        """Measurements as they are given: a ``TensorList``, a list of arrays, or that of one operator."""
+        if self.is_one:
+            return seen[0]
+        return TensorList(seen) if gather and all(isinstance(each, torch.Tensor) for each in seen) else seen
 
     def _applied(
         self,
