@@ -187,3 +187,20 @@ def test_one_physics_takes_and_gives_what_it_does_undistributed(ctx: Distributed
     assert difference(one.A_adjoint(y), blurs()[0].A_adjoint(y)) < NEAR
     assert torch.equal(one.A_adjoint([y]), one.A_adjoint(y))
     assert one.A_A_adjoint(y).shape == one.A_dagger(y).shape == y.shape
+
+
+@pytest.mark.parametrize("form", ["single", "list"])
+@pytest.mark.parametrize("name", ["l2", "l1"])
+def test_fidelities_of_nonlinear_stacks_are_those_of_the_plain_stack(
+    ctx: DistributedContext, name: str, form: str
+) -> None:
+    parts = [physics.Physics(A=torch.square), physics.Physics(A=torch.exp), physics.Denoising()]
+    x, operators = image(2, 1, 20, 24), physics.StackedPhysics(parts)
+    y, stack = operators.A(x.flip(-1)), distribute(operators, ctx)
+    plain = optim.StackedPhysicsDataFidelity([FIDELITIES[name]() for _ in parts])
+    words = {"gamma": 0.01, "stepsize_inter": 0.1, "max_iter_inter": 3}
+    fidelity = given(form, FIDELITIES[name], ctx)
+    assert near(plain.grad(x, y, stack), plain.grad(x, y, operators))
+    assert near(fidelity.fn(x, y, stack), plain.fn(x, y, operators))
+    assert near(fidelity.grad(x, y, stack), plain.grad(x, y, operators))
+    assert near(fidelity.prox(x, y, stack, **words), plain.prox(x, y, operators, **words))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -202,3 +203,49 @@ def test_adjoints_onto_images_of_two_sizes_are_refused_with_both(ctx: Distribute
     stack, x = distribute(parts, ctx), image(1, 1, 21, 24)
     with pytest.raises(InputError, match=r"\(1, 1, 21, 24\) and \(1, 1, 22, 24\).* Write img_size="):
         stack.A_adjoint(stack.A(x))
+
+
+def nonlinear() -> list[Any]:
+    return [physics.Physics(A=torch.square), physics.Physics(A=lambda x: x**3 + x)]
+
+
+def test_a_nonlinear_stack_has_the_derivatives_of_its_operators(ctx: DistributedContext) -> None:
+    stack, x = distribute(nonlinear(), ctx), image(2, 1, 20, 24)
+    v = [x.flip(-1), x.flip(-2)]
+    single = [part.A_vjp(x, each) for part, each in zip(nonlinear(), v, strict=True)]
+    assert difference(stack.A_vjp(x, v), single[0] + single[1]) < NEAR
+    assert difference(stack.A_vjp(x, v, reduce_op=None), single) < NEAR
+    assert difference([one.A_vjp(x, each) for one, each in zip(stack, v, strict=True)], single) < NEAR
+
+
+DERIVATIVES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](x.flip(-1))[0],
+    "grad": lambda f, x: torch.func.grad(lambda z: (f(z) ** 2).sum())(x),
+    "grad of grad": lambda f, x: torch.func.grad(
+        lambda z: (torch.func.grad(lambda w: (f(w) ** 3).sum())(z) ** 2).sum()
+    )(x),
+    "in inference mode": lambda f, x: torch.inference_mode()(lambda z: f(z + 0))(x),
+}
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["by operators", "by blocks"])
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_torch_func_takes_distributed_operators(
+    ctx: DistributedContext, name: str, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+    plain, x = physics.StackedLinearPhysics(STACKS["circular blurs"]()), image(1, 1, 20, 24)
+    found = [DERIVATIVES[name](each.A_adjoint_A, x) for each in (distribute(plain, ctx), plain)]
+    assert difference(*found) < NEAR
+
+
+def test_a_slice_is_a_stack_of_its_operators(ctx: DistributedContext) -> None:
+    parts, x = STACKS["circular blurs"](), image(1, 1, 20, 24)
+    for which in (slice(0, 2), slice(None, None, -2), slice(-1, None)):
+        plain = physics.StackedLinearPhysics(parts[which])
+        some = distribute(parts, ctx)[which]
+        assert difference(some.A(x), plain.A(x)) < NEAR
+        assert difference(some.A_adjoint_A(x), plain.A_adjoint_A(x)) < NEAR
+    with pytest.raises(ConfigError, match="the slice takes none of 4 operators"):
+        distribute(parts, ctx)[4:]

@@ -81,9 +81,7 @@ def evaluate(batch: Batch, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
     """
     if any(batch.engine.is_lazy(tensor) for tensor in tensors):
         return batch.engine.later(batch.phase, batch.calls, tensors, batch.totals)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(_Evaluate.apply(batch, *tensors))
-    return [_needed(value) for value in batch.values(tensors)]
+    return [_needed(value) for value in _Evaluate.apply(batch, *tensors)]
 
 
 def _needed(value: torch.Tensor | None) -> torch.Tensor:
@@ -92,15 +90,23 @@ def _needed(value: torch.Tensor | None) -> torch.Tensor:
 
 
 class _Evaluate(torch.autograd.Function):  # type: ignore[misc]
-    """Forward: the batch. Backward: its derivative, evaluated in the same way."""
+    """Forward: the batch. Backward: its derivative, evaluated in the same way.
+
+    Forward and context apart, so that ``torch.func`` takes it as well.
+    """
 
     @staticmethod
-    def forward(ctx: Any, batch: Batch, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.batch = batch
+    def forward(batch: Batch, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return tuple(batch.values(tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if not any(ctx.needs_input_grad):
+            return  # tensors of an inference mode have no versions
+        ctx.batch, *tensors = inputs
         # Not by save_for_backward: each of several results may be differentiated by itself, one after the other.
         ctx.kept = [(tensor, tensor._version) for tensor in tensors]
         ctx.set_materialize_grads(False)
-        return tuple(batch.values(tensors))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

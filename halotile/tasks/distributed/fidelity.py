@@ -15,7 +15,7 @@ from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.krylov import System, conjugate_gradients
 from halotile.tasks.distributed.linear import MOST_PRODUCTS, TOLERANCE, DistributedStackedLinearPhysics
 from halotile.tasks.distributed.operators import Operators, carry_words
-from halotile.tasks.distributed.physics import ADJOINT, FORWARD, check_reduction
+from halotile.tasks.distributed.physics import ADJOINT, FORWARD, DistributedStackedPhysics, check_reduction
 from halotile.tasks.distributed.pieces import is_large
 from halotile.tasks.distributed.typed import typed
 
@@ -83,16 +83,17 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
     def prox(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gamma: Any = 1.0, **kwargs: Any) -> Any:
         """``argmin_u gamma f(u) + |u - x|² / 2``.
 
-        Squares are solved by conjugate gradients, as ``physics.prox_l2``. For the others it is deepinv's descent along the
-        gradient of the sum, with its keywords ``stepsize_inter``, ``max_iter_inter`` and ``tol_inter``; a warning tells where
-        that has not come to an end.
+        Squares of linear operators are solved by conjugate gradients, as ``physics.prox_l2``. For the others it is deepinv's
+        descent along the gradient of the sum, with its keywords ``stepsize_inter``, ``max_iter_inter`` and ``tol_inter``; a
+        warning tells where that has not come to an end.
         """
         from deepinv.optim.data_fidelity import L2
 
         self._check(physics)
-        if type(self.single_fidelity) is L2:
+        is_linear = isinstance(physics, DistributedStackedLinearPhysics)
+        if is_linear and type(self.single_fidelity) is L2:
             return self.single_fidelity.prox(x, y, physics, gamma=gamma)
-        if self._weights(len(physics)) is not None:
+        if is_linear and self._weights(len(physics)) is not None:
             return self._prox_of_squares(x, y, physics, gamma)
         found = _Descent(self).prox(x, y, physics, *args, gamma=gamma, **kwargs)
         with torch.no_grad():
@@ -161,7 +162,7 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
         if weights is None or self.reduction_mode != "sum" or not is_large(x):
             return None
         is_tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *parts))
-        local = physics._local(x)
+        local = physics._local(x) if isinstance(physics, DistributedStackedLinearPhysics) else None
         if local is None or (wants == "fn" and is_tracked):
             return None
         found: torch.Tensor = (local.misfit if wants == "fn" else local.gradient)(x, parts, weights)
@@ -181,9 +182,9 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
         return things[0] if self.single_fidelity is not None else things[number]
 
     def _check(self, physics: Any) -> None:
-        if not isinstance(physics, DistributedStackedLinearPhysics):
+        if not isinstance(physics, DistributedStackedPhysics):
             raise ConfigError(
-                f"physics is a {type(physics).__name__}: a distributed fidelity needs a distributed linear stack. "
+                f"physics is a {type(physics).__name__}: a distributed fidelity needs a distributed physics. "
                 "Write distribute(physics, ctx)."
             )
         if self.single_fidelity is None and len(self.fidelities) != len(physics):

@@ -14,7 +14,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.distributed.atonce import Largest, Products, Solution, computed, is_small
 from halotile.tasks.distributed.krylov import System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.one import OneOperator
-from halotile.tasks.distributed.physics import ADJOINT, DistributedStackedPhysics
+from halotile.tasks.distributed.physics import ADJOINT, OWN, DistributedStackedPhysics
 from halotile.tasks.distributed.pieces import LocalStack, is_large, is_large_later, local_stack
 from halotile.tasks.distributed.typed import typed
 
@@ -22,7 +22,6 @@ MOST_PRODUCTS = 200
 """Steps of conjugate gradients, where it is not said how many."""
 TOLERANCE = 1e-6
 """Relative residual of conjugate gradients, where it is not said."""
-OWN = "the stack's own"
 
 
 class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):  # type: ignore[misc]
@@ -38,6 +37,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     """
 
     kind = "LinearPhysics"
+    one = OneOperator
 
     def _measured(
         self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
@@ -75,9 +75,6 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     def _mean(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
         return total / self.num_operators if reduce_op == "mean" else total
 
-    def __getitem__(self, number: int) -> OneOperator:
-        return OneOperator(self, range(self.num_operators)[number])
-
     @typed
     def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any) -> Any:
         """``sum_i A_i^T y_i``; their mean, or with ``reduce_op=None`` the list of them."""
@@ -90,14 +87,6 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
                 return self._mean(local.adjoint(parts, image), reduce_op)
         uses = [(number,) for number in range(self.num_operators)]
         return self._applied(ADJOINT, "A_adjoint", parts, uses, reduce_op, kwargs)
-
-    @typed
-    def A_vjp(
-        self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any
-    ) -> Any:
-        """``sum_i J_i^T v_i`` with the derivatives ``J_i`` at ``x``."""
-        uses = [(0, number + 1) for number in range(self.num_operators)]
-        return self._applied(ADJOINT, "A_vjp", [x, *self._parts(v)], uses, self._reduction(reduce_op), kwargs)
 
     @typed
     def A_adjoint_A(
@@ -268,15 +257,3 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
             raise ConfigError(
                 f"{name} was given an array that is not computed yet, and iterates on numbers. compute() it first."
             )
-
-    def _reduction(self, word: str | None) -> str | None:
-        return self.reduction if word == OWN else word
-
-    def _parts(self, y: Any) -> list[torch.Tensor]:
-        """One measurement for each operator."""
-        parts = [y] if isinstance(y, torch.Tensor) and self.num_operators == 1 else list(y)
-        if len(parts) != self.num_operators:
-            raise ConfigError(
-                f"{len(parts)} measurements were given for {self.num_operators} operators. Write one for each."
-            )
-        return parts

@@ -45,9 +45,12 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     """Forward: the map. Backward: its transpose, whose backward is the map."""
 
     @staticmethod
-    def forward(ctx: Any, linear: Linear, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.linear = linear
+    def forward(linear: Linear, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(linear.apply(list(tensors)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.linear = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from deepinv.physics import LinearPhysics
+from deepinv.physics import LinearPhysics, Physics
 
-from halotile.tasks.distributed.calls import Call, Method
-from halotile.tasks.distributed.evaluate import Batch, evaluate
-from halotile.tasks.distributed.operators import carry_words
-from halotile.tasks.distributed.physics import ADJOINT, FORWARD, DistributedStackedPhysics
+if TYPE_CHECKING:
+    from halotile.tasks.distributed.physics import DistributedStackedPhysics
 
 
-class OneOperator(LinearPhysics):  # type: ignore[misc]
+class OnePhysics(Physics):  # type: ignore[misc]
     """One operator of a stack, on the workers.
 
     Parameters
@@ -32,24 +29,24 @@ class OneOperator(LinearPhysics):  # type: ignore[misc]
 
     def A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """``A_i x``."""
-        return self._applied(FORWARD, "A", [x], kwargs)
-
-    def A_adjoint(self, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``A_i^T y``."""
-        return self._applied(ADJOINT, "A_adjoint", [y], kwargs)
+        return self._applied("A", [x], kwargs)
 
     def A_vjp(self, x: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """``J_i^T v`` with the derivative at ``x``."""
-        return self._applied(ADJOINT, "A_vjp", [x, v], kwargs)
+        return self._applied("A_vjp", [x, v], kwargs)
+
+    def _applied(self, name: str, tensors: list[torch.Tensor], words: dict[str, Any]) -> torch.Tensor:
+        (stack,) = self._stack
+        return stack._applied_by(self.number, name, tensors, words)
+
+
+class OneOperator(OnePhysics, LinearPhysics):  # type: ignore[misc]
+    """The same of a stack of linear operators."""
+
+    def A_adjoint(self, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i^T y``."""
+        return self._applied("A_adjoint", [y], kwargs)
 
     def A_adjoint_A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """``A_i^T A_i x``."""
-        return self._applied(ADJOINT, "A_adjoint_A", [x], kwargs)
-
-    def _applied(self, phase: str, name: str, tensors: Sequence[torch.Tensor], words: Any) -> torch.Tensor:
-        (stack,) = self._stack
-        method = Method(
-            stack.operators.things[self.number], name, carry_words(stack.ctx, words), kind=stack.kind
-        )
-        call = Call(method, tuple(range(len(tensors))), (0,), self.number)
-        return evaluate(Batch(stack.ctx, phase, (call,), 1), tensors)[0]
+        return self._applied("A_adjoint_A", [x], kwargs)

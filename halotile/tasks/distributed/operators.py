@@ -36,6 +36,13 @@ class Operators:
     def __len__(self) -> int:
         return len(self.things)
 
+    def chosen(self, numbers: Sequence[int]) -> Operators:
+        """Those of these numbers."""
+        return Operators(
+            tuple(self.things[number] for number in numbers),
+            tuple(self.here[number] for number in numbers) if self.here else (),
+        )
+
 
 def carry_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None = None) -> Operators:
     """Objects as they are now; what is done to them later is not seen. ``here`` is what they are in this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from deepinv.physics import Physics
@@ -15,6 +15,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.distributed.calls import Call, Method, Noisy
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
+from halotile.tasks.distributed.one import OnePhysics
 from halotile.tasks.distributed.operators import Operators, carry_all, carry_words
 from halotile.tasks.distributed.rewritten import rewritten
 from halotile.tasks.distributed.typed import typed
@@ -22,6 +23,7 @@ from halotile.tasks.distributed.typed import typed
 GATHERING = ("naive", "concatenated", "broadcast")
 REDUCTIONS = ("sum", "mean", None)
 FORWARD, ADJOINT = "forward", "adjoint"
+OWN = "the stack's own"
 
 
 class DistributedStackedPhysics(Physics):  # type: ignore[misc]
@@ -89,6 +91,28 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
     def __len__(self) -> int:
         return self.num_operators
 
+    def __getitem__(self, which: int | slice) -> Any:
+        """One operator, or a stack of those of a slice."""
+        if isinstance(which, slice):
+            return self._some(range(self.num_operators)[which])
+        return self.one(self, range(self.num_operators)[which])
+
+    def _some(self, numbers: range) -> Self:
+        """A stack of these operators."""
+        if not numbers:
+            raise ConfigError(
+                f"the slice takes none of {self.num_operators} operators. Write one that takes some, such as [0:1]."
+            )
+        return type(self)(
+            self.ctx,
+            self.operators.chosen(numbers),
+            dtype=self.dtype,
+            gather_strategy=self.gather_strategy,
+            reduction=self.reduction,
+            exact=self.exact,
+            reach=self.reach,
+        )
+
     @typed
     def A(self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any) -> Any:
         """``(A_1 x, ..., A_n x)``, or their sum or mean."""
@@ -104,6 +128,14 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         number of workers.
         """
         return self._measured("forward", x, gather, reduce_op, kwargs, draws=True)
+
+    @typed
+    def A_vjp(
+        self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any
+    ) -> Any:
+        """``sum_i J_i^T v_i`` with the derivatives ``J_i`` at ``x``; with ``reduce_op=None`` the list of them."""
+        uses = [(0, number + 1) for number in range(self.num_operators)]
+        return self._applied(ADJOINT, "A_vjp", [x, *self._parts(v)], uses, self._reduction(reduce_op), kwargs)
 
     def update(self, **kwargs: Any) -> None:
         """Change parameters of the operators and their noise, such as ``filter``, here and for all calls to come."""
@@ -125,6 +157,18 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         for part in here:
             getattr(part, method)(**words)
         self.operators = carry_all(self.ctx, [rewritten(part, self.exact) for part in here], here=here)
+
+    def _reduction(self, word: str | None) -> str | None:
+        return self.reduction if word == OWN else word
+
+    def _parts(self, y: Any) -> list[torch.Tensor]:
+        """One measurement for each operator."""
+        parts = [y] if isinstance(y, torch.Tensor) and self.num_operators == 1 else list(y)
+        if len(parts) != self.num_operators:
+            raise ConfigError(
+                f"{len(parts)} measurements were given for {self.num_operators} operators. Write one for each."
+            )
+        return parts
 
     def _measured(
         self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
@@ -162,6 +206,12 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
             return found
         return found[0] / self.num_operators if reduce_op == "mean" else found[0]
 
+    def _applied_by(self, number: int, name: str, tensors: list[torch.Tensor], words: Any) -> torch.Tensor:
+        """A method of one operator."""
+        method = Method(self.operators.things[number], name, carry_words(self.ctx, words), kind=self.kind)
+        call = Call(method, tuple(range(len(tensors))), (0,), number)
+        return evaluate(Batch(self.ctx, FORWARD if name == "A" else ADJOINT, (call,), 1), tensors)[0]
+
     def _noisy(self, seen: Sequence[torch.Tensor]) -> list[Any]:
         """Measurements with the noise that the operators' own forward calls would give them."""
         calls = tuple(
@@ -172,6 +222,8 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
 
     kind: str | None = None
     """Class of ``deepinv.physics`` that operators made by a factory have to be of."""
+    one: type[OnePhysics] = OnePhysics
+    """What stands for one operator."""
 
     def _drawn(self, number: int) -> int:
         """A seed for one operator in one call."""
