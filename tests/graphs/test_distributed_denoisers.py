@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
+from halotile.errors import ConfigError, TaskFailed
 from tests.graphs.distributing import NEAR, Smooth, away_from_the_rim, difference, image, tiled
 
 physics = pytest.importorskip("deepinv.physics")
@@ -127,3 +128,24 @@ def test_a_prior_keeps_its_kind_and_denoises_by_tiles(ctx: DistributedContext) -
     assert type(shared) is type(prior)
     assert prior.denoiser is not shared.denoiser
     assert torch.equal(away_from_the_rim(shared.prox(x, 0.1)), away_from_the_rim(prior.prox(x, 0.1)))
+
+
+RESULTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "nothing": ("the processor gave an object of type NoneType", lambda x: None),
+    "a tuple": ("the processor gave an object of type tuple", lambda x: (x, x)),
+    "an array": ("the processor gave an object of type ndarray", lambda x: x.numpy()),
+    "a number": (r"a tensor of shape \(\) of tiles of shape \(4, 1, 20, 20\)", lambda x: x.sum()),
+    "no images": (r"a tensor of shape \(0, 1, 20, 20\)", lambda x: x[:0]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_processor_that_gives_no_images_is_told_what_it_gave(ctx: DistributedContext, name: str) -> None:
+    message, processor = RESULTS[name]
+    with pytest.raises(TaskFailed, match=f"denoise of tile 0 .*{message}"):
+        tiled(ctx, processor)(image(1, 1, 24, 24))
+
+
+def test_an_image_without_pixels_is_refused(ctx: DistributedContext) -> None:
+    with pytest.raises(ConfigError, match=r"the shape \(0, 1, 24, 24\): there are no pixels"):
+        tiled(ctx, Smooth())(torch.zeros(0, 1, 24, 24))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import dask.array as da
 import pytest
 import torch
 
 from halotile import DistributedContext, distribute
-from halotile.errors import ConfigError, InputError
+from halotile.errors import ConfigError, InputError, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import Cluster
 from tests.graphs.distributing import NEAR, OPERATIONS, STACKS, difference, image, kernel, masks
 
@@ -249,3 +251,68 @@ def test_a_slice_is_a_stack_of_its_operators(ctx: DistributedContext) -> None:
         assert difference(some.A_adjoint_A(x), plain.A_adjoint_A(x)) < NEAR
     with pytest.raises(ConfigError, match="the slice takes none of 4 operators"):
         distribute(parts, ctx)[4:]
+
+
+def linear(held: Any = None) -> Any:
+    """An identity that holds something."""
+    one = physics.LinearPhysics(A=lambda x, **_: x, A_adjoint=lambda y, **_: y)
+    one.held = held
+    return one
+
+
+LIES: dict[str, tuple[str, Callable[[Any, torch.Tensor], Any]]] = {
+    "a batch for measurements": (
+        r"one array of shape \(2, 1, 20, 24\) .* 2 operators",
+        lambda p, x: p.A_adjoint(x),
+    ),
+    "an array for measurements": ("one array of shape .* Write a list", lambda p, x: p.A_adjoint(x.numpy())),
+    "a dask array for measurements": (
+        "one array of shape .* Write a list",
+        lambda p, x: p.A_adjoint(da.from_array(x.numpy())),
+    ),
+    "a batch for cotangents": ("one array of shape .* Write a list", lambda p, x: p.A_vjp(x, x)),
+    "a batch for A_dagger": ("one array of shape .* Write a list", lambda p, x: p.A_dagger(x)),
+    "a number for measurements": ("of type int was given as the measurements", lambda p, x: p.A_adjoint(3)),
+    "numbers for measurements": ("of type int in the place of a tensor", lambda p, x: p.A_adjoint([1, 2])),
+    "a list for an image": ("of type list in the place of a tensor", lambda p, x: p.A([x])),
+    "a TensorList for an image": (
+        "of type TensorList in the place of a tensor",
+        lambda p, x: p.A_adjoint_A(p.A(x)),
+    ),
+    "a list for a norm": ("compute_sqnorm was given .* list", lambda p, x: p.compute_sqnorm([x])),
+    "no images to solve for": (
+        r"A_dagger was given a tensor of shape \(0, 1, 20, 24\)",
+        lambda p, x: p.A_dagger([x[:0]] * 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_is_no_image_or_measurement_is_refused_with_what_to_write(
+    ctx: DistributedContext, name: str
+) -> None:
+    message, lie = LIES[name]
+    with pytest.raises(ConfigError, match=message):
+        lie(distribute([linear(), linear()], ctx), image(2, 1, 20, 24))
+
+
+def test_what_cannot_be_sent_is_named_by_its_number(ctx: DistributedContext) -> None:
+    lock = threading.Lock()
+    with pytest.raises(WrongKind, match=r"operator 1: an object of type LinearPhysics cannot be sent .*lock"):
+        distribute([linear(), linear(lock)], ctx)
+    with pytest.raises(WrongKind, match=r"the factory and what it shares: .* cannot be sent .*lock"):
+        distribute(linear, ctx, num_operators=2, type_object="physics", shared={"lock": lock})
+
+
+@pytest.mark.parametrize("given", [None, (1, 2)], ids=["nothing", "a tuple"])
+def test_an_operator_that_gives_no_tensor_is_named_by_its_number(ctx: DistributedContext, given: Any) -> None:
+    stack = distribute([linear(), physics.Physics(A=lambda x: given)], ctx)
+    with pytest.raises(TaskFailed, match=f"forward of operator 1 .*A gave .* {type(given).__name__},"):
+        stack.A(image(1, 1, 20, 24))
+
+
+def test_one_physics_takes_a_dask_array_as_its_measurement(ctx: DistributedContext) -> None:
+    plain, x = STACKS["one"]()[0], image(2, 1, 20, 24)
+    y = distribute(plain, ctx).A(da.from_array(x.numpy()))
+    back = distribute(plain, ctx).A_adjoint(y)
+    assert difference(torch.from_numpy(back.compute()), plain.A_adjoint_A(x)) < NEAR

@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 import torch
 
+from halotile.errors import HalotileError, WrongKind
 from halotile.tasks.distributed.tensors import kind_of, to_array, to_tensor
 
 KEPT_BYTES = 2**30
@@ -92,10 +93,24 @@ class Carrier:
         self._last: Carried | None = None
 
     def carried(self) -> Carried:
-        """The object as it is now, on the disk."""
+        """The object as it is now, on the disk.
+
+        Raises
+        ------
+        WrongKind
+            When it cannot be pickled.
+        """
         stream = io.BytesIO()
         writer = _Writer(stream, self.folder)
-        writer.dump(self.thing)
+        try:
+            writer.dump(self.thing)
+        except HalotileError:
+            raise
+        except (pickle.PicklingError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise WrongKind(
+                f"an object of type {type(self.thing).__name__} cannot be sent to the workers: {error}. Take out what belongs to this process, such "
+                "as locks and open files. A factory (index, device, shared) makes physics and fidelities on the workers."
+            ) from error
         data = stream.getvalue()
         digest = hashlib.sha256(data).hexdigest()[:32]
         current = Carried(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from halotile.errors import WrongKind
 from halotile.tasks.distributed.calls import Call, Derivative
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.tensors import kind_of, to_array, to_tensor
@@ -76,9 +77,17 @@ def evaluate(batch: Batch, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
 
     Raises
     ------
+    WrongKind
+        For what is no tensor.
     TaskFailed
         When a call fails; with the number of its operator or tile.
     """
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) and not batch.engine.is_lazy(tensor):
+            raise WrongKind(
+                f"{batch.phase} was given an object of type {type(tensor).__name__} in the place of a tensor. Write the tensor itself: lists are for "
+                "measurements, one for each operator."
+            )
     if any(batch.engine.is_lazy(tensor) for tensor in tensors):
         return batch.engine.later(batch.phase, batch.calls, tensors, batch.totals)
     return [_needed(value) for value in _Evaluate.apply(batch, *tensors)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from deepinv.physics import LinearPhysics
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.atonce import Largest, Products, Solution, computed, is_small
 from halotile.tasks.distributed.krylov import System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.one import OneOperator
@@ -133,7 +133,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         local_only : bool
             Not the solution, but the mean of the solutions for each operator by itself, as deepinv gives unasked.
         """
-        self._check_numbers("A_dagger", y[0])
+        self._check_numbers("A_dagger", *self._parts(y))
         if local_only:
             uses = [(number,) for number in range(self.num_operators)]
             return self._applied(ADJOINT, "A_dagger", self._parts(y), uses, "mean", kwargs)
@@ -251,9 +251,19 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
     def _products(self) -> Products:
         return Products(self.operators.things, self.kind)
 
-    def _check_numbers(self, name: str, value: Any) -> None:
-        """Refuse what is not computed yet, where each step depends on the numbers of the one before."""
-        if self.ctx.is_lazy(value):
-            raise ConfigError(
-                f"{name} was given an array that is not computed yet, and iterates on numbers. compute() it first."
-            )
+    def _check_numbers(self, name: str, *values: Any) -> None:
+        """Refuse what is no numbers, where each step depends on those of the one before."""
+        for value in values:
+            if self.ctx.is_lazy(value):
+                raise ConfigError(
+                    f"{name} was given an array that is not computed yet, and iterates on numbers. compute() it first."
+                )
+            if not isinstance(value, torch.Tensor):
+                raise WrongKind(
+                    f"{name} was given an object of type {type(value).__name__} in the place of a tensor. Write the tensor."
+                )
+            if value.numel() == 0:
+                raise ConfigError(
+                    f"{name} was given a tensor of shape {tuple(value.shape)}: there are no numbers to iterate on. Leave the "
+                    "call out where a batch is empty."
+                )

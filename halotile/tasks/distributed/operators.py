@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.calls import Made, Thing
 from halotile.tasks.distributed.carry import Carried, Carrier
 from halotile.tasks.distributed.engine import Engine
@@ -45,8 +45,14 @@ class Operators:
 
 
 def carry_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None = None) -> Operators:
-    """Objects as they are now; what is done to them later is not seen. ``here`` is what they are in this process."""
-    carried = tuple(carry(engine, thing) for thing in things)
+    """Objects as they are now; what is done to them later is not seen. ``here`` is what they are in this process.
+
+    Raises
+    ------
+    WrongKind
+        With the number of one that cannot be pickled.
+    """
+    carried = tuple(_carry(engine, thing, f"operator {number}") for number, thing in enumerate(things))
     return Operators(carried, tuple(things if here is None else here))
 
 
@@ -60,6 +66,14 @@ def carry(engine: Engine, thing: Any) -> Carried:
     return carrier(engine, thing).carried()
 
 
+def _carry(engine: Engine, thing: Any, name: str) -> Carried:
+    """An object with a name for the message that it cannot be carried."""
+    try:
+        return carry(engine, thing)
+    except WrongKind as error:
+        raise WrongKind(f"{name}: {error}") from error
+
+
 def make_all(
     engine: Engine, factory: Callable[..., Any], count: int | None, shared: Mapping[str, Any] | None
 ) -> Operators:
@@ -69,13 +83,15 @@ def make_all(
     ------
     ConfigError
         When it is not said how many.
+    WrongKind
+        When it cannot be pickled.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError(
             f"num_operators is {count!r}: how often the factory is to be called is not clear. "
             "When using a factory, write num_operators=4 or the like."
         )
-    carried = carry(engine, (factory, shared))
+    carried = _carry(engine, (factory, shared), "the factory and what it shares")
     return Operators(tuple(Made(carried, index, str(engine.device)) for index in range(count)))
 
 

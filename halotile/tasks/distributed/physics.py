@@ -11,7 +11,7 @@ import torch
 from deepinv.physics import Physics
 from deepinv.utils.tensorlist import TensorList
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.calls import Call, Method, Noisy
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
@@ -163,7 +163,18 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
 
     def _parts(self, y: Any) -> list[torch.Tensor]:
         """One measurement for each operator."""
-        parts = [y] if isinstance(y, torch.Tensor) and self.num_operators == 1 else list(y)
+        is_single = isinstance(y, torch.Tensor) or self.ctx.is_lazy(y)
+        if not isinstance(y, list | tuple | TensorList) and not (is_single and self.num_operators == 1):
+            what = (
+                f"one array of shape {tuple(y.shape)}"
+                if is_single
+                else f"an object of type {type(y).__name__}"
+            )
+            raise WrongKind(
+                f"{what} was given as the measurements of {self.num_operators} operators. Write a list or a TensorList, with one "
+                "measurement for each operator."
+            )
+        parts = [y] if is_single else list(y)
         if len(parts) != self.num_operators:
             raise ConfigError(
                 f"{len(parts)} measurements were given for {self.num_operators} operators. Write one for each."

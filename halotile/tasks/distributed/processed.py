@@ -9,6 +9,7 @@ import torch
 
 from halotile.tasks.distributed.calls import Tensors
 from halotile.tasks.distributed.carry import Carried
+from halotile.tasks.distributed.tensors import check_tensor
 from halotile.tasks.distributed.tiles import Tiles
 
 Role = Literal["image", "sample", "constant"]
@@ -75,6 +76,9 @@ class Processed:
             else:
                 keywords[argument.place] = tensor
         result = self._call(batch, positional, keywords, tensors[len(self.arguments) :])
+        check_tensor("the processor", result)
+        if self.tiles is not None:
+            self.tiles.check_made(result, batch)
         return (result if self.tiles is None else self.tiles.trimmed(result),)
 
     def _call(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halotile.errors import InputError
+from halotile.errors import InputError, WrongKind
 from halotile.tasks.stored import Stored
 
 WIDER = {torch.bfloat16: torch.float32}
@@ -46,6 +46,20 @@ def to_tensor(array: NDArray[Any], kind: str, device: Any = "cpu") -> torch.Tens
         device=device, dtype=getattr(torch, kind)
     )
     return tensor
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Refuse what a function gave in the place of a tensor.
+
+    Raises
+    ------
+    WrongKind
+        With what it gave.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise WrongKind(
+            f"{name} gave an object of type {type(value).__name__}, and a tensor is needed. Have it return one."
+        )
 
 
 def kind_of(tensor: torch.Tensor) -> str:

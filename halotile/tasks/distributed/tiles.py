@@ -172,6 +172,14 @@ class Tiles:
             image = _span(image, axis, cut.window)
         return image
 
+    def check_made(self, result: torch.Tensor, batch: torch.Tensor) -> None:
+        """Refuse what is no image for each window of a batch."""
+        if result.dim() != batch.dim() or (0 not in self.axes and len(result) != len(batch)):
+            raise ConfigError(
+                f"the processor made a tensor of shape {tuple(result.shape)} of tiles of shape {tuple(batch.shape)}: there has "
+                "to be an image for each of them. Have it keep the axes, and the length of the first."
+            )
+
     def trimmed(self, result: torch.Tensor) -> torch.Tensor:
         """What is kept of a computed window: all of it for blending, else what lies inside the halo."""
         if self.blending is not None:
@@ -276,6 +284,10 @@ def tiles_of(
     >>> tiles_of((1, 3, 64, 64), 32, 8, None, None).axes
     (2, 3)
     """
+    if 0 in shape:
+        raise ConfigError(
+            f"the image has the shape {tuple(shape)}: there are no pixels to work on. Leave the call out where a batch is empty."
+        )
     if tiling_dims is None:
         axes = (
             tuple(range(2, len(shape))) if isinstance(patch_size, int) else tuple(range(-len(patch_size), 0))

@@ -14,8 +14,15 @@ import numpy as np
 import torch
 
 from halotile.errors import InputError, TaskFailed
-from halotile.tasks.distributed.calls import Call, Function
-from halotile.tasks.distributed.tensors import kind_of, kind_of_both, loaded, to_array, to_tensor
+from halotile.tasks.distributed.calls import Call, Derivative, Function
+from halotile.tasks.distributed.tensors import (
+    check_tensor,
+    kind_of,
+    kind_of_both,
+    loaded,
+    to_array,
+    to_tensor,
+)
 from halotile.tasks.stored import Array, Stored, store
 
 PART = "part"
@@ -119,6 +126,8 @@ class Work:
             tensors = [loaded(self.inputs[place], self.device) for place in call.inputs]
             with torch.no_grad():
                 values = call.function(*tensors)
+            for value in values:
+                _check_value(call.function, value)
             return {
                 slot: (to_array(value), kind_of(value))
                 for slot, value in zip(call.slots, values, strict=True)
@@ -133,6 +142,12 @@ def failure(task: str, error: Exception) -> TaskFailed:
     failed = TaskFailed(f"{task} failed on a worker: {type(error).__name__}: {error}")
     failed.add_note(traceback.format_exc())
     return failed
+
+
+def _check_value(function: Function, value: Any) -> None:
+    """Refuse what is no tensor; where something has no derivative there is none."""
+    if value is not None or not isinstance(function, Derivative):
+        check_tensor(getattr(function, "name", "the function"), value)
 
 
 def _sum(left: Array, right: Array, wide: bool) -> Array:
@@ -153,6 +168,7 @@ def on_arrays(function: Function, place: int, *arrays: Array) -> Array:
     """One value of a function, of arrays."""
     with torch.no_grad():
         value = function(*(to_tensor(np.array(array), str(array.dtype)) for array in arrays))[place]
+    _check_value(function, value)
     assert value is not None
     return to_array(value)
 
