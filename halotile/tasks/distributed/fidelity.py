@@ -132,9 +132,9 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
         """Tell when ``u - x + gamma f'(u)`` is not 0: the descent has not come to an end. Refuse what is worse than ``x`` itself."""
         moved = float((found - x).norm())
         gap = float((found - x + slope(found)).norm())
-        if gap <= NEARLY * moved:
+        if math.isfinite(gap) and gap <= NEARLY * moved:
             return
-        if not gap <= WILD * (began := float(slope(x).norm())):
+        if not gap <= WILD * (began := float(slope(x).norm())) or math.isinf(gap):
             raise ConfigError(
                 f"prox: the descent went away from its end: its equation is off by {gap:.3g}, and by {began:.3g} where it began. "
                 "Write a smaller stepsize_inter."
