@@ -20,7 +20,7 @@ from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.session import Pass, Session
 from halotile.graphs.signals import Signals
-from halotile.graphs.solvers.base import Problem, Solver
+from halotile.graphs.solvers.base import SPENT, Problem, Solver
 from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
@@ -134,7 +134,9 @@ class _Driver:
                 self.directory.append_iteration(row)
             self.status.say(f"iteration {row['iteration']:.0f} of {job.iterations}: {figures_in_words(row)}")
         if left_out := job.iterations - iterations.state.iteration:
-            self.status.say(f"{solver.name} is done {counted(left_out, 'iteration')} early")
+            spent = iterations.rows[-1].get(SPENT)
+            why = ": rounding keeps its residual from getting shorter" if spent else ""
+            self.status.say(f"{solver.name} is done {counted(left_out, 'iteration')} early{why}")
         self._write_output(iterations)
 
     def _note(self, rows: list[Row]) -> None:
