@@ -92,6 +92,8 @@ class _Driver:
         self.session = Session(plan.run, plan.job.cluster, self.status, cluster)
         self.begun = False
         """Whether a sweep was begun."""
+        self.at_hand = journal
+        """The journal of the sweep at hand."""
 
     def run(self) -> Outcome:
         """Every sweep that is left."""
@@ -208,6 +210,7 @@ class _Driver:
         self, phase: str, task: StepTask, iteration: int, journal: Journal, ledger: Ledger | None
     ) -> None:
         self._count_earlier(phase, iteration, len(journal.done))
+        self.at_hand = journal
         sweep = Sweep(
             task,
             phase=phase,
@@ -278,7 +281,7 @@ class _Driver:
         self.journal.strike(damaged_among(done, plan.output, plan.layout, plan.grid))
 
     def _progress(self) -> Progress:
-        return self.status.progress("stop", done=len(self.journal.done), failed=0)
+        return self.status.progress("stop", done=len(self.at_hand.done), failed=0)
 
     def _conclude(self) -> Outcome:
         self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1)

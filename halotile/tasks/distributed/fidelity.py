@@ -135,7 +135,7 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
         gap = float((found - x + slope(found)).norm())
         if math.isfinite(gap) and gap <= NEARLY * moved:
             return
-        if not gap <= WILD * (began := float(slope(x).norm())) or math.isinf(gap):
+        if not gap <= WILD * (began := float(slope(x).norm())):
             raise ConfigError(
                 f"prox: the descent went away from its end: its equation is off by {gap:.3g}, and by {began:.3g} where it began. "
                 "Write a smaller stepsize_inter."
