@@ -72,6 +72,8 @@ LIES = [
     ("noise_sigma: 0.03", "noise_sigma: -0.1", 5, "operators[0].noise_sigma: -0.1 is too small; write more than 0"),
     ("noise_sigma: 0.03", "noise_sigma: .inf", 5, "operators[0].noise_sigma: Infinity is not finite; write a number above"),
     ("noise_sigma: 0.03", "noise_sigma: .nan", 5, "operators[0].noise_sigma: NaN is not finite; write a number above 0"),
+    ("noise_sigma: 0.03", "noise_sigma: 1.0e-300", 5, "operators[0].noise_sigma: 1e-300 counts by 1 / noise_sigma², which"),
+    ("noise_sigma: 0.03", "noise_sigma: 1.0e+200", 5, "write a number from 1e-15 to 1e+15, and give the data in units"),
     ("noise_sigma: 0.03", "noise_sigam: 1", 5, "operators[0].noise_sigam: unknown key; did you mean noise_sigma?"),
     ("name: mask, ", "", 6, "operators[1].name: missing; write one of blur, "),
     ("name: mask", "name: masc", 6, "operators[1].name: no operator is called masc; did you mean mask?"),
@@ -199,6 +201,7 @@ KERNELS = {
     "volume": np.ones((2, 2, 3, 3)),
     "complex": np.ones((3, 3), complex),
     "long": np.ones((201, 201)),
+    "planes": np.ones((3, 5, 5)),
 }
 
 
@@ -217,11 +220,37 @@ KERNELS = {
             "long",
             "operators[0]: the kernel is 201 pixels long and the image 96: with boundary reflect it has to be",
         ),
+        (
+            "planes",
+            "operators[0]: the kernel has shape (3, 5, 5), one for each of 3 planes, and the image of",
+        ),
     ],
 )
 def test_a_plan_refuses_a_kernel_that_is_none(reconstruction: Path, kernel: str, words: str) -> None:
     np.save(reconstruction.with_name("k0.npy"), KERNELS[kernel])
     result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", "operators[0].boundary=reflect"])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("solver", ["pgd", "pgd, step: 0.1", "cg"])
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        ("name: mask, mask: zeros.npy", "operators[0]: the mask is 0 everywhere: nothing of the image would be measured"),
+        ("name: shift, shift: [500, 0]", "operators[0]: shift is (500, 0) and the image is 96 pixels long: nothing of it"),
+    ],
+)  # fmt: skip
+def test_a_plan_refuses_an_operator_that_sees_nothing(
+    reconstruction: Path, operator: str, words: str, solver: str
+) -> None:
+    np.save(reconstruction.with_name("zeros.npy"), np.zeros((96, 80)))
+    overrides = [
+        f"operators=[{{{operator}, data: y0.npy}}]",
+        f"solver={{name: {solver}}}",
+        "prior={name: none}",
+    ]
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), *(w for o in overrides for w in ("--set", o))])
     assert result.exit_code == 2
     assert words in result.stderr
 

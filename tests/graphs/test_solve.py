@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 import halotile
 from halotile.errors import ConfigError, InputError
@@ -76,6 +77,19 @@ def test_a_lambda_is_a_prior(seen: OperatorChoice, plans: list[ReconstructionPla
     assert outcome.figures["iteration"] == 2
     again = halotile.reconstruct([seen], "x.zarr", prior={"name": "pnp", "denoiser": denoiser}, solver=solver)
     assert again.resumed == again.total
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("seen", "plans")
+def test_operators_that_give_0_for_every_image_are_told_before_the_first_iteration() -> None:
+    dark = halotile.measurement(
+        "sum", "y.npy", operators=[{"name": "blur", "kernel": "psf.npy"}], weights=[0.0]
+    )
+    with pytest.raises(ConfigError, match="the operators give 0 for every image"):
+        halotile.reconstruct([dark], "x.zarr", solver={"name": "pgd", "iterations": 2})
+    for solver in ({"name": "pgd", "iterations": 2, "step": 0.1}, {"name": "cg", "iterations": 2}):
+        outcome = halotile.reconstruct([dark], f"{solver['name']}.zarr", solver=solver)
+        assert not zarr.open_array(outcome.output, mode="r")[...].any()  # what it began with
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.plan import existing_parent, run_directory_of
+from halotile.graphs.reconstruction.doubts import check_masks, notes_of
 from halotile.graphs.reconstruction.forms import choose_form
 from halotile.graphs.reconstruction.further import identity_of, note_of
 from halotile.graphs.reconstruction.iterate import Target
@@ -30,7 +31,6 @@ from halotile.graphs.reconstruction.stack import (
     image_shape,
     make_operators,
     make_terms,
-    notes_of,
     open_measurements,
 )
 from halotile.graphs.reconstruction.traffic import comes_apart
@@ -74,6 +74,7 @@ def make_reconstruction_plan(
     data = open_measurements(job.operators)
     given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
     images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
+    check_masks(operators)
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     for key, other in images.items():
         _check_image(other, key, shape)

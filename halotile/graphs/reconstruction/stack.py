@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,6 @@ from halotile.tasks.fidelity import L2, Fidelity, Poisson, Term
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.options import job_key, required_keys
 from halotile.tasks.shared import Shared
-
-SUM_TOLERANCE = 0.02
-"""A kernel whose sum is nearer to 1 than this is one that only spreads light."""
 
 
 def make_operator(choice: OperatorChoice) -> Operator:
@@ -122,36 +118,6 @@ def written(choice: OperatorChoice) -> dict[str, Any]:
     """A choice as a job file has it; what only Python can say is described."""
     options = {key: _as_json(value) for key, value in choice.options.items()}
     return {"name": choice.name, "data": choice.data, "noise_sigma": choice.noise_sigma} | options
-
-
-def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
-    """What is to be said of kernels that can be used, and are probably not what was meant.
-
-    Examples
-    --------
-    >>> from halotile.tasks.operators.blur import Blur
-    >>> list(notes_of([Blur(kernel=np.ones((3, 3)) / 9), Blur(kernel=np.ones((1, 2)))]))[0][:70]
-    'operators[1]: the kernel sums to 2: the image comes out 0.5 times as b'
-    """
-    for number, operator in enumerate(operators):
-        kernel = getattr(operator, "kernel", None)
-        if not isinstance(kernel, np.ndarray):
-            continue
-        total = float(kernel.sum()) / math.prod(kernel.shape[:-2])
-        if abs(total - 1) > SUM_TOLERANCE:
-            bright = (
-                f"the image comes out {1 / total:.3g} times as bright as the measurement"
-                if total > 0
-                else "light is taken away"
-            )
-            yield (
-                f"operators[{number}]: the kernel sums to {total:.4g}: {bright}. Divide it by its sum if it only spreads light."
-            )
-        if any(edge % 2 == 0 for edge in kernel.shape[-2:]):
-            yield (
-                f"operators[{number}]: the kernel is {' x '.join(map(str, kernel.shape[-2:]))}: an even edge has no middle "
-                "pixel, and the image comes out half a pixel aside. Pad it to an odd edge if that matters."
-            )
 
 
 def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
