@@ -12,9 +12,12 @@ import zarr
 from numpy.typing import NDArray
 
 import halotile
+from halotile.cli.config import load_job
 from halotile.errors import ConfigError, MemoryRefused, OutputRefused, Stopped
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct
 from halotile.graphs.simulation import run as engine
 from halotile.graphs.simulation.noise import NoiseChoice
 from halotile.graphs.simulation.plan import make_simulation_plans
@@ -161,6 +164,43 @@ def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: 
         after, gaussian(clean, Region.whole((60, 50)), sigma=0.01, seed=1, operator=0)
     )
     assert not np.array_equal(before, after)
+
+
+OTHER_AXES = {
+    "more": ("MultiCoilMRI", "{mask: mask.npy, coil_maps: coils.npy}", (2, 20, 16), (2, 4, 20, 16)),
+    "one": ("CompressedSensing", "{m: 500, img_size: [1, 20, 16]}", (1, 20, 16), (500,)),
+}
+WITH_OTHER_AXES = """\
+version: 1
+job: reconstruct
+output: {path: x.zarr, shard: [16, 16], chunk: [8, 8]}
+operators:
+  - {name: deepinv, physics: PHYSICS, options: OPTIONS, data: y.zarr, noise_sigma: 0.001}
+solver: {name: cg, iterations: 60}
+reference: truth.npy
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("axes", OTHER_AXES)
+def test_measurements_may_have_other_axes_than_the_image(tmp_path: Path, cluster: Cluster, axes: str) -> None:
+    pytest.importorskip("deepinv")
+    physics, options, shape, measured = OTHER_AXES[axes]
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "truth.npy", rng.random(shape, np.float32))
+    np.save(tmp_path / "mask.npy", np.ones((20, 16), np.float32))
+    phases = np.exp(1j * rng.uniform(0, 6, (1, 4, 20, 16)))
+    np.save(tmp_path / "coils.npy", (phases * rng.uniform(0.5, 1, phases.shape)).astype("complex64"))
+    config = tmp_path / "job.yaml"
+    config.write_text(WITH_OTHER_AXES.replace("PHYSICS", physics).replace("OPTIONS", options))
+    job = load_job(config, makes_data=True)
+    assert isinstance(job, Reconstruction)
+    run_simulation(make_simulation_plans(job, NoiseChoice()), choice=job.cluster, cluster=cluster)
+    assert zarr.open_array(tmp_path / "y.zarr", mode="r").shape == measured
+    outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    assert outcome.figures["psnr"] > 40
+    with pytest.raises(ConfigError, match=r"[wW]rite its shape, such as shape: \[4096, 4096\]"):
+        make_reconstruction_plan(replace(job, reference=None))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from halotile.graphs.reconstruction.memory import footprint_of_step
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.reconstruction.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
 from halotile.graphs.reconstruction.stack import (
+    check_made,
     describe_operator,
     files_of,
     image_shape,
@@ -37,6 +38,7 @@ from halotile.graphs.reconstruction.traffic import comes_apart
 from halotile.graphs.resolve import check_paths
 from halotile.graphs.sizes import (
     Geometry,
+    axes_like,
     block_unit,
     candidate_blocks,
     check_block,
@@ -71,10 +73,11 @@ def make_reconstruction_plan(
     directory = RunDirectory(run_directory_of(output))
     previous = None if fresh else directory.whole_plan()
     operators = make_operators(job.operators)
-    data = open_measurements(job.operators)
+    check_made(operators)
+    check_masks(operators)
+    data = open_measurements(job.operators, operators)
     given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
     images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
-    check_masks(operators)
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     for key, other in images.items():
         _check_image(other, key, shape)
@@ -157,7 +160,7 @@ def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
     """The last two axes are tiled: operators work on planes."""
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
-    return Roles(source.axes, (len(shape) - 2, len(shape) - 1), None)
+    return Roles(axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)
 
 
 def _blocks(
