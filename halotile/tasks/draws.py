@@ -59,7 +59,8 @@ def draw_cells(region: Region, seed: int, operator: int, draw: Draw) -> NDArray[
     """
     if len(region.start) == 1:
         row = Region((0, *region.start), (1, *region.stop))
-        return draw_cells(row, seed, operator, draw)[0]
+        line: NDArray[Any] = draw_cells(row, seed, operator, draw)[0]
+        return line
     drawn = np.empty(region.shape, np.float64)
     rows, columns = (
         range(a // CELL, -(-b // CELL)) for a, b in zip(region.start[-2:], region.stop[-2:], strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import zarr
 
 import halotile
@@ -137,6 +138,11 @@ def test_words_that_cannot_be_are_refused(seen: OperatorChoice, options: dict[st
         ("blur", {"kernel": [[np.nan]]}, "kernel has 1 of 1 numbers that are NaN or infinite"),
         (Blur(kernel=np.ones((1, 1))), {"boundary": "zero"}, "boundary is given beside an operator"),
         (3, {}, "operator is 3: that is neither a name nor an operator"),
+        (
+            torch.nn.Identity(),
+            {},
+            "that is neither a name nor an operator, nor a physics of deepinv. Write a name",
+        ),
     ],
     ids=str,
 )
@@ -144,6 +150,15 @@ def test_a_measurement_that_cannot_be_is_refused(operator: Any, given: dict[str,
     with pytest.raises((ConfigError, InputError)) as caught:
         halotile.measurement(operator, "y.zarr", **given)
     assert words in str(caught.value)
+
+
+def test_a_physics_of_deepinv_is_an_operator() -> None:
+    physics = pytest.importorskip("deepinv.physics")
+    mri = physics.MRI(img_size=(2, 8, 8))
+    seen = halotile.measurement(mri, "y.zarr", noise_sigma=0.1, reach=2)
+    assert (seen.name, seen.options) == ("deepinv", {"physics": mri, "reach": 2})
+    with pytest.raises(ConfigError, match="operator deepinv has no option 'raech'"):
+        halotile.measurement(mri, "y.zarr", raech=2)
 
 
 def test_data_have_to_be_a_path() -> None:
