@@ -91,6 +91,7 @@ LIES = [
     ("name: pnp", "name: tv", 8, "prior.denoiser: is for prior pnp, and prior.name is tv"),
     ("{name: mask, mask: m.npy,", "{name: sum, operators: [{name: mask, mask: m.npy}], weights: [1, 2],", 6, "operators[1].weights: has 2 numbers for 1 operator; write one for each"),
     ("{name: mask, mask: m.npy,", "{name: composition, operators: [{name: sum, operators: [], weights: [1]}],", 6, "operators[1].operators[0].weights: has 1 number for 0 operators"),
+    ("{name: mask, mask: m.npy,", "{name: sum, operators: [{name: mask, mask: m.npy}], weights: [.nan],", 6, "operators[1].weights: weights is [nan]: NaN and infinity count nothing. Write"),
     ("weight: 1.0", "weight: 2.0", 8, "prior.weight: a denoiser in the place of a prox has no weight"),
     ("weight: 1.0", "wieght: 2.0", 8, "prior.wieght: unknown key; did you mean weight?"),
     ("weight: 1.0", "sigma: 0", 8, "prior.sigma: 0 is too small; write more than 0"),
@@ -270,6 +271,27 @@ def test_a_plan_notes_a_kernel_that_was_probably_not_meant(
     np.save(reconstruction.with_name("k0.npy"), kernel)
     result = RUNNER.invoke(app, ["plan", str(reconstruction), "--json"])
     assert [note in said for said in json.loads(result.stdout)["notes"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reference", "noted"),
+    [("auto", "null", True), ("[192, 160]", "null", False), ("auto", "big.npy", False)],
+)
+def test_a_plan_tells_an_inferred_shape_that_is_larger_than_the_data(
+    reconstruction: Path, shape: str, reference: str, noted: bool
+) -> None:
+    np.save(reconstruction.with_name("big.npy"), np.ones((192, 160), np.float32))
+    sets = (
+        "operators=[{name: downsample, factor: 2, data: y0.npy}]",
+        f"shape={shape}",
+        "start=null",
+        f"reference={reference}",
+    )
+    result = RUNNER.invoke(
+        app, ["plan", str(reconstruction), "--json", *(w for s in sets for w in ("--set", s))]
+    )
+    note = "shape is auto: the image is taken to be 192 x 160, 4 times the pixels"
+    assert any(note in said for said in json.loads(result.stdout)["notes"]) == noted
 
 
 @pytest.mark.parametrize(

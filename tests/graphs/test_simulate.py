@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import halotile
 from halotile.cli.config import load_job
-from halotile.errors import ConfigError, MemoryRefused, OutputRefused, Stopped
+from halotile.errors import ConfigError, InputError, MemoryRefused, OutputRefused, Stopped
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
@@ -253,6 +253,38 @@ def test_counts_have_the_background_of_their_fidelity(tmp_path: Path) -> None:
     plan = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))[2]
     clean = picture()[11:71, 7:57]
     assert read_all(plan.measured).mean() == pytest.approx(clean.mean() + 0.25, abs=0.01)
+
+
+@pytest.mark.cluster
+def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: Cluster) -> None:
+    job = job_in(tmp_path, operators=choices(tmp_path)[:1], run=Run(workers=2))
+    below = picture()
+    below[130:, :40] = -0.25
+    np.save(tmp_path / "truth.npy", below)
+    plans = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))
+    told: list[Any] = []
+    with pytest.raises(
+        InputError, match=r"pixels that operators\[0\] gives .* the least -0\.25\. Write a reference"
+    ):
+        run_simulation(plans, choice=job.cluster, cluster=cluster, observer=lambda p: told.append(p.retried))
+    assert not any(told)  # no retry helps
+    assert made(tmp_path) == []
+    lifted = replace(job, fidelity=FidelityChoice(name="poisson", background=0.25), start=job.reference)
+    (plan,) = make_simulation_plans(lifted, NoiseChoice(name="poisson", gain=0.01))
+    assert read_all(plan.measured).min() == 0
+
+
+@pytest.mark.parametrize("light", [-1e-7, 0.0])
+def test_rounding_below_0_is_no_light(light: float) -> None:
+    pixels = np.array([[light, 1.0]], "float32")
+    assert read_all(Simulated(InMemory(pixels), "poisson", level=1e-9))[0, 0] == 0
+
+
+@pytest.mark.parametrize("light", [-0.1, np.nan, np.inf])
+def test_no_count_is_drawn_of_light_that_is_none(light: float) -> None:
+    pixels = np.array([[light, 1.0]], "float32")
+    with pytest.raises(InputError, match="1 of 2 pixels"):
+        read_all(Simulated(InMemory(pixels), "poisson", level=0.1))
 
 
 @pytest.mark.parametrize(

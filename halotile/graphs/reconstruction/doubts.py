@@ -10,7 +10,7 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.operators.base import Operator
+from halotile.tasks.operators.base import Operator, Shape
 
 SUM_TOLERANCE = 0.02
 """A kernel whose sum is nearer to 1 than this is one that only spreads light."""
@@ -48,6 +48,24 @@ def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
                 f"operators[{number}]: the kernel is {' x '.join(map(str, kernel.shape[-2:]))}: an even edge has no middle "
                 "pixel, and the image comes out half a pixel aside. Pad it to an odd edge if that matters."
             )
+
+
+def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
+    """What is to be said of an image whose shape was inferred, and that is larger than what was measured of it.
+
+    Examples
+    --------
+    >>> list(note_of_shape((120, 140), [(60, 70), (120, 140)]))
+    []
+    >>> list(note_of_shape((120, 140), [(60, 70)]))[0][:84]
+    'shape is auto: the image is taken to be 120 x 140, 4 times the pixels of its largest'
+    """
+    largest = max(map(math.prod, data))
+    if math.prod(shape) > largest:
+        yield (
+            f"shape is auto: the image is taken to be {' x '.join(map(str, shape))}, {math.prod(shape) / largest:.4g} times the "
+            "pixels of its largest measurement. Write shape, or another factor, if that is not what was meant."
+        )
 
 
 def check_masks(operators: Iterable[Operator]) -> None:

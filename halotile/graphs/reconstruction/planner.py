@@ -18,7 +18,7 @@ from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.plan import existing_parent, run_directory_of
-from halotile.graphs.reconstruction.doubts import check_masks, notes_of
+from halotile.graphs.reconstruction.doubts import check_masks, note_of_shape, notes_of
 from halotile.graphs.reconstruction.forms import choose_form
 from halotile.graphs.reconstruction.further import identity_of, note_of
 from halotile.graphs.reconstruction.iterate import Target
@@ -79,6 +79,7 @@ def make_reconstruction_plan(
     given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
     images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
+    inferred = job.shape == "auto" and all(image.shape != shape for image in images.values())
     for key, other in images.items():
         _check_image(other, key, shape)
     image = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
@@ -140,7 +141,11 @@ def make_reconstruction_plan(
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
         machine_bytes=machine,
-        notes=(*notes_of(operators), *(note_of(directory, job.solver) if resumes else ())),
+        notes=(
+            *notes_of(operators),
+            *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
+            *(note_of(directory, job.solver) if resumes else ()),
+        ),
     )
     if refuse:
         plan.check_fits()
