@@ -429,6 +429,16 @@ def test_a_saved_job_is_the_job(reconstruction: Path) -> None:
     assert load_saved_job(reconstruction.with_name("job.json")) == job
 
 
+def test_an_error_is_the_last_thing_on_the_screen_where_deepinv_is_loaded(reconstruction: Path) -> None:
+    pytest.importorskip("deepinv")
+    wrong = "operators=[{name: deepinv, physics: Blurr, data: y0.npy}]"
+    command = [sys.executable, "-m", "halotile", "plan", str(reconstruction), "--set", wrong]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: operators[0]: physics is 'Blurr'")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 LIGHT = """
 import sys
 from halotile.cli.main import main
