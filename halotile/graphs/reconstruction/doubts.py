@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from halotile.errors import ConfigError
+from halotile.graphs.amounts import short_number
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import Operator, Shape
@@ -63,7 +64,7 @@ def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
     largest = max(map(math.prod, data))
     if math.prod(shape) > largest:
         yield (
-            f"shape is auto: the image is taken to be {' x '.join(map(str, shape))}, {math.prod(shape) / largest:.4g} times the "
+            f"shape is auto: the image is taken to be {' x '.join(map(str, shape))}, {short_number(math.prod(shape) / largest)} times the "
             "pixels of its largest measurement. Write shape, or another factor, if that is not what was meant."
         )
 
