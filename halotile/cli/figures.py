@@ -127,7 +127,7 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = 
         )
     if not verdict.sound:
         wait = "A run is still writing it: when that is over, " if at_work else ""
-        return f"damaged. {wait}`recon-cli verify {output} --repair{imports}` {_repairs(verdict.problems)}."
+        return f"damaged. {wait}`recon-cli verify {output} --repair{imports}` {_repairs(verdict.problems, verdict.iterates)}."
     if not verdict.undone:
         return ""
     if at_work:
@@ -138,17 +138,22 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = 
     return f"not complete. `recon-cli resume {output}{imports}` does the blocks that are left."
 
 
-def _repairs(problems: Iterable[str]) -> str:
+def _repairs(problems: Iterable[str], iterates: bool) -> str:
     """What a repair does about problems.
 
     Examples
     --------
-    >>> _repairs(["metadata: zarr.json is missing", "block 3: cut short"])
+    >>> _repairs(["metadata: zarr.json is missing", "block 3: cut short"], iterates=False)
     'restores the metadata and does the damaged blocks again'
+    >>> _repairs(["block 3: cut short"], iterates=True)
+    'does all iterations again, from the start, and writes the damaged blocks'
     """
     metadata = [problem.startswith("metadata: ") for problem in problems]
     doings = ["restores the metadata"] if any(metadata) else []
-    doings += [] if all(metadata) else ["does the damaged blocks again"]
+    blocks = "does the damaged blocks again"
+    if iterates:
+        blocks = "does all iterations again, from the start, and writes the damaged blocks"
+    doings += [] if all(metadata) else [blocks]
     return " and ".join(doings)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import gc
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn, ParamSpec
@@ -378,7 +379,10 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise
     finally:
-        gc.freeze()  # all of it ends with the process: to search it for garbage takes a second where torch is loaded
+        # All of it ends with the process: to search it for garbage takes a second where torch is loaded. triton, which deepinv
+        # loads, holds what is not searched against us, in thirty lines on the screen.
+        if "triton" not in sys.modules:
+            gc.freeze()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ Check = Callable[[Any], str | None]
 """What is wrong with a value, or None. It sees only values of the right type."""
 
 LEAST_MEMORY_BYTES = 64 * 2**20
+SIGMAS = (1e-15, 1e15)
+"""Noise levels whose inverse square can be computed with in single precision."""
 _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float16", "float32", "float64")
 
 
@@ -152,6 +154,16 @@ def _tolerance(value: float) -> str | None:
     return AtLeast(0)(value)
 
 
+def _noise_sigma(value: float) -> str | None:
+    low, high = SIGMAS
+    if value <= 0 or not math.isfinite(value) or low <= value <= high:
+        return Above(0)(value)
+    return (
+        f"{value:g} counts by 1 / noise_sigma², which single precision cannot compute with; write a number from {low:g} to "
+        f"{high:g}, and give the data in units that suit it"
+    )
+
+
 def _every(value: int) -> str | None:
     if value != 1:
         return (
@@ -181,7 +193,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("run", "stall_seconds"): Above(0),
     ("cluster", "kind"): Named("cluster", "clusters"),
     ("operators", "data"): _filled,
-    ("operators", "noise_sigma"): Above(0),
+    ("operators", "noise_sigma"): _noise_sigma,
     ("fidelity", "background"): AtLeast(0),
     ("prior", "sigma"): Above(0),
     ("prior", "weight"): Above(0),

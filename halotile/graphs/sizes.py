@@ -11,10 +11,11 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.graphs.job import Auto, Output, Size
 from halotile.storage.arrays import Source
+from halotile.storage.axes import choose_axes
 from halotile.storage.output import Layout
 from halotile.tasks.roles import Roles
 
-CHUNK = {2: 256, 3: 64}
+CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
 TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
 """Compute tiles worth considering, the fastest first; the smaller ones where memory is short."""
@@ -114,6 +115,19 @@ def layout_like(source: Source, wanted: Output, geometry: Geometry, dtype: np.dt
         units=tuple(source.units) if alike else (None,) * axes,
         ome=False,
     )
+
+
+def axes_like(source: Source, count: int) -> tuple[str, ...]:
+    """The axes of an image that comes of others: the last ones of ``source``, or the usual ones where it has fewer.
+
+    Raises
+    ------
+    InputError
+        When there are more than any usual image has.
+    """
+    if 0 < count <= len(source.axes):
+        return tuple(source.axes[-count:])
+    return choose_axes(None, None, (1,) * count, np.dtype(np.float32))
 
 
 def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from halotile.graphs.job import AnyJob
 from halotile.graphs.jobs import engine_of
 from halotile.graphs.plan import run_directory_of
 from halotile.graphs.progress import Observer
+from halotile.graphs.reconstruction.further import is_gone
 from halotile.storage.journal import Journal
 from halotile.storage.output import Layout, create_metadata, metadata_digest, open_output
 from halotile.storage.rundir import RunDirectory
@@ -33,6 +34,8 @@ class Verdict:
     """Blocks that the run has not done, or has given up: there is nothing to check."""
     repairable: bool = True
     """Whether there is a run directory, which says by what job it was written."""
+    iterates: bool = False
+    """Whether a repair of blocks has to iterate again, from the start."""
 
     @property
     def sound(self) -> bool:
@@ -88,7 +91,8 @@ def verify(
     damaged = dict(damaged_blocks(path, layout, map(grid.block_at, done)))
     problems = (*metadata, *_lines("block", damaged))
     if not repair or not problems:
-        return Verdict(total, len(done), problems, 0, done.complement(total))
+        undone = done.complement(total)
+        return Verdict(total, len(done), problems, 0, undone, iterates=is_gone(directory))
     _repair(path, directory, stored, damaged, job, observer)
     left = _lines("block", dict(damaged_blocks(path, layout, map(grid.block_at, damaged))))
     undone = _done(directory, stored, total).complement(total)

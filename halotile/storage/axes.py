@@ -6,6 +6,7 @@ looped over. What the user writes wins, then what the file says, then these defa
 ========================================  ============
 axes                                      letters
 ========================================  ============
+1                                         ``x``
 2                                         ``yx``
 3, uint8 and the last is 3 or 4 long      ``yxc``
 3                                         ``zyx``
@@ -24,7 +25,7 @@ import numpy as np
 
 from halotile.errors import InputError
 
-_BY_COUNT = {2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
+_BY_COUNT = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
 _COLOUR = {3: "yxc", 4: "zyxc"}
 _WORDS = {"time": "t", "frame": "t", "channel": "c", "channels": "c", "band": "c", "bands": "c"}
 

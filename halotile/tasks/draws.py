@@ -43,7 +43,7 @@ def draw_cells(region: Region, seed: int, operator: int, draw: Draw) -> NDArray[
     Parameters
     ----------
     region : Region
-        Two or more axes; the last two are those of the cells.
+        The last two axes are those of the cells; one alone lies in the first row of them.
     seed, operator : int
         Which picture of random numbers: 0 or more.
     draw : callable
@@ -57,6 +57,10 @@ def draw_cells(region: Region, seed: int, operator: int, draw: Draw) -> NDArray[
     >>> bool((part == whole[60:80, 70:90]).all())
     True
     """
+    if len(region.start) == 1:
+        row = Region((0, *region.start), (1, *region.stop))
+        line: NDArray[Any] = draw_cells(row, seed, operator, draw)[0]
+        return line
     drawn = np.empty(region.shape, np.float64)
     rows, columns = (
         range(a // CELL, -(-b // CELL)) for a, b in zip(region.start[-2:], region.stop[-2:], strict=True)

@@ -296,11 +296,15 @@ def _energy(slope: NDArray[Any], back: NDArray[Any], image: NDArray[Any]) -> NDA
 def share_of(core: Region, image: Shape, measurement: Shape) -> Region:
     """The part of a measurement that a part of the image answers for: parts that fill the image fill the measurement.
 
+    A measurement with other axes than the image is one of all of it.
+
     Examples
     --------
     >>> share_of(Region((0, 2), (4, 7)), (4, 7), (2, 3))
     Region(start=(0, 0), stop=(2, 3))
     """
+    if core == Region.whole(image):
+        return Region.whole(measurement)
     return Region(
         tuple(a * m // n for a, n, m in zip(core.start, image, measurement, strict=True)),
         tuple(b * m // n for b, n, m in zip(core.stop, image, measurement, strict=True)),

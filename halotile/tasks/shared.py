@@ -77,8 +77,8 @@ class Scope:
         for there, pixels in self._parts.get(id(image), ()):
             if region.inside(there):
                 return pixels[region.relative_to(there).slices]
-        front = len(image.shape) - 2
-        wide = region.grow(((0, 0),) * front + ((image.slack, image.slack),) * 2)
+        axes = len(image.shape)
+        wide = region.grow(((0, 0),) * (axes - 2) + ((image.slack, image.slack),) * min(2, axes))
         wide = wide.clip(Region.whole(image.shape))
         return self.hold(image, wide)[region.relative_to(wide).slices]
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.tasks.draws import gaussian, poisson
 from halotile.tasks.operators.base import Derived
+
+ROUNDING = 1e-5
+"""The part of the brightest pixel that a convolution may fall below 0 where there is nothing."""
+FAINT = 1e-3
+"""So many counts below 0 are none."""
 
 Noise = Literal["gaussian", "poisson", "none"]
 
@@ -53,5 +62,25 @@ class Simulated(Derived):
             return gaussian(clean, region, sigma=self.level, seed=self.seed, operator=self.operator)
         if self.noise == "poisson":
             lit = clean + self.dtype.type(self.background)
+            self._check_light(lit)
             return poisson(lit, region, gain=self.level, seed=self.seed, operator=self.operator)
         return clean
+
+    def _check_light(self, lit: NDArray[Any]) -> None:
+        """Refuse what no count can be drawn of; what rounding leaves below 0 is 0.
+
+        Raises
+        ------
+        InputError
+            With how many pixels of the region these are.
+        """
+        finite = np.isfinite(lit)
+        brightest = float(np.max(lit, initial=0, where=finite))
+        dark = lit < -max(ROUNDING * brightest, FAINT * self.level)
+        if bad := int(np.count_nonzero(dark | ~finite)):
+            least = float(np.min(lit, initial=0, where=finite))
+            raise InputError(
+                f"poisson noise counts light, and {bad:,} of {lit.size:,} pixels that operators[{self.operator}] gives of the "
+                f"reference here are below 0 or not finite, the least {least:.3g}. Write a reference that is nowhere below 0, "
+                "or fidelity: {name: poisson, background: ...} to lift it."
+            )

@@ -72,6 +72,8 @@ LIES = [
     ("noise_sigma: 0.03", "noise_sigma: -0.1", 5, "operators[0].noise_sigma: -0.1 is too small; write more than 0"),
     ("noise_sigma: 0.03", "noise_sigma: .inf", 5, "operators[0].noise_sigma: Infinity is not finite; write a number above"),
     ("noise_sigma: 0.03", "noise_sigma: .nan", 5, "operators[0].noise_sigma: NaN is not finite; write a number above 0"),
+    ("noise_sigma: 0.03", "noise_sigma: 1.0e-300", 5, "operators[0].noise_sigma: 1e-300 counts by 1 / noise_sigma², which"),
+    ("noise_sigma: 0.03", "noise_sigma: 1.0e+200", 5, "write a number from 1e-15 to 1e+15, and give the data in units"),
     ("noise_sigma: 0.03", "noise_sigam: 1", 5, "operators[0].noise_sigam: unknown key; did you mean noise_sigma?"),
     ("name: mask, ", "", 6, "operators[1].name: missing; write one of blur, "),
     ("name: mask", "name: masc", 6, "operators[1].name: no operator is called masc; did you mean mask?"),
@@ -89,6 +91,7 @@ LIES = [
     ("name: pnp", "name: tv", 8, "prior.denoiser: is for prior pnp, and prior.name is tv"),
     ("{name: mask, mask: m.npy,", "{name: sum, operators: [{name: mask, mask: m.npy}], weights: [1, 2],", 6, "operators[1].weights: has 2 numbers for 1 operator; write one for each"),
     ("{name: mask, mask: m.npy,", "{name: composition, operators: [{name: sum, operators: [], weights: [1]}],", 6, "operators[1].operators[0].weights: has 1 number for 0 operators"),
+    ("{name: mask, mask: m.npy,", "{name: sum, operators: [{name: mask, mask: m.npy}], weights: [.nan],", 6, "operators[1].weights: weights is [nan]: NaN and infinity count nothing. Write"),
     ("weight: 1.0", "weight: 2.0", 8, "prior.weight: a denoiser in the place of a prox has no weight"),
     ("weight: 1.0", "wieght: 2.0", 8, "prior.wieght: unknown key; did you mean weight?"),
     ("weight: 1.0", "sigma: 0", 8, "prior.sigma: 0 is too small; write more than 0"),
@@ -199,6 +202,7 @@ KERNELS = {
     "volume": np.ones((2, 2, 3, 3)),
     "complex": np.ones((3, 3), complex),
     "long": np.ones((201, 201)),
+    "planes": np.ones((3, 5, 5)),
 }
 
 
@@ -217,11 +221,37 @@ KERNELS = {
             "long",
             "operators[0]: the kernel is 201 pixels long and the image 96: with boundary reflect it has to be",
         ),
+        (
+            "planes",
+            "operators[0]: the kernel has shape (3, 5, 5), one for each of 3 planes, and the image of",
+        ),
     ],
 )
 def test_a_plan_refuses_a_kernel_that_is_none(reconstruction: Path, kernel: str, words: str) -> None:
     np.save(reconstruction.with_name("k0.npy"), KERNELS[kernel])
     result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", "operators[0].boundary=reflect"])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("solver", ["pgd", "pgd, step: 0.1", "cg"])
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        ("name: mask, mask: zeros.npy", "operators[0]: the mask is 0 everywhere: nothing of the image would be measured"),
+        ("name: shift, shift: [500, 0]", "operators[0]: shift is (500, 0) and the image is 96 pixels long: nothing of it"),
+    ],
+)  # fmt: skip
+def test_a_plan_refuses_an_operator_that_sees_nothing(
+    reconstruction: Path, operator: str, words: str, solver: str
+) -> None:
+    np.save(reconstruction.with_name("zeros.npy"), np.zeros((96, 80)))
+    overrides = [
+        f"operators=[{{{operator}, data: y0.npy}}]",
+        f"solver={{name: {solver}}}",
+        "prior={name: none}",
+    ]
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), *(w for o in overrides for w in ("--set", o))])
     assert result.exit_code == 2
     assert words in result.stderr
 
@@ -241,6 +271,27 @@ def test_a_plan_notes_a_kernel_that_was_probably_not_meant(
     np.save(reconstruction.with_name("k0.npy"), kernel)
     result = RUNNER.invoke(app, ["plan", str(reconstruction), "--json"])
     assert [note in said for said in json.loads(result.stdout)["notes"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reference", "noted"),
+    [("auto", "null", True), ("[192, 160]", "null", False), ("auto", "big.npy", False)],
+)
+def test_a_plan_tells_an_inferred_shape_that_is_larger_than_the_data(
+    reconstruction: Path, shape: str, reference: str, noted: bool
+) -> None:
+    np.save(reconstruction.with_name("big.npy"), np.ones((192, 160), np.float32))
+    sets = (
+        "operators=[{name: downsample, factor: 2, data: y0.npy}]",
+        f"shape={shape}",
+        "start=null",
+        f"reference={reference}",
+    )
+    result = RUNNER.invoke(
+        app, ["plan", str(reconstruction), "--json", *(w for s in sets for w in ("--set", s))]
+    )
+    note = "shape is auto: the image is taken to be 192 x 160, 4 times the pixels"
+    assert any(note in said for said in json.loads(result.stdout)["notes"]) == noted
 
 
 @pytest.mark.parametrize(
@@ -376,6 +427,16 @@ def test_a_saved_job_is_the_job(reconstruction: Path) -> None:
         assert isinstance(again, Reconstruction)
         assert make_reconstruction_plan(again).fingerprint == plan.fingerprint
     assert load_saved_job(reconstruction.with_name("job.json")) == job
+
+
+def test_an_error_is_the_last_thing_on_the_screen_where_deepinv_is_loaded(reconstruction: Path) -> None:
+    pytest.importorskip("deepinv")
+    wrong = "operators=[{name: deepinv, physics: Blurr, data: y0.npy}]"
+    command = [sys.executable, "-m", "halotile", "plan", str(reconstruction), "--set", wrong]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: operators[0]: physics is 'Blurr'")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 LIGHT = """

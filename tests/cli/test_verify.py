@@ -50,6 +50,16 @@ def test_verify_tells_what_is_damaged(
     assert json.loads(as_json.stdout)["ok"] == (code == 0)
 
 
+def test_verify_says_where_a_repair_has_to_iterate_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0, iterates=True))
+    said = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")]).stderr
+    assert said.endswith(
+        "--repair` does all iterations again, from the start, and writes the damaged blocks.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("problems", "words"),
     [

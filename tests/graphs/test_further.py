@@ -19,6 +19,7 @@ from halotile.graphs.outcome import Outcome
 from halotile.graphs.reconstruction import run as engine
 from halotile.graphs.reconstruction.further import Reached
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.verify import verify
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
@@ -148,13 +149,21 @@ def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, 
     assert files(job) == before
 
 
+@pytest.mark.parametrize("keep_state", [False, True])
 def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
-    tmp_path: Path, cluster: Cluster
+    tmp_path: Path, cluster: Cluster, keep_state: bool
 ) -> None:
-    job = job_in(tmp_path, SolverChoice(name="pgd", iterations=2))
+    job = job_in(tmp_path, SolverChoice(name="pgd", iterations=1, keep_state=keep_state))
     go(job, cluster)
+    if keep_state:
+        (note,) = make_reconstruction_plan(with_iterations(job, 3)).notes
+        assert note.startswith("1 iteration is done; goes on from there to 3 iterations")
     before = files(job)
     next(Path(job.output.path).glob("c/*/*")).unlink()
+    assert verify(job.output.path).iterates != keep_state
     done = go(job, cluster)
+    said = [str(event.get("text")) for event in directory(job).read_events()]
+    assert any("1 iteration from the start" in line for line in said) != keep_state
+    assert sum("iteration 1 of 1:" in line for line in said) == (1 if keep_state else 2)
     assert done.resumed < done.total
     assert files(job) == before

@@ -12,9 +12,12 @@ import zarr
 from numpy.typing import NDArray
 
 import halotile
-from halotile.errors import ConfigError, MemoryRefused, OutputRefused, Stopped
+from halotile.cli.config import load_job
+from halotile.errors import ConfigError, InputError, MemoryRefused, OutputRefused, Stopped
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct
 from halotile.graphs.simulation import run as engine
 from halotile.graphs.simulation.noise import NoiseChoice
 from halotile.graphs.simulation.plan import make_simulation_plans
@@ -163,6 +166,43 @@ def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: 
     assert not np.array_equal(before, after)
 
 
+OTHER_AXES = {
+    "more": ("MultiCoilMRI", "{mask: mask.npy, coil_maps: coils.npy}", (2, 20, 16), (2, 4, 20, 16)),
+    "one": ("CompressedSensing", "{m: 500, img_size: [1, 20, 16]}", (1, 20, 16), (500,)),
+}
+WITH_OTHER_AXES = """\
+version: 1
+job: reconstruct
+output: {path: x.zarr, shard: [16, 16], chunk: [8, 8]}
+operators:
+  - {name: deepinv, physics: PHYSICS, options: OPTIONS, data: y.zarr, noise_sigma: 0.001}
+solver: {name: cg, iterations: 60}
+reference: truth.npy
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("axes", OTHER_AXES)
+def test_measurements_may_have_other_axes_than_the_image(tmp_path: Path, cluster: Cluster, axes: str) -> None:
+    pytest.importorskip("deepinv")
+    physics, options, shape, measured = OTHER_AXES[axes]
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "truth.npy", rng.random(shape, np.float32))
+    np.save(tmp_path / "mask.npy", np.ones((20, 16), np.float32))
+    phases = np.exp(1j * rng.uniform(0, 6, (1, 4, 20, 16)))
+    np.save(tmp_path / "coils.npy", (phases * rng.uniform(0.5, 1, phases.shape)).astype("complex64"))
+    config = tmp_path / "job.yaml"
+    config.write_text(WITH_OTHER_AXES.replace("PHYSICS", physics).replace("OPTIONS", options))
+    job = load_job(config, makes_data=True)
+    assert isinstance(job, Reconstruction)
+    run_simulation(make_simulation_plans(job, NoiseChoice()), choice=job.cluster, cluster=cluster)
+    assert zarr.open_array(tmp_path / "y.zarr", mode="r").shape == measured
+    outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    assert outcome.figures["psnr"] > 40
+    with pytest.raises(ConfigError, match=r"[wW]rite its shape, such as shape: \[4096, 4096\]"):
+        make_reconstruction_plan(replace(job, reference=None))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -213,6 +253,38 @@ def test_counts_have_the_background_of_their_fidelity(tmp_path: Path) -> None:
     plan = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))[2]
     clean = picture()[11:71, 7:57]
     assert read_all(plan.measured).mean() == pytest.approx(clean.mean() + 0.25, abs=0.01)
+
+
+@pytest.mark.cluster
+def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: Cluster) -> None:
+    job = job_in(tmp_path, operators=choices(tmp_path)[:1], run=Run(workers=2))
+    below = picture()
+    below[130:, :40] = -0.25
+    np.save(tmp_path / "truth.npy", below)
+    plans = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))
+    told: list[Any] = []
+    with pytest.raises(
+        InputError, match=r"pixels that operators\[0\] gives .* the least -0\.25\. Write a reference"
+    ):
+        run_simulation(plans, choice=job.cluster, cluster=cluster, observer=lambda p: told.append(p.retried))
+    assert not any(told)  # no retry helps
+    assert made(tmp_path) == []
+    lifted = replace(job, fidelity=FidelityChoice(name="poisson", background=0.25), start=job.reference)
+    (plan,) = make_simulation_plans(lifted, NoiseChoice(name="poisson", gain=0.01))
+    assert read_all(plan.measured).min() == 0
+
+
+@pytest.mark.parametrize("light", [-1e-7, 0.0])
+def test_rounding_below_0_is_no_light(light: float) -> None:
+    pixels = np.array([[light, 1.0]], "float32")
+    assert read_all(Simulated(InMemory(pixels), "poisson", level=1e-9))[0, 0] == 0
+
+
+@pytest.mark.parametrize("light", [-0.1, np.nan, np.inf])
+def test_no_count_is_drawn_of_light_that_is_none(light: float) -> None:
+    pixels = np.array([[light, 1.0]], "float32")
+    with pytest.raises(InputError, match="1 of 2 pixels"):
+        read_all(Simulated(InMemory(pixels), "poisson", level=0.1))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import zarr
 
 import halotile
 from halotile.errors import ConfigError, InputError
@@ -78,6 +80,19 @@ def test_a_lambda_is_a_prior(seen: OperatorChoice, plans: list[ReconstructionPla
     assert again.resumed == again.total
 
 
+@pytest.mark.cluster
+@pytest.mark.usefixtures("seen", "plans")
+def test_operators_that_give_0_for_every_image_are_told_before_the_first_iteration() -> None:
+    dark = halotile.measurement(
+        "sum", "y.npy", operators=[{"name": "blur", "kernel": "psf.npy"}], weights=[0.0]
+    )
+    with pytest.raises(ConfigError, match="the operators give 0 for every image"):
+        halotile.reconstruct([dark], "x.zarr", solver={"name": "pgd", "iterations": 2})
+    for solver in ({"name": "pgd", "iterations": 2, "step": 0.1}, {"name": "cg", "iterations": 2}):
+        outcome = halotile.reconstruct([dark], f"{solver['name']}.zarr", solver=solver)
+        assert not zarr.open_array(outcome.output, mode="r")[...].any()  # what it began with
+
+
 @pytest.mark.parametrize(
     ("denoiser", "made"),
     [
@@ -123,6 +138,11 @@ def test_words_that_cannot_be_are_refused(seen: OperatorChoice, options: dict[st
         ("blur", {"kernel": [[np.nan]]}, "kernel has 1 of 1 numbers that are NaN or infinite"),
         (Blur(kernel=np.ones((1, 1))), {"boundary": "zero"}, "boundary is given beside an operator"),
         (3, {}, "operator is 3: that is neither a name nor an operator"),
+        (
+            torch.nn.Identity(),
+            {},
+            "that is neither a name nor an operator, nor a physics of deepinv. Write a name",
+        ),
     ],
     ids=str,
 )
@@ -130,6 +150,15 @@ def test_a_measurement_that_cannot_be_is_refused(operator: Any, given: dict[str,
     with pytest.raises((ConfigError, InputError)) as caught:
         halotile.measurement(operator, "y.zarr", **given)
     assert words in str(caught.value)
+
+
+def test_a_physics_of_deepinv_is_an_operator() -> None:
+    physics = pytest.importorskip("deepinv.physics")
+    mri = physics.MRI(img_size=(2, 8, 8))
+    seen = halotile.measurement(mri, "y.zarr", noise_sigma=0.1, reach=2)
+    assert (seen.name, seen.options) == ("deepinv", {"physics": mri, "reach": 2})
+    with pytest.raises(ConfigError, match="operator deepinv has no option 'raech'"):
+        halotile.measurement(mri, "y.zarr", raech=2)
 
 
 def test_data_have_to_be_a_path() -> None:

@@ -25,6 +25,16 @@ def test_a_tile_draws_what_the_whole_draws(name: str) -> None:
         assert np.array_equal(noisy(clean[part.slices], part, seed=4, operator=1), whole[part.slices])
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_part_of_a_line_draws_what_the_line_draws(name: str) -> None:
+    noisy, clean, line = MODELS[name], np.full(300, 3.0, "float32"), Region((0,), (300,))
+    whole = noisy(clean, line, seed=4, operator=1)
+    part = Region((50,), (200,))
+    assert whole.shape == (300,)
+    assert len(np.unique(whole)) > 5
+    assert np.array_equal(noisy(clean[part.slices], part, seed=4, operator=1), whole[part.slices])
+
+
 @pytest.mark.parametrize(("seed", "operator"), [(5, 1), (4, 2)])
 def test_another_seed_or_operator_draws_other_noise(seed: int, operator: int) -> None:
     clean = np.zeros(WHOLE.shape)

@@ -108,7 +108,14 @@ def note_of(directory: RunDirectory, solver: SolverChoice) -> tuple[str, ...]:
             "more iterations later; or write another output.path and start: the output, to begin at its image."
         )
     at_most = counted(solver.iterations, "iteration")
-    return (f"{done} are done; goes on from there to {at_most} at most, with the bits of one run",)
+    are = "is" if reached.iterations == 1 else "are"
+    return (f"{done} {are} done; goes on from there to {at_most} at most, with the bits of one run",)
+
+
+def is_gone(directory: RunDirectory) -> bool:
+    """Whether an image was written and the solver's own are not there any more: to write it again, all is iterated again."""
+    reached = Reached.of(directory)
+    return reached.written > 0 and not reached.has_state
 
 
 def is_behind(directory: RunDirectory, solver: SolverChoice) -> bool:

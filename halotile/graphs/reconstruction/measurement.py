@@ -11,18 +11,20 @@ from halotile.graphs.job import OperatorChoice
 from halotile.graphs.paths import whole_choice
 from halotile.graphs.reconstruction.stack import make_operator
 from halotile.graphs.words import shown
+from halotile.tasks.operators._physics import is_physics
 from halotile.tasks.operators.base import Operator
 
 
 def measurement(
-    operator: str | Operator, data: str | Path, *, noise_sigma: float = 1.0, **options: Any
+    operator: str | Operator | Any, data: str | Path, *, noise_sigma: float = 1.0, **options: Any
 ) -> OperatorChoice:
     """Say what was measured of an image: an entry of ``operators``, in the words of a job file.
 
     Parameters
     ----------
-    operator : str or Operator
-        Name of an operator, with ``options``; or an operator itself.
+    operator : str, Operator or deepinv.physics.LinearPhysics
+        Name of an operator, with ``options``; or an operator itself; or a physics of deepinv, which is the operator
+        ``deepinv`` with ``physics=operator``: it takes ``reach`` as an option.
     data : path
         The measurement: Zarr, TIFF, ``.npy`` or HDF5. :func:`halotile.simulate` writes it. A relative path is one in
         the folder that the script was started in.
@@ -51,6 +53,8 @@ def measurement(
     >>> seen.name, seen.data, seen.noise_sigma
     ('blur', '/scans/y.zarr', 0.02)
     """
+    if is_physics(operator):
+        operator, options = "deepinv", {"physics": operator, **options}
     if isinstance(operator, str):
         plain = {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in options.items()}
         choice = OperatorChoice(name=operator, data=data, noise_sigma=noise_sigma, options=plain)  # type: ignore[arg-type]
@@ -58,9 +62,9 @@ def measurement(
         raise ConfigError(
             f"{next(iter(options))} is given beside an operator, which has its options already. Leave it out."
         )
-    elif not hasattr(operator, "forward"):
+    elif not hasattr(operator, "measured"):
         raise ConfigError(
-            f"operator is {shown(operator)}: that is neither a name nor an operator. Write a name such as 'blur'."
+            f"operator is {shown(operator)}: that is neither a name nor an operator, nor a physics of deepinv. Write a name such as 'blur'."
         )
     else:
         choice = OperatorChoice(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import DiskRefused, MemoryRefused
+from halotile.errors import ConfigError, DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.cutting import overlap_pays
 from halotile.graphs.identity import fingerprint
@@ -158,7 +158,17 @@ class ReconstructionPlan:
 
         Solvers that follow the slope of the prior beside that of the fidelity go more slowly for it. The curvature of other
         fidelities than squares is that at the start, and grows where the image falls below it: the step is half as long.
+
+        Raises
+        ------
+        ConfigError
+            When the operators give nothing of any image.
         """
+        if square <= 0:
+            raise ConfigError(
+                "|A|² is 0: the operators give 0 for every image, so the data tell nothing of it. Look at their masks and "
+                "weights, and write operators that see something."
+            )
         steepness = self.prior.steepness() if self.solver.name in BESIDE else 0.0
         is_square = all(term.at is None for term in self.form.terms)
         return (1.0 if is_square else 0.5) / (square + steepness)

@@ -18,6 +18,7 @@ from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.plan import existing_parent, run_directory_of
+from halotile.graphs.reconstruction.doubts import check_masks, note_of_shape, notes_of
 from halotile.graphs.reconstruction.forms import choose_form
 from halotile.graphs.reconstruction.further import identity_of, note_of
 from halotile.graphs.reconstruction.iterate import Target
@@ -25,18 +26,19 @@ from halotile.graphs.reconstruction.memory import footprint_of_step
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.reconstruction.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
 from halotile.graphs.reconstruction.stack import (
+    check_made,
     describe_operator,
     files_of,
     image_shape,
     make_operators,
     make_terms,
-    notes_of,
     open_measurements,
 )
 from halotile.graphs.reconstruction.traffic import comes_apart
 from halotile.graphs.resolve import check_paths
 from halotile.graphs.sizes import (
     Geometry,
+    axes_like,
     block_unit,
     candidate_blocks,
     check_block,
@@ -71,10 +73,13 @@ def make_reconstruction_plan(
     directory = RunDirectory(run_directory_of(output))
     previous = None if fresh else directory.whole_plan()
     operators = make_operators(job.operators)
-    data = open_measurements(job.operators)
+    check_made(operators)
+    check_masks(operators)
+    data = open_measurements(job.operators, operators)
     given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
     images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
+    inferred = job.shape == "auto" and all(image.shape != shape for image in images.values())
     for key, other in images.items():
         _check_image(other, key, shape)
     image = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
@@ -136,7 +141,11 @@ def make_reconstruction_plan(
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
         machine_bytes=machine,
-        notes=(*notes_of(operators), *(note_of(directory, job.solver) if resumes else ())),
+        notes=(
+            *notes_of(operators),
+            *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
+            *(note_of(directory, job.solver) if resumes else ()),
+        ),
     )
     if refuse:
         plan.check_fits()
@@ -156,7 +165,7 @@ def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
     """The last two axes are tiled: operators work on planes."""
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
-    return Roles(source.axes, (len(shape) - 2, len(shape) - 1), None)
+    return Roles(axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)
 
 
 def _blocks(

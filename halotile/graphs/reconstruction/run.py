@@ -14,7 +14,7 @@ from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_
 from halotile.graphs.progress import Observer, Progress, figures_in_words
 from halotile.graphs.reconstruction.divergence import Row
 from halotile.graphs.reconstruction.forms import Backprojection
-from halotile.graphs.reconstruction.further import ITERATE, is_behind, is_done, keep_job
+from halotile.graphs.reconstruction.further import ITERATE, is_behind, is_done, is_gone, keep_job
 from halotile.graphs.reconstruction.gather import Gathering
 from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionPlan
@@ -107,6 +107,7 @@ class _Driver:
         self.status.begin(self.status.progress("start", done=len(self.journal.done), failed=0))
         try:
             if not finished:
+                self._tell_of_mending()
                 with self.session:
                     self._solve()
         except BaseException as error:
@@ -140,6 +141,16 @@ class _Driver:
             why = ": rounding keeps its residual from getting shorter" if spent else ""
             self.status.say(f"{solver.name} is done {counted(left_out, 'iteration')} early{why}")
         self._write_output(iterations)
+
+    def _tell_of_mending(self) -> None:
+        """Say why a few blocks take a whole run."""
+        if is_gone(self.directory):
+            missing = len(self.plan.grid) - len(self.journal.done)
+            written = counted(len(self.directory.read_written()), "iteration")
+            self.status.say(
+                f"to write {counted(missing, 'block')} anew: {written} from the start, for what the solver had was removed when "
+                "the run ended (solver.keep_state: true keeps it)"
+            )
 
     def _note(self, rows: list[Row]) -> None:
         """Have the status tell of an iteration."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from halotile.errors import ConfigError, InputError
+from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.job import FidelityChoice, OperatorChoice
 from halotile.graphs.written import Kind, stand_ins
 from halotile.registry import find
@@ -21,9 +20,6 @@ from halotile.tasks.fidelity import L2, Fidelity, Poisson, Term
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.options import job_key, required_keys
 from halotile.tasks.shared import Shared
-
-SUM_TOLERANCE = 0.02
-"""A kernel whose sum is nearer to 1 than this is one that only spreads light."""
 
 
 def make_operator(choice: OperatorChoice) -> Operator:
@@ -124,36 +120,6 @@ def written(choice: OperatorChoice) -> dict[str, Any]:
     return {"name": choice.name, "data": choice.data, "noise_sigma": choice.noise_sigma} | options
 
 
-def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
-    """What is to be said of kernels that can be used, and are probably not what was meant.
-
-    Examples
-    --------
-    >>> from halotile.tasks.operators.blur import Blur
-    >>> list(notes_of([Blur(kernel=np.ones((3, 3)) / 9), Blur(kernel=np.ones((1, 2)))]))[0][:70]
-    'operators[1]: the kernel sums to 2: the image comes out 0.5 times as b'
-    """
-    for number, operator in enumerate(operators):
-        kernel = getattr(operator, "kernel", None)
-        if not isinstance(kernel, np.ndarray):
-            continue
-        total = float(kernel.sum()) / math.prod(kernel.shape[:-2])
-        if abs(total - 1) > SUM_TOLERANCE:
-            bright = (
-                f"the image comes out {1 / total:.3g} times as bright as the measurement"
-                if total > 0
-                else "light is taken away"
-            )
-            yield (
-                f"operators[{number}]: the kernel sums to {total:.4g}: {bright}. Divide it by its sum if it only spreads light."
-            )
-        if any(edge % 2 == 0 for edge in kernel.shape[-2:]):
-            yield (
-                f"operators[{number}]: the kernel is {' x '.join(map(str, kernel.shape[-2:]))}: an even edge has no middle "
-                "pixel, and the image comes out half a pixel aside. Pad it to an odd edge if that matters."
-            )
-
-
 def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
     """The files that options name."""
     for choice in choices:
@@ -163,9 +129,30 @@ def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
             yield from (Path(value) for value in values if isinstance(value, str))
 
 
-def open_measurements(choices: Iterable[OperatorChoice]) -> tuple[Source, ...]:
-    """What each operator measured, as it lies on the disk."""
-    return tuple(open_source(choice.data) for choice in choices)
+def open_measurements(
+    choices: Iterable[OperatorChoice], operators: tuple[Operator, ...]
+) -> tuple[Source, ...]:
+    """What each operator measured, as it lies on the disk.
+
+    Raises
+    ------
+    InputError
+        When it is nothing that can be read; a line of numbers is what an operator measures that sees the whole image.
+    """
+    pairs = zip(choices, operators, strict=True)
+    return tuple(_open_measurement(choice.data, operator) for choice, operator in pairs)
+
+
+def _open_measurement(path: str, operator: Operator) -> Source:
+    try:
+        return open_source(path)
+    except DamagedData:
+        raise
+    except InputError:
+        line = open_numbers(path)
+        if len(line.shape) != 1 or line.dtype.kind not in "biuf" or operator.kind != "whole":
+            raise
+    return cast(Source, line)
 
 
 def image_shape(
@@ -191,7 +178,6 @@ def image_shape(
     InputError
         When a measurement is not one of that image.
     """
-    _check_made(operators)
     if given != "auto":
         if wrong := _misfits(operators, data, tuple(given)):
             raise InputError(wrong)
@@ -201,13 +187,18 @@ def image_shape(
         if (message := _misfits(operators, data, shape)) is None:
             return shape
         tried.setdefault(shape, message)
+    if not tried:
+        raise ConfigError(
+            "shape is auto, and data of one axis do not tell how long the image is along its own. Write its shape, such as "
+            "shape: [4096, 4096]."
+        )
     shape, wrong = next(iter(tried.items()))
     raise ConfigError(
         f"{wrong} If the image is not {' x '.join(map(str, shape))}, write its shape, such as shape: [4096, 4096]."
     )
 
 
-def _check_made(operators: Iterable[Operator]) -> None:
+def check_made(operators: Iterable[Operator]) -> None:
     """Refuse an operator that there is for no shape, such as a physics of no such name."""
     for number, operator in enumerate(operators):
         try:
@@ -218,6 +209,8 @@ def _check_made(operators: Iterable[Operator]) -> None:
 
 def _candidates(operators: tuple[Operator, ...], data: tuple[Source, ...]) -> Iterable[Shape]:
     for operator, source in zip(operators, data, strict=True):
+        if len(source.shape) < 2:
+            continue
         factor = getattr(operator, "factor", 1)
         yield (*source.shape[:-2], *(n * factor for n in source.shape[-2:]))
 

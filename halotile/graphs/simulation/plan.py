@@ -23,7 +23,7 @@ from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.reconstruction.memory import bytes_of_operator
 from halotile.graphs.reconstruction.stack import describe_operator, make_operators
 from halotile.graphs.simulation.noise import NoiseChoice
-from halotile.graphs.sizes import Geometry, block_unit, candidate_blocks, layout_like
+from halotile.graphs.sizes import Geometry, axes_like, block_unit, candidate_blocks, layout_like
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout, ShardWriter
@@ -203,9 +203,13 @@ def _plan_of(
     choice = job.operators[number]
     dtype = working_dtype(reference.dtype)
     shape = _measured(operator, number, reference)
-    roles = Roles(_axes(reference, len(shape)), (len(shape) - 2, len(shape) - 1), None)
+    tiled = range(max(0, len(shape) - 2), len(shape))
+    roles = Roles(axes_like(reference, len(shape)), tuple(tiled), None)
     geometry = Geometry(shape, shape, roles, 1, 1)
-    layout = layout_like(reference, replace(job.output, dtype="auto"), geometry, dtype)
+    wanted = replace(job.output, dtype="auto")
+    if len(tiled) == 1:  # the sizes of the job are those of planes
+        wanted = replace(wanted, shard="auto", chunk="auto")
+    layout = layout_like(reference, wanted, geometry, dtype)
     block, window_bytes = _block(job, geometry, layout, operator, reference)
     measured = _simulated(job, noise, number, with_engine(operator, dtype, job.exact), reference)
     data = Path(os.path.abspath(choice.data))
@@ -254,10 +258,6 @@ def _measured(operator: Operator, number: int, reference: Source) -> tuple[int, 
         return operator.measured(reference.shape)
     except ConfigError as error:
         raise ConfigError(f"operators[{number}]: {error}") from None
-
-
-def _axes(reference: Source, count: int) -> tuple[str, ...]:
-    return tuple(reference.axes[-count:])
 
 
 def _block(

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from halotile.errors import DiskRefused
-from halotile.graphs.amounts import counted
+from halotile.errors import BlockInputFailed, DiskRefused
+from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
@@ -207,7 +207,14 @@ class _Making:
         if sweep.disk_error:
             raise DiskRefused(full_disk_in_words(self.plan, sweep.disk_error, done))
         if sweep.bad:
-            raise failure_of(self.plan, tuple(sweep.bad[number] for number in sorted(sweep.bad)))
+            bad = tuple(sweep.bad[number] for number in sorted(sweep.bad))
+            if all(block.kind == "input" for block in bad):
+                _, _, message = first_line(bad[0].error).partition(": ")
+                more = f" So it is in {counted(len(bad) - 1, 'other block')}." if len(bad) > 1 else ""
+                raise BlockInputFailed(
+                    f"{self.plan.data}: {bad[0].region.start}–{bad[0].region.stop}: {message}{more}"
+                )
+            raise failure_of(self.plan, bad)
         assert done == len(self.plan.grid), counted(done, "block")
 
     def _strike_damaged(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -104,10 +106,10 @@ class Physics:
         import torch
 
         if dtype not in self._modules:
-            held = [*self.module.parameters(), *self.module.buffers()]
-            fits = all(t.device.type == "cpu" and t.dtype == dtype for t in held if t.is_floating_point())
+            numbers = [t for t in _held(self.module) if t.is_floating_point() or t.is_complex()]
+            fits = all(t.device.type == "cpu" and t.dtype in (dtype, dtype.to_complex()) for t in numbers)
             module = self.module if fits else copy.deepcopy(self.module).cpu()
-            self._modules[dtype] = module.double() if dtype == torch.float64 else module.float()
+            self._modules[dtype] = _cast(module, double=dtype == torch.float64)
         return self._modules[dtype]
 
     def _given(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
@@ -141,6 +143,20 @@ class Physics:
             return False
         gap = abs(np.vdot(ax.astype(float), y) - np.vdot(x.astype(float), aty))
         return bool(gap <= ADJOINT_TOLERANCE * np.linalg.norm(ax) * np.linalg.norm(y))
+
+
+def _held(module: Any) -> list[torch.Tensor]:
+    """The tensors of a module."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def _cast(module: Any, *, double: bool) -> Any:
+    """The module in double or single precision; torch by itself leaves complex tensors as they are."""
+    module = module.double() if double else module.float()
+    for tensor in _held(module):
+        if tensor.is_complex():
+            tensor.data = tensor.data.cdouble() if double else tensor.data.cfloat()
+    return module
 
 
 def batched(image: Shape) -> Shape:
@@ -183,12 +199,19 @@ def build(physics: str | object, options: Mapping[str, Any]) -> Any:
         made = physics
     else:
         kind = _class(kinds, physics)
+        _check_options(kinds, kind, options)
         made = _make(kind, {key: _option(key, value) for key, value in options.items()})
     if not isinstance(made, kinds.LinearPhysics) or isinstance(made, kinds.StackedLinearPhysics):
         raise ConfigError(
             f"physics is a {type(made).__name__}: it has to be one LinearPhysics. Of a stack write each operator by itself."
         )
     return made
+
+
+def is_physics(thing: object) -> bool:
+    """Whether it is a physics object of deepinv's. Where deepinv is not imported yet, nothing is."""
+    kinds = sys.modules.get("deepinv.physics")
+    return kinds is not None and isinstance(thing, kinds.Physics)
 
 
 def import_deepinv() -> Any:
@@ -221,6 +244,35 @@ def _class(kinds: Any, name: str) -> Any:
     )
 
 
+def _check_options(kinds: Any, kind: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options that no constructor takes: deepinv drops them with a warning."""
+    known = _taken(kinds, kind)
+    for key in options if known else ():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            own = [name for name in inspect.signature(kind).parameters if name in known]
+            raise ConfigError(
+                f"options has {key!r}, and physics {kind.__name__} takes no such thing. "
+                + (f"Did you mean {near[0]!r}?" if near else f"Write some of {', '.join(own)}.")
+            )
+
+
+def _taken(kinds: Any, kind: Any) -> list[str]:
+    """What the constructors of a class take, its own first; nothing where that cannot be told.
+
+    Each that takes ``**options`` hands on to the next one what it does not know; the first of all drops it.
+    """
+    known: dict[str, None] = {}
+    for each in kind.__mro__:
+        if "__init__" not in vars(each):
+            continue
+        given = list(inspect.signature(each.__init__).parameters.values())[1:]
+        known |= dict.fromkeys(p.name for p in given if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        if each is kinds.Physics or not any(p.kind == p.VAR_KEYWORD for p in given):
+            return list(known)
+    return []
+
+
 def _make(kind: Any, options: dict[str, Any]) -> Any:
     import torch
 
@@ -235,7 +287,10 @@ def _make(kind: Any, options: dict[str, Any]) -> Any:
 
 
 def _option(key: str, value: Any) -> Any:
-    """An option as deepinv takes it: arrays, their files and nested lists as tensors, flat lists as tuples."""
+    """An option as deepinv takes it: arrays, their files and nested lists as tensors, flat lists as tuples.
+
+    Single precision, so that it is the same whatever is reconstructed; a complex array stays complex.
+    """
     import torch
 
     if key == "rng" and isinstance(value, int):
@@ -248,7 +303,7 @@ def _option(key: str, value: Any) -> Any:
         value = np.array(value)
     if not isinstance(value, np.ndarray):
         return value
-    tensor = torch.from_numpy(value.astype(np.float32))
+    tensor = torch.from_numpy(value.astype(np.complex64 if np.iscomplexobj(value) else np.float32))
     return tensor.reshape((1,) * (4 - tensor.dim()) + tuple(tensor.shape)) if key == "filter" else tensor
 
 

@@ -135,6 +135,13 @@ class Blur:
 
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement."""
+        planes = len(self._kernels)
+        if planes > 1 and (len(image) < 3 or image[-3] != planes):
+            has = f"{image[-3]} planes" if len(image) > 2 else "no axis in front of y and x"
+            raise ConfigError(
+                f"the kernel has shape {self.kernel.shape}, one for each of {planes} planes, and the image of shape {image} "
+                f"has {has}. Write a kernel of rows and columns, which is for every plane, or {planes} planes of data."
+            )
         return (*image[:-2], *(frame.count for frame in self.frames(image)))
 
     def forward(self, image: Readable) -> Seen:

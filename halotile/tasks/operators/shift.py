@@ -68,6 +68,11 @@ class Shift:
 
     def _frame(self, length: int, count: int, shift: float) -> Frame:
         rule = RULES[self.boundary]
+        if rule == "constant" and (shift >= length or shift + count <= 0):
+            raise ConfigError(
+                f"shift is {self.shift} and the image is {length} pixels long: nothing of it would be measured, only the "
+                "zeros beside it. Write a smaller shift."
+            )
         if rule == "periodic" and count != length:
             raise ConfigError(
                 f"size is {self.size} and the image is {length} pixels long: with boundary circular they have to be "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -57,6 +58,12 @@ class Sum:
 
     operators: tuple[Operator, ...]
     weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.weights)):
+            raise ConfigError(
+                f"weights is {list(self.weights)}: NaN and infinity count nothing. Write finite numbers."
+            )
 
     @property
     def kind(self) -> Kind:

@@ -26,6 +26,8 @@ physics = pytest.importorskip("deepinv.physics")
 
 IMAGE = (2, 40, 33)
 PSF = kernel(5, 4)
+MASK = (numbers(40, 33) > 0.5).astype("float32")
+COILS = numbers(1, 3, 40, 33) + 1j * numbers(1, 3, 40, 33, seed=1)
 
 
 def differences(x: Any, mode: str = "constant") -> Any:
@@ -83,11 +85,12 @@ GENERIC: dict[str, tuple[DeepInv, Kind, int, tuple[int, ...]]] = {
     "different everywhere": (DeepInv(physics=made(ramp, ramp), reach_="auto"), "whole", 0, IMAGE),
     "colours to grey": (named("Decolorize"), "whole", 0, (3, 40, 33)),
     "MRI": (
-        named("MRI", mask=(numbers(40, 33) > 0.5).astype("float32"), img_size=[2, 40, 33]),
+        named("MRI", mask=MASK, img_size=[2, 40, 33]),
         "whole",
         0,
         IMAGE,
     ),
+    "MRI with several coils": (named("MultiCoilMRI", mask=MASK, coil_maps=COILS), "whole", 0, IMAGE),
     "tomography": (named("Tomography", angles=6, img_width=16, normalize=False), "whole", 0, (16, 16)),
     "compressed sensing": (named("CompressedSensing", m=50, img_size=[1, 12, 12]), "whole", 0, (12, 12)),
 }
@@ -166,7 +169,7 @@ def test_what_it_sees_is_found_out(name: str) -> None:
     assert (operator.ours, operator.kind, operator.reach) == (None, kind, reach)
 
 
-@pytest.mark.parametrize("name", ["differences", "MRI"])
+@pytest.mark.parametrize("name", ["differences", "MRI", "MRI with several coils"])
 def test_it_measures_what_deepinv_does(name: str) -> None:
     x, _, forward, _ = pair(name, "float32")
     there = CASES[name][0].calls.module.A(torch.from_numpy(x)[None])[0].numpy()
@@ -244,7 +247,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "options": (
         lambda: named("Tomography", corners=4).kind,
-        r"cannot be made with the options \['corners'\]",
+        "options has 'corners', and physics Tomography takes no such thing. Write some of angles, img_width",
+    ),
+    "an option misspelt": (
+        lambda: named("Blur", paddin="circular").kind,
+        r"'paddin', and .* Did you mean 'padding'\?",
+    ),
+    "options that do not fit": (
+        lambda: named("Tomography", angles="many", img_width=16).kind,
+        r"cannot be made with the options \['angles', 'img_width'\]",
     ),
     "reach that is none": (lambda: DeepInv(physics="Blur", reach_=-1), "reach is -1"),
     "reach too short": (

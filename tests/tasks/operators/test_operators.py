@@ -182,6 +182,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: Blur(kernel=np.ones((50, 3)), boundary="valid").measured(IMAGE),
         "Crop the kernel",
     ),
+    "kernels for other planes": (
+        lambda: Blur(kernel=np.ones((3, 5, 5))).measured(IMAGE),
+        r"shape \(3, 5, 5\), one for each of 3 planes, and the image of shape \(2, 40, 33\) has 2 planes",
+    ),
+    "kernels for planes of an image without": (
+        lambda: Blur(kernel=np.ones((2, 5, 5))).measured(IMAGE[1:]),
+        "has no axis in front of y and x. Write a kernel of rows and columns",
+    ),
     "reflected beyond the image": (
         lambda: Blur(kernel=np.ones((81, 3)), boundary="reflect").measured(IMAGE),
         "write boundary: zero",
@@ -215,6 +223,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "unknown boundary of a downsampling": (lambda: Downsample(boundary="odd"), "write one of circular"),
     "valid shift": (lambda: Shift(shift=(1, 1), boundary="valid"), "circular, reflect, replicate, zero"),
     "shift by nothing": (lambda: Shift(shift=(float("nan"), 1)), "two numbers"),
+    "shift beyond the image": (
+        lambda: Shift(shift=(0.5, 33)).measured(IMAGE),
+        r"shift is \(0\.5, 33\) and the image is 33 pixels long: nothing of it",
+    ),
+    "shift before the image": (
+        lambda: Shift(shift=(-30, 0), size=(30, 9)).measured(IMAGE),
+        "Write a smaller shift",
+    ),
     "circular crop": (
         lambda: Shift(shift=(1, 1), size=(9, 9), boundary="circular").measured(IMAGE),
         "Leave size out",

@@ -1,0 +1,97 @@
+"""What is to be said of operators that are probably not what was meant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.graphs.amounts import short_number
+from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
+from halotile.tasks.operators.base import Operator, Shape
+
+SUM_TOLERANCE = 0.02
+"""A kernel whose sum is nearer to 1 than this is one that only spreads light."""
+LOOKED_AT = 2**24
+"""Pixels of a mask that are looked at before a job: of a larger one that is 0 so far, the run says what it comes to."""
+STRIP = 2**20
+"""Pixels that are looked at at once."""
+
+
+def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
+    """What is to be said of kernels that can be used, and are probably not what was meant.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.blur import Blur
+    >>> list(notes_of([Blur(kernel=np.ones((3, 3)) / 9), Blur(kernel=np.ones((1, 2)))]))[0][:70]
+    'operators[1]: the kernel sums to 2: the image comes out 0.5 times as b'
+    """
+    for number, operator in enumerate(operators):
+        kernel = getattr(operator, "kernel", None)
+        if not isinstance(kernel, np.ndarray):
+            continue
+        total = float(kernel.sum()) / math.prod(kernel.shape[:-2])
+        if abs(total - 1) > SUM_TOLERANCE:
+            bright = (
+                f"the image comes out {1 / total:.3g} times as bright as the measurement"
+                if total > 0
+                else "light is taken away"
+            )
+            yield (
+                f"operators[{number}]: the kernel sums to {total:.4g}: {bright}. Divide it by its sum if it only spreads light."
+            )
+        if any(edge % 2 == 0 for edge in kernel.shape[-2:]):
+            yield (
+                f"operators[{number}]: the kernel is {' x '.join(map(str, kernel.shape[-2:]))}: an even edge has no middle "
+                "pixel, and the image comes out half a pixel aside. Pad it to an odd edge if that matters."
+            )
+
+
+def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
+    """What is to be said of an image whose shape was inferred, and that is larger than what was measured of it.
+
+    Examples
+    --------
+    >>> list(note_of_shape((120, 140), [(60, 70), (120, 140)]))
+    []
+    >>> list(note_of_shape((120, 140), [(60, 70)]))[0][:84]
+    'shape is auto: the image is taken to be 120 x 140, 4 times the pixels of its largest'
+    """
+    largest = max(map(math.prod, data))
+    if math.prod(shape) > largest:
+        yield (
+            f"shape is auto: the image is taken to be {' x '.join(map(str, shape))}, {short_number(math.prod(shape) / largest)} times the "
+            "pixels of its largest measurement. Write shape, or another factor, if that is not what was meant."
+        )
+
+
+def check_masks(operators: Iterable[Operator]) -> None:
+    """Refuse a mask that leaves out every pixel, as far as it can be told in a moment.
+
+    Raises
+    ------
+    ConfigError
+    """
+    for number, operator in enumerate(operators):
+        mask = getattr(operator, "mask", None)
+        if mask is not None and _is_empty(mask):
+            raise ConfigError(
+                f"operators[{number}]: the mask is 0 everywhere: nothing of the image would be measured. Write another."
+            )
+
+
+def _is_empty(mask: Readable) -> bool:
+    """Whether all of a mask is 0; of one that is too large to look at, False."""
+    length, *rest = mask.shape
+    if length * math.prod(rest) > LOOKED_AT:
+        return False
+    rows = max(1, STRIP // math.prod(rest))
+    strips = (
+        Region((first, *(0 for _ in rest)), (min(first + rows, length), *rest))
+        for first in range(0, length, rows)
+    )
+    return not any(np.any(mask.read(strip)) for strip in strips)
