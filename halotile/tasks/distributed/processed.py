@@ -9,6 +9,8 @@ import torch
 
 from halotile.tasks.distributed.calls import Tensors
 from halotile.tasks.distributed.carry import Carried
+from halotile.tasks.distributed.chance import Draw
+from halotile.tasks.distributed.lending import lent
 from halotile.tasks.distributed.tiles import Tiles
 
 Role = Literal["image", "sample", "constant"]
@@ -58,6 +60,8 @@ class Processed:
         Names of weights of the network that follow them: those that are to have gradients.
     tiles : Tiles, optional
         How results are trimmed; not at all when left out.
+    draw : Draw, optional
+        What random numbers it has, wherever it runs.
     """
 
     processor: Carried
@@ -65,26 +69,32 @@ class Processed:
     arguments: tuple[Argument, ...] = ()
     parameters: tuple[str, ...] = ()
     tiles: Tiles | None = None
+    draw: Draw | None = None
+
+    def of(self, number: int) -> Processed:
+        """The same with random numbers of its own, for the batch that begins with this tile."""
+        return replace(self, draw=self.draw and self.draw.of(number))
 
     def __call__(self, batch: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-        rest, words = self.rest.get() if self.rest else ([], {})
-        positional, keywords = list(rest), dict(words)
-        for argument, tensor in zip(self.arguments, tensors, strict=False):
-            if isinstance(argument.place, int):
-                positional[argument.place] = tensor
-            else:
-                keywords[argument.place] = tensor
-        result = self._call(batch, positional, keywords, tensors[len(self.arguments) :])
+        with lent(self.draw, self.processor, self.rest) as (processor, given):
+            rest, words = given or ([], {})
+            positional, keywords = list(rest), dict(words)
+            for argument, tensor in zip(self.arguments, tensors, strict=False):
+                if isinstance(argument.place, int):
+                    positional[argument.place] = tensor
+                else:
+                    keywords[argument.place] = tensor
+            result = self._call(processor, batch, positional, keywords, tensors[len(self.arguments) :])
         return (result if self.tiles is None else self.tiles.trimmed(result),)
 
     def _call(
         self,
+        processor: Any,
         batch: torch.Tensor,
         positional: list[Any],
         words: dict[str, Any],
         weights: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        processor = self.processor.get()
         if not weights:
             result: torch.Tensor = processor(batch, *positional, **words)
             return result

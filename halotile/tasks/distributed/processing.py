@@ -10,6 +10,7 @@ import torch
 
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.chance import Draws
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.operators import carrier, carry_words
@@ -107,6 +108,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self.options = options or TilingOptions()
         self.max_batch_size = self.options.max_batch_size
         self._carrier = carrier(ctx, processor)
+        self._draws = Draws(ctx.seed, ctx.stream())
 
     @typed
     def forward(self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any) -> torch.Tensor:
@@ -143,7 +145,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         else:
             inputs = tuple(range(1 + len(tensors)))
             calls = tuple(
-                Call(CutOut(processed, tiles, numbers), inputs, (slot,), numbers[0])
+                Call(CutOut(processed.of(numbers[0]), tiles, numbers), inputs, (slot,), numbers[0])
                 for slot, numbers in enumerate(batches)
             )
             results = evaluate(Batch(self.ctx, PHASE, calls, len(calls), "tile"), [x, *tensors])
@@ -171,7 +173,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             inputs.append(torch.cat([tiles.window(x, number) for number in numbers]))
             inputs += [a.of(t, tiles, numbers) for a, t in zip(processed.arguments, tensors, strict=True)]
             used = (*range(first, len(inputs)), *range(len(weights)))
-            calls.append(Call(processed, used, (slot,), numbers[0]))
+            calls.append(Call(processed.of(numbers[0]), used, (slot,), numbers[0]))
         return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "tile"), inputs)
 
     def _custom(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
@@ -187,7 +189,9 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         arguments, tensors = _tensors_of(args, words, None)
         processed, weights = self._processed(args, words, arguments, None)
         shared = tuple(range(len(batches), len(batches) + len(tensors) + len(weights)))
-        calls = tuple(Call(processed, (slot, *shared), (slot,), slot) for slot in range(len(batches)))
+        calls = tuple(
+            Call(processed.of(slot), (slot, *shared), (slot,), slot) for slot in range(len(batches))
+        )
         batch = Batch(self.ctx, PHASE, calls, len(calls), "batch of tiles")
         results = evaluate(batch, [*batches, *tensors, *weights])
         made = strategy.unpack_batched_results(results, len(numbers))
@@ -208,7 +212,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         rest = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         keywords = {key: value for key, value in words.items() if not isinstance(value, torch.Tensor)}
         carried = carry_words(self.ctx, (rest, keywords) if rest or keywords else None)
-        processed = Processed(self._carrier.carried(), carried, arguments, tuple(wanted), tiles)
+        draw = self._draws.next()
+        processed = Processed(self._carrier.carried(), carried, arguments, tuple(wanted), tiles, draw)
         return processed, list(wanted.values())
 
 
