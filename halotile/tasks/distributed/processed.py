@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from halotile.tasks.distributed.arguments import Argument
 from halotile.tasks.distributed.calls import Tensors
 from halotile.tasks.distributed.carry import Carried
 from halotile.tasks.distributed.chance import Draw
 from halotile.tasks.distributed.lending import lent
 from halotile.tasks.distributed.tiles import Tiles
-
-Role = Literal["image", "sample", "constant"]
-"""Of an argument: cut as the image is, repeated for the images of each tile, or handed on."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A tensor among the arguments of a processor.
-
-    Parameters
-    ----------
-    place : int or str
-        Its position behind the image, or its keyword.
-    role : str
-        How it goes with the tiles.
-    """
-
-    place: int | str
-    role: Role
-
-    def of(self, tensor: torch.Tensor, tiles: Tiles, numbers: tuple[int, ...]) -> torch.Tensor:
-        """What the batch of these tiles needs of it."""
-        if self.role == "image":
-            if tensor.shape[0] == 1 and 0 not in tiles.axes:
-                tensor = tensor.expand(tiles.shape[0], *tensor.shape[1:])
-            whole = replace(tiles, shape=tuple(tensor.shape))
-            return torch.cat([whole.window(tensor, number) for number in numbers])
-        if self.role == "sample" and len(numbers) > 1:
-            return tensor.repeat(len(numbers), *(1,) * (tensor.dim() - 1))
-        return tensor
 
 
 @dataclass(frozen=True)
