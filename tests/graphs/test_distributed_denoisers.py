@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
+from halotile.errors import ConfigError
 from tests.graphs.distributing import NEAR, Smooth, away_from_the_rim, difference, image, tiled
 
 physics = pytest.importorskip("deepinv.physics")
@@ -122,6 +123,27 @@ class Halves:
 def test_a_strategy_of_ones_own_cuts_and_joins(ctx: DistributedContext) -> None:
     x = image(1, 1, 8, 12)
     assert torch.equal(tiled(ctx, torch.nn.ReLU(), tiling_strategy=Halves())(x), x.relu())
+
+
+@pytest.mark.parametrize("kind", ["pixel", "one for all images", "sample", "scalar"])
+def test_a_noise_level_goes_with_the_tiles_of_a_strategy(ctx: DistributedContext, kind: str) -> None:
+    tiling = pytest.importorskip("deepinv.distributed.strategies.distributed_strategies").TilingStrategy
+    net, x = Smooth(), image(3, 1, 40, 20)
+    level = {
+        "pixel": image(3, 1, 40, 20).abs(),
+        "one for all images": image(1, 1, 40, 20).abs(),
+        "sample": torch.tensor([0.1, 0.5, 2.0]),
+        "scalar": torch.tensor(0.3),
+    }[kind]
+    for size in (None, 1, 2):
+        strategy = tiling(x.shape, tiling_dims=(-2, -1), patch_size=10, overlap=4)
+        found = tiled(ctx, net, tiling_strategy=strategy, max_batch_size=size)(x, level)
+        assert difference(away_from_the_rim(found), away_from_the_rim(net(x, level))) < NEAR
+
+
+def test_a_strategy_of_ones_own_is_refused_what_it_cannot_join(ctx: DistributedContext) -> None:
+    with pytest.raises(ConfigError, match=r"makes \(1, 1, 16, 12\) of tiles .*Halves.*'overlap_tiling'"):
+        tiled(ctx, Smooth(scale=2), tiling_strategy=Halves())(image(1, 1, 8, 12))
 
 
 def test_gradients_of_a_denoiser_reach_image_and_weights(ctx: DistributedContext) -> None:

@@ -13,6 +13,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.distributed.arguments import Argument, tensors_of
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.chance import Draws
+from halotile.tasks.distributed.custom import CUSTOM, CustomTiles
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.operators import carrier, carry_words
@@ -22,14 +23,6 @@ from halotile.tasks.distributed.tiles import Tiles, tiles_of
 from halotile.tasks.distributed.typed import empty, typed
 
 STRATEGIES = ("overlap_tiling", "basic")
-CUSTOM = (
-    "get_num_patches",
-    "get_local_patches",
-    "reduce_patches",
-    "apply_batching",
-    "unpack_batched_results",
-)
-"""What a strategy of one's own answers to: the methods of ``deepinv.distributed.strategies.DistributedSignalStrategy``."""
 BATCH_PIXELS = 2**18
 """Numbers in a batch, about, where its size is not given: small tiles share a task."""
 PHASE = "denoise"
@@ -183,26 +176,19 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
 
     def _custom(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
         """By a strategy of the caller's own, whose windows are cut here."""
-        strategy = self.options.strategy
-        numbers = list(range(strategy.get_num_patches()))
-        if not numbers:
-            raise ConfigError(
-                f"{type(strategy).__name__} makes no patches of an image of shape {tuple(x.shape)}."
-            )
-        patches = [patch for _, patch in strategy.get_local_patches(x, numbers)]
-        batches = strategy.apply_batching(patches, max_batch_size=self.options.max_batch_size)
-        arguments, tensors = tensors_of(args, words, x.shape, ())
+        by = CustomTiles(self.options.strategy, tuple(x.shape), self.options.max_batch_size)
+        batches = by.cut(x)
+        arguments, tensors = tensors_of(args, words, x.shape, by.axes)
         processed, weights = self._processed(args, words, arguments, None)
-        shared = tuple(range(len(batches), len(batches) + len(tensors) + len(weights)))
-        calls = tuple(
-            Call(processed.of(slot), (slot, *shared), (slot,), slot) for slot in range(len(batches))
-        )
-        batch = Batch(self.ctx, PHASE, calls, len(calls), "batch of tiles")
-        results = evaluate(batch, [*batches, *tensors, *weights])
-        made = strategy.unpack_batched_results(results, len(numbers))
-        whole = torch.zeros_like(x)
-        strategy.reduce_patches(whole, list(zip(numbers, made, strict=True)))
-        return whole
+        beside = [by.beside(a, t, batches) for a, t in zip(arguments, tensors, strict=True)]
+        inputs: list[torch.Tensor] = list(weights)
+        calls = []
+        for slot, given in enumerate(zip(batches, *beside, strict=True)):
+            used = (*range(len(inputs), len(inputs) + len(given)), *range(len(weights)))
+            calls.append(Call(processed.of(slot), used, (slot,), slot))
+            inputs += given
+        results = evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "batch of tiles"), inputs)
+        return by.joined(x, batches, results)
 
     def _tell(self) -> None:
         """Say once what these tiles do not do; a network is looked through once for each mode that it is in."""
