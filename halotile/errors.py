@@ -93,6 +93,10 @@ class TaskFailed(HalotileError, RuntimeError):
     """An operator or a tile of a distributed object failed on a worker; the message has its number."""
 
 
+class WorkerDied(TaskFailed, ConnectionError):
+    """The worker that had a task died. A run begins its pass anew; a distributed object tells."""
+
+
 class Diverged(HalotileError, ArithmeticError):
     """A solver's numbers grow without bound; an image from before is kept."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Client, Future, KilledWorker
 
-from halotile.errors import Stalled, TaskFailed
+from halotile.errors import Stalled, WorkerDied
 from halotile.graphs.stream import RPC_SECONDS, answering
 
 POLL_SECONDS = 0.5
@@ -28,7 +28,7 @@ def results(
     Raises
     ------
     TaskFailed
-        As soon as one has failed.
+        As soon as one has failed; :class:`WorkerDied` when its worker did.
     ConnectionError
         When the scheduler is gone.
     Stalled
@@ -96,8 +96,8 @@ def _raise_error(future: Future) -> None:
     with answering():
         error = future.exception(timeout=RPC_SECONDS)
     if isinstance(error, KilledWorker):
-        raise TaskFailed(
-            f"the worker that had task {error.args[0]} died. If it was for memory, write a smaller patch_size or fewer "
-            "workers with more memory_per_worker each."
+        raise WorkerDied(
+            f"the worker that had task {error.args[0]} died. If it was for memory, write fewer workers with more "
+            "memory_per_worker each, or for a denoiser a smaller patch_size."
         ) from error
     raise error

@@ -80,7 +80,7 @@ class StatusFile:
         """The sums as a value."""
         return Progress(
             phase=phase,
-            done=self.earlier + done,
+            done=max(self.earlier + done, self.resumed),
             resumed=self.resumed,
             total=len(self.plan.grid) * self.plan.sweeps,
             pixels_done=self.pixels,

@@ -89,6 +89,12 @@ class Disk:
         with self._opened(path, os.O_WRONLY | os.O_APPEND) as fd:
             self._write_all(fd, [data])
 
+    def overwrite(self, path: Path, data: bytes) -> None:
+        """Put other contents into a file in place: a full disk takes them where they are no longer. Not durable, and not in one step."""
+        with self._opened(path, os.O_WRONLY) as fd:
+            self._write_all(fd, [data])
+            self._truncate(fd, len(data))
+
     def truncate(self, path: Path, size: int) -> None:
         """Cut a file off after ``size`` bytes; durable on return."""
         with self._opened(path, os.O_WRONLY) as fd:

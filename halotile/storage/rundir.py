@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, OutputRefused
-from halotile.storage.disk import DISK, PARTIAL, Disk, sweep_partials
+from halotile.storage.disk import DISK, PARTIAL, Disk, is_full, sweep_partials
 from halotile.storage.locks import acquire, in_words, read_holder, write_holder
 
 JOB = "job.json"
@@ -191,7 +191,12 @@ class RunDirectory:
     def write_status(self, status: dict[str, Any]) -> None:
         """Replace the status in one step. It is not fsynced: the journal is what counts."""
         data = json.dumps(status).encode()
-        self.disk.write_file(self.status_path, [data], mode=_FILE_MODE, sync=False)
+        try:
+            self.disk.write_file(self.status_path, [data], mode=_FILE_MODE, sync=False)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.disk.overwrite(self.status_path, data)  # that it is full is to be told as well
 
     def read_status(self) -> dict[str, Any] | None:
         """The status, or None when there is none that can be read: a power cut may have cost it."""

@@ -277,7 +277,7 @@ FIGURES = [
     Figure(
         "growth",
         "PnP with the CNN: peak of a worker, growth from 4096² to 16384²",
-        memory_growth("reconstructions.ours_once"),
+        memory_growth("reconstructions.ours_twice"),
         "MB",
         60,
         1,

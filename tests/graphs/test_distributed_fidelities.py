@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
+from halotile.errors import ConfigError
 from tests.graphs.distributing import NEAR, STACKS, difference, image
 
 physics = pytest.importorskip("deepinv.physics")
@@ -89,14 +90,36 @@ def test_the_prox_of_squares_solves_its_equation(ctx: DistributedContext) -> Non
     assert difference(0.7 * plain.A_adjoint_A(x) + x, 0.7 * plain.A_adjoint(y) + z) < NEAR
 
 
-def test_the_prox_of_squares_of_several_weights_solves_its_equation(ctx: DistributedContext) -> None:
+@pytest.mark.parametrize("form", ["list", "factory"])
+def test_the_prox_of_squares_of_several_weights_solves_its_equation(
+    ctx: DistributedContext, form: str
+) -> None:
+    def made(index: int, device: Any, shared: Any) -> Any:
+        return optim.L2(sigma=(0.1, 0.3)[index])
+
     plain = [physics.Denoising(), physics.Denoising()]
     stack, x = distribute(physics.StackedLinearPhysics(plain), ctx), image(1, 1, 20, 24)
     y = [x + 1, x - 2]
-    found = distribute([optim.L2(sigma=0.1), optim.L2(sigma=0.3)], ctx).prox(x, y, stack, gamma=1.0)
+    several: Any = made if form == "factory" else [made(number, None, None) for number in range(2)]
+    fidelity = distribute(several, ctx, num_operators=2, type_object="data_fidelity")
+    found = fidelity.prox(x, y, stack, gamma=1.0)
     weights = [1 / 0.1**2, 1 / 0.3**2]
     wanted = (x + weights[0] * y[0] + weights[1] * y[1]) / (1 + sum(weights))
     assert difference(found, wanted) < NEAR
+
+
+def test_a_prox_whose_descent_goes_away_is_refused(ctx: DistributedContext) -> None:
+    class Quartic(optim.Distance):  # type: ignore[misc, name-defined]
+        def fn(self, x: torch.Tensor, y: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return (x - y).pow(4).flatten(1).sum(1) / 4
+
+        def grad(self, x: torch.Tensor, y: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return (x - y).pow(3)
+
+    stack, x = distribute(physics.StackedLinearPhysics([physics.Denoising()]), ctx), image(1, 1, 20, 24)
+    fidelity = distribute(optim.DataFidelity(Quartic()), ctx)
+    with pytest.raises(ConfigError, match=r"prox: the descent went away .* Write a smaller stepsize_inter"):
+        fidelity.prox(x, [x + 3], stack, gamma=1.0, max_iter_inter=5)
 
 
 def test_a_prox_that_has_not_come_to_an_end_says_so(ctx: DistributedContext) -> None:

@@ -95,6 +95,12 @@ def test_a_stored_image_of_two_axes_comes_out_with_two(ctx: DistributedContext, 
     fidelity = distribute(optim.L2(), ctx)
     gradient = zarr.open_array(fidelity.grad(str(tmp_path / "x"), y, stack), mode="r")
     assert gradient.shape == (40, 24)
+    misfit = fidelity.fn(str(tmp_path / "x"), y, stack)
+    assert isinstance(misfit, np.ndarray), "a number, not the path of one"
+    assert misfit == pytest.approx(0, abs=1e-6)
+    assert float(stack.compute_norm(str(tmp_path / "x"))) == pytest.approx(
+        float(stack.compute_norm(torch.zeros(1, 1, 40, 24))), rel=1e-3
+    )
     found = zarr.open_array(tiled(ctx, torch.nn.Tanh())(str(tmp_path / "x")), mode="r")
     np.testing.assert_allclose(found[...], np.tanh(pixels), atol=1e-6)
 

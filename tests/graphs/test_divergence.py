@@ -18,9 +18,10 @@ from halotile.graphs.solvers.gd import GradientDescent
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.storage.arrays import open_source
 from halotile.storage.rim import Pixels
+from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
-from halotile.tasks.operators.base import read_all
-from halotile.tasks.priors import Prior, Sparse, Variation
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.priors import Plugged, Prior, Sparse, Variation
 from tests.graphs.solving import blurs, denoised_by, iterations_of, problem_of, scene, terms_of
 
 CALM, WILD = 0.3, 10.0
@@ -49,6 +50,33 @@ def test_the_image_from_before_it_grew_is_kept(tmp_path: Path, solver: Solver) -
         list(run.run(60, lambda *_: False))
     assert run.aside in (3, 4)  # with momentum it may grow a little before the steps do
     np.testing.assert_array_equal(read_all(open_source(run.vectors.aside("x"))), images[run.aside - 1])
+
+
+def test_slow_growth_is_found_where_it_goes_on(tmp_path: Path) -> None:
+    run, _ = diverging(tmp_path, GradientDescent(), 4)
+    steepest = sum(
+        term.weight for term in terms_of(IMAGE, blurs("circular"))
+    )  # for images that are the same everywhere
+    run.problem = replace(
+        run.problem, step_size=2.2 / steepest
+    )  # such a mistake is multiplied by -1.2 each time
+    with pytest.raises(Diverged, match=r"in \d+ iterations the misfit grew"):
+        list(run.run(60, lambda *_: False))
+    ratio = run.rows[-1]["misfit"] / run.rows[-2]["misfit"]
+    assert 1.3 < ratio < 1.5
+    assert run.aside is not None
+    assert run.aside < run.state.iteration - 5
+
+
+def test_an_image_may_leave_a_perfect_start_for_what_its_denoiser_likes_better(tmp_path: Path) -> None:
+    terms = terms_of(IMAGE, blurs("circular"), noise=0)
+    prior = Plugged(denoised_by(Gaussian(sigma=0.7), IMAGE, 32, 32))
+    problem = problem_of(IMAGE, terms, prior, step=0.02).beginning_at(InMemory(IMAGE))
+    rows = list(iterations_of(ProximalGradient(), problem, tmp_path).run(40, lambda *_: False))
+    misfits = [row["misfit"] for row in rows]
+    assert len(misfits) == 40
+    assert sorted(misfits) == misfits
+    assert misfits[-1] > 50 * misfits[1]
 
 
 def test_it_is_kept_over_a_stop(tmp_path: Path) -> None:

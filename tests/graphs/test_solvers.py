@@ -259,6 +259,21 @@ def test_cg_tells_its_residual_and_computes_it_anew_before_it_ends(tmp_path: Pat
     assert all(row["misfit"] >= 0 for row in rows)
 
 
+def test_cg_ends_where_rounding_keeps_its_residual(tmp_path: Path) -> None:
+    image = scene((96, 80))
+    seen = np.random.default_rng(0).random(image.shape) > 0.4
+    weights = (1 + 1e-4 * seen).astype("float32")
+    problem = problem_of(image, terms_of(image, (Mask(mask=InMemory(weights)),)))
+    run = iterations_of(ConjugateGradients(), problem, tmp_path)
+    rows = list(run.run(40, lambda _, row: is_done(0.0, row)))
+    assert 4 < len(rows) < 12
+    assert rows[-1]["spent"] == rows[-1]["recomputed"] == 1.0
+    slope, first = (np.asarray(read_all(problem.gradient(at)), float) for at in (run.image(), problem.start))
+    assert np.linalg.norm(slope) / np.linalg.norm(first) == pytest.approx(rows[-1]["residual"], rel=1e-3)
+    assert rows[-1]["residual"] < 1e-6
+    assert all(row["misfit"] >= 0 for row in rows)
+
+
 @pytest.mark.parametrize("solver", ["gd", "pgd", "fista", "admm"])
 def test_to_begin_with_a_perfect_fit_is_no_divergence(tmp_path: Path, solver: str) -> None:
     image = scene((64, 64))

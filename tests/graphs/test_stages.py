@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 
-from halotile.errors import MemoryRefused, TaskFailed
+from halotile.errors import MemoryRefused, TaskFailed, WorkerDied
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import OperatorChoice, Output, PriorChoice, Reconstruction, Run, SolverChoice
 from halotile.graphs.reconstruction.forms import Form
@@ -259,6 +260,42 @@ def test_a_whole_operator_that_fails_ends_the_run_with_its_number(cluster: Clust
     )
     with pytest.raises(TaskFailed, match=r"operator 2 \(broken\) failed.*no such thing"):
         reconstruct(make_reconstruction_plan(job), cluster=cluster)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Deadly(WholeBlur):
+    """One that ends its worker the first times."""
+
+    name: ClassVar[str] = "deadly"
+    log: Path
+    deaths: int
+
+    def forward(self, image: Readable) -> Readable:
+        before = self.log.read_text() if self.log.exists() else ""
+        if len(before) < self.deaths:
+            self.log.write_text(before + "x")
+            os._exit(3)
+        return super().forward(image)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize(("deaths", "ends"), [(2, False), (99, True)])
+def test_sums_over_whole_images_begin_anew_when_a_worker_dies(
+    cluster: Cluster, tmp_path: Path, deaths: int, ends: bool
+) -> None:
+    job = job_of(tmp_path, tree(2))
+    deadly = Deadly(blur=Blur(kernel=kernel(3)), log=tmp_path / "log", deaths=deaths)
+    first, second = job.operators
+    plan = make_reconstruction_plan(
+        replace(job, operators=(first, replace(second, options={"operator": deadly})))
+    )
+    if ends:
+        with pytest.raises(WorkerDied, match=r"the worker that had task .* memory_per_worker each"):
+            reconstruct(plan, cluster=cluster)
+    else:
+        assert reconstruct(plan, cluster=cluster).figures["iteration"] == 3
+        assert deadly.log.read_text() == "x" * deaths
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

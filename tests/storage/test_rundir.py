@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import DamagedData, OutputRefused
+from halotile.storage.disk import Disk
 from halotile.storage.rundir import RunDirectory
 
 
@@ -102,6 +104,23 @@ def test_a_damaged_plan_is_an_error_and_a_damaged_status_is_none(
     with pytest.raises(DamagedData, match=r"plan\.json is damaged"):
         directory.read_plan()
     assert directory.read_status() is None
+
+
+class Full(Disk):
+    """Has room for what is there, and for no new file."""
+
+    def _open(self, path: Path, flags: int, mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super()._open(path, flags, mode)
+
+
+def test_a_full_disk_takes_the_status_that_tells_of_it(directory: RunDirectory) -> None:
+    directory.create()
+    directory.write_status({"state": "running", "message": "two of nine blocks are done"})
+    full = RunDirectory(directory.path, Full())
+    full.write_status({"state": "failed", "reason": "full"})
+    assert directory.read_status() == {"state": "failed", "reason": "full"}
 
 
 def test_a_torn_event_is_left_out(directory: RunDirectory) -> None:

@@ -70,7 +70,9 @@ def distribute(
     max_batch_size : int, optional
         Tiles that are processed at once.
     blending : str, optional
-        ``linear`` or ``hann`` mixes neighbouring tiles where they overlap, with weights that add up to 1.
+        ``linear`` or ``hann`` mixes neighbouring tiles where they overlap, with weights that add up to 1. It hides the
+        seams of a denoiser that sees farther than ``overlap``. One that does not has no seams, and has the result of the whole
+        image without blending only: mixed in are pixels near the end of a tile, which lack some of what it sees.
     **kwargs
         Other keywords of deepinv's, which have nothing to set here: ``checkpoint_batches`` and the like.
 

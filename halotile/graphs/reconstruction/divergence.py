@@ -10,10 +10,13 @@ from halotile.tasks.fidelity import MISFIT
 
 OBJECTIVE = "objective"
 """The misfit and the prior together, where the prior can be told."""
-GROWTH = 2.0
-"""What grows by this much in each of a few iterations diverges: it may grow once, and less, with momentum or a denoiser."""
-GROWING = 3
-"""How many iterations in a row these are."""
+GROWS = 1.01
+"""What grows by less than this in an iteration is at rest."""
+LEAPS, LEAP = 3, 2.0
+"""What grows so many times in a row by this much diverges: it may grow once, and less, with momentum or a denoiser."""
+LONG, FAR, STEADY = 6, 8.0, 0.8
+"""So does what has grown for so many iterations by so much, and in the second half of them nearly as fast as in the first: an image
+that leaves a perfect start for what its denoiser likes better does so more and more slowly."""
 
 Row = dict[str, float]
 """What is told of an iteration."""
@@ -26,16 +29,10 @@ def growth(rows: Sequence[Row], floor: float) -> int:
     --------
     >>> growth([{"misfit": misfit} for misfit in (9.0, 1.0, 5.0, 40.0)], 0.0)
     2
-    >>> growth([{"misfit": misfit} for misfit in (9.0, 1.0, 5.0, 6.0)], 0.0)
+    >>> growth([{"misfit": misfit} for misfit in (9.0, 1.0, 5.0, 5.01)], 0.0)
     0
     """
-    values = [max(row.get(OBJECTIVE, row[MISFIT]), floor) for row in rows if MISFIT in row]
-    count = 0
-    for before, after in reversed([*itertools.pairwise(values)]):
-        if after <= GROWTH * before:
-            break
-        count += 1
-    return count
+    return max(0, len(_grown(rows, floor)) - 1)
 
 
 def divergence(rows: Sequence[Row], floor: float) -> str:
@@ -48,15 +45,43 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
     'iteration 4: in 3 iterations the misfit grew from 10 to 1e+04'
     >>> divergence(rows[:3], 0.0)
     ''
+    >>> divergence([{"iteration": n, "misfit": 1.5**n} for n in range(9)], 0.0)
+    'iteration 8: in 8 iterations the misfit grew from 1 to 25.63'
+    >>> divergence([{"iteration": n, "misfit": (1 - 0.9**n) ** 2} for n in range(30)], 1e-6)
+    ''
     """
     row = rows[-1]
     where = f"iteration {row['iteration']:.0f}"
     if wild := [name for name, value in row.items() if not math.isfinite(value)]:
         return f"{where}: {wild[0]} is {row[wild[0]]}"
-    if growth(rows, floor) < GROWING:
+    grown = _grown(rows, floor)
+    if _leaps(grown):
+        grown = grown[-LEAPS - 1 :]
+    elif not _goes_on(grown):
         return ""
     told = OBJECTIVE if OBJECTIVE in row else MISFIT
-    return f"{where}: in {GROWING} iterations the {told} grew from {rows[-GROWING - 1][told]:.4g} to {row[told]:.4g}"
+    return f"{where}: in {len(grown) - 1} iterations the {told} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
+
+
+def _grown(rows: Sequence[Row], floor: float) -> list[float]:
+    """The objective from where it began to grow, up to the last row; that one alone where it does not."""
+    values = [max(row.get(OBJECTIVE, row[MISFIT]), floor) for row in rows if MISFIT in row]
+    first = len(values) - 1
+    while first > 0 and values[first] > GROWS * values[first - 1]:
+        first -= 1
+    return values[first:]
+
+
+def _leaps(grown: Sequence[float]) -> bool:
+    last = grown[-LEAPS - 1 :]
+    return len(last) > LEAPS and all(after > LEAP * before for before, after in itertools.pairwise(last))
+
+
+def _goes_on(grown: Sequence[float]) -> bool:
+    if len(grown) <= LONG or grown[-1] < FAR * grown[0]:
+        return False
+    middle = grown[len(grown) // 2]
+    return math.log(grown[-1] / middle) >= STEADY * math.log(middle / max(grown[0], 1e-300))
 
 
 def shorter(step_size: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from halotile.errors import ResumeRefused
 from halotile.graphs.amounts import counted
 from halotile.graphs.job import SolverChoice
-from halotile.graphs.solvers.base import CHANGE, RECOMPUTED, RESIDUAL
+from halotile.graphs.solvers.base import CHANGE, RECOMPUTED, RESIDUAL, SPENT
 from halotile.storage.checkpoints import Checkpoint
 from halotile.storage.rundir import RunDirectory
 
@@ -23,7 +23,7 @@ ITERATE = "iterate"
 
 
 def is_done(tol: float, row: Mapping[str, float]) -> bool:
-    """Whether the image had come to rest by then; where a residual is told, whether that is small, computed anew.
+    """Whether the image had come to rest by then; where a residual is told, whether that is small, computed anew, or spent.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def is_done(tol: float, row: Mapping[str, float]) -> bool:
     [False, True]
     """
     if RESIDUAL in row:
-        return bool(row[RECOMPUTED]) and row[RESIDUAL] <= tol
+        return bool(row[RECOMPUTED]) and (row[RESIDUAL] <= tol or bool(row.get(SPENT)))
     return row.get(CHANGE, 1.0) <= tol
 
 

@@ -105,7 +105,7 @@ class Gathering:
         Stopped
             When a signal asked for it.
         Stalled, ConnectionError
-            When the cluster no longer answers.
+            When the cluster no longer answers, or lost a worker.
         """
         shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed
         self.folder.mkdir(parents=True)

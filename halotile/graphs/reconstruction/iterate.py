@@ -23,6 +23,7 @@ from halotile.graphs.solvers.base import (
     PRIOR,
     RECOMPUTED,
     RESIDUAL,
+    SPENT,
     Problem,
     Solver,
     State,
@@ -298,7 +299,11 @@ class Iterations:
         row: Row = {"iteration": after.iteration}
         if MISFIT in sums:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
-        row |= {name: after.numbers[name] for name in (MISFIT, RESIDUAL, RECOMPUTED) if name in after.numbers}
+        row |= {
+            name: after.numbers[name]
+            for name in (MISFIT, RESIDUAL, RECOMPUTED, SPENT)
+            if name in after.numbers
+        }
         if MISFIT in row and PRIOR in sums:
             row[OBJECTIVE] = row[MISFIT] + sums[PRIOR]
         if LENGTH in sums:

@@ -20,7 +20,7 @@ from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.session import Pass, Session
 from halotile.graphs.signals import Signals
-from halotile.graphs.solvers.base import Problem, Solver
+from halotile.graphs.solvers.base import SPENT, Problem, Solver
 from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
@@ -92,6 +92,8 @@ class _Driver:
         self.session = Session(plan.run, plan.job.cluster, self.status, cluster)
         self.begun = False
         """Whether a sweep was begun."""
+        self.at_hand = journal
+        """The journal of the sweep at hand."""
 
     def run(self) -> Outcome:
         """Every sweep that is left."""
@@ -134,7 +136,9 @@ class _Driver:
                 self.directory.append_iteration(row)
             self.status.say(f"iteration {row['iteration']:.0f} of {job.iterations}: {figures_in_words(row)}")
         if left_out := job.iterations - iterations.state.iteration:
-            self.status.say(f"{solver.name} is done {counted(left_out, 'iteration')} early")
+            spent = iterations.rows[-1].get(SPENT)
+            why = ": rounding keeps its residual from getting shorter" if spent else ""
+            self.status.say(f"{solver.name} is done {counted(left_out, 'iteration')} early{why}")
         self._write_output(iterations)
 
     def _note(self, rows: list[Row]) -> None:
@@ -206,6 +210,7 @@ class _Driver:
         self, phase: str, task: StepTask, iteration: int, journal: Journal, ledger: Ledger | None
     ) -> None:
         self._count_earlier(phase, iteration, len(journal.done))
+        self.at_hand = journal
         sweep = Sweep(
             task,
             phase=phase,
@@ -276,7 +281,7 @@ class _Driver:
         self.journal.strike(damaged_among(done, plan.output, plan.layout, plan.grid))
 
     def _progress(self) -> Progress:
-        return self.status.progress("stop", done=len(self.journal.done), failed=0)
+        return self.status.progress("stop", done=len(self.at_hand.done), failed=0)
 
     def _conclude(self) -> Outcome:
         self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1)

@@ -24,6 +24,8 @@ PRIOR = "prior"
 
 RESIDUAL, RECOMPUTED = "residual", "recomputed"
 """Numbers of a state that are told: how long the residual is, against the first one, and whether it was just computed anew."""
+SPENT = "spent"
+"""Another one: whether it is as short as rounding lets it be."""
 
 Map = Callable[[Readable], Readable]
 """From an image to another one of its shape."""

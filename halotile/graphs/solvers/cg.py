@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import RECOMPUTED, RESIDUAL, Problem, State, Step, Vectors, advanced
+import numpy as np
+
+from halotile.graphs.solvers.base import RECOMPUTED, RESIDUAL, SPENT, Problem, State, Step, Vectors, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.operators.sum import Total
@@ -16,6 +18,12 @@ from halotile.tasks.step import Sum
 RR, PQ, RQ, QQ = "rr", "pq", "rq", "qq"
 FIRST = "first"
 """The square of the first residual."""
+COMPUTED = "computed"
+"""How long the residual was, against the first one, when it was last computed and not carried."""
+ROUNDED = 100.0
+"""Times the resolution of the pixels: once a residual is shorter by this, what is carried of it is mostly rounding."""
+PAYS = 0.5
+"""How much shorter a computed residual is than the one before it, if going on from it pays."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +32,8 @@ class ConjugateGradients:
 
     ``x``, the residual ``r``, the direction ``p`` and ``q = N p`` are written in one sweep: the length that the residual is
     going to have, which the new direction needs, follows from sums over the sweep before. Rounding takes the residual away from
-    ``b - N x`` in the course of time: once it is as short as was asked for, it is computed anew, and the directions begin
-    again from it.
+    ``b - N x`` in the course of time: once it is as short as was asked for, or as single or double precision can carry it, it is
+    computed anew, and the directions begin again from it. When that no longer makes it shorter, the solver is done.
 
     References
     ----------
@@ -42,7 +50,7 @@ class ConjugateGradients:
         alpha, beta = _coefficients(state.numbers)
         x, r, p, q = (read(name, 0) for name in ("x", "r", "p", "q"))
         ahead = Total((x, p), (1.0, alpha))
-        if 0 < problem.tol >= state.numbers[RESIDUAL] and not state.numbers[RECOMPUTED]:
+        if _is_due(problem, state.numbers):
             return self._anew(problem, problem.held(ahead))
         residual = Total((r, q), (1.0, -alpha))
         return self._made(problem, ahead, residual, Total((residual, p), (1.0, beta)))
@@ -70,8 +78,22 @@ class ConjugateGradients:
             misfit = state.numbers[MISFIT] - alpha * state.numbers[RR] / 2
         first = state.numbers.get(FIRST, sums[RR])
         residual = math.sqrt(sums[RR] / first) if first > 0 else 0.0
-        told = {FIRST: first, MISFIT: misfit, RESIDUAL: residual, RECOMPUTED: float(recomputed)}
+        before = state.numbers.get(COMPUTED, math.inf)
+        told = {
+            FIRST: first,
+            MISFIT: max(misfit, 0.0),
+            RESIDUAL: residual,
+            RECOMPUTED: float(recomputed),
+            COMPUTED: residual if recomputed else before,
+            SPENT: float(recomputed and residual > PAYS * before),
+        }
         return advanced(state, **known, **told)
+
+
+def _is_due(problem: Problem, numbers: Mapping[str, float]) -> bool:
+    """Whether the residual is to be computed, and not carried any further."""
+    carried = ROUNDED * float(np.finfo(problem.dtype).eps) * numbers.get(COMPUTED, 1.0)
+    return not numbers[RECOMPUTED] and numbers[RESIDUAL] <= max(problem.tol, carried)
 
 
 def _coefficients(sums: Mapping[str, float]) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -156,6 +157,32 @@ class Misfit:
             if self.wants == "fn":
                 return (distance.fn(seen, y, *rest, **words),)
             return (physics.A_vjp(x, distance.grad(seen, y, *rest, **words), **words),)
+
+
+@dataclass(frozen=True)
+class SquareWeight:
+    """How much ``|A x - y|²`` counts in a fidelity that a worker made; NaN where its distance is another one.
+
+    Parameters
+    ----------
+    fidelity : Carried or Made
+        A ``deepinv.optim.DataFidelity``.
+    """
+
+    fidelity: Thing
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        with lent(None, self.fidelity) as (fidelity,):
+            weight = square_weight(fidelity)
+        return (torch.full((1,), math.nan if weight is None else weight, dtype=torch.float64),)
+
+
+def square_weight(fidelity: Any) -> float | None:
+    """How much ``|A x - y|²`` counts; None where the distance is another one."""
+    from deepinv.optim.data_fidelity import L2
+
+    plain = type(fidelity) is L2 and not isinstance(fidelity.norm, torch.Tensor)
+    return float(fidelity.norm) if plain else None
 
 
 @dataclass(frozen=True)

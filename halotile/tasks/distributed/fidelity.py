@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from deepinv.optim.potential import Potential
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.calls import Call, Misfit
+from halotile.tasks.distributed.calls import Call, Misfit, SquareWeight, square_weight
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.krylov import System, conjugate_gradients
@@ -21,6 +24,8 @@ from halotile.tasks.distributed.typed import typed
 
 NEARLY = 0.05
 """How far off the equation of a prox may be, for each unit of the step, without a warning."""
+WILD = 10.0
+"""How much farther off than where it began a descent may end, and be told, not refused."""
 
 
 class _Descent(Potential):  # type: ignore[misc]
@@ -96,7 +101,7 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
             return self._prox_of_squares(x, y, physics, gamma)
         found = _Descent(self).prox(x, y, physics, *args, gamma=gamma, **kwargs)
         with torch.no_grad():
-            self._check_prox(found, x, gamma * self.grad(found, y, physics, *args))
+            self._check_prox(found, x, lambda u: gamma * self.grad(u, y, physics, *args))
         return found
 
     def _prox_of_squares(self, x: torch.Tensor, y: Any, physics: Any, gamma: Any) -> torch.Tensor:
@@ -121,16 +126,24 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
 
         return System(apply, solver, TOLERANCE, told).solve(x - weight * offset)
 
-    def _check_prox(self, found: torch.Tensor, x: torch.Tensor, slope: torch.Tensor) -> None:
-        """Tell when ``u - x + gamma f'(u)`` is not 0: the descent has not come to an end."""
+    def _check_prox(
+        self, found: torch.Tensor, x: torch.Tensor, slope: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Tell when ``u - x + gamma f'(u)`` is not 0: the descent has not come to an end. Refuse what is worse than ``x`` itself."""
         moved = float((found - x).norm())
-        gap = float((found - x + slope).norm())
-        if not gap <= NEARLY * moved:
-            warnings.warn(
-                f"prox: the descent ended where its equation is off by {gap:.3g}, for a step of {moved:.3g}. "
-                "Write a smaller stepsize_inter, or a larger max_iter_inter.",
-                stacklevel=3,
+        gap = float((found - x + slope(found)).norm())
+        if math.isfinite(gap) and gap <= NEARLY * moved:
+            return
+        if not gap <= WILD * (began := float(slope(x).norm())):
+            raise ConfigError(
+                f"prox: the descent went away from its end: its equation is off by {gap:.3g}, and by {began:.3g} where it began. "
+                "Write a smaller stepsize_inter."
             )
+        warnings.warn(
+            f"prox: the descent ended where its equation is off by {gap:.3g}, for a step of {moved:.3g}. "
+            "Write a smaller stepsize_inter, or a larger max_iter_inter.",
+            stacklevel=3,
+        )
 
     def _summed(
         self, phase: str, wants: str, x: torch.Tensor, y: Any, physics: Any, rest: Any, words: Any
@@ -169,12 +182,22 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
 
     def _weights(self, count: int) -> tuple[float, ...] | None:
         """How much each square counts; None where there are other distances."""
-        from deepinv.optim.data_fidelity import L2
+        if self.single_fidelity is not None:
+            weights = [square_weight(self.single_fidelity)] * count
+        elif self.fidelities.here:
+            weights = [square_weight(each) for each in self.fidelities.here]
+        else:
+            weights = self._made_weights
+        known = tuple(weight for weight in weights if weight is not None)
+        return known if len(known) == len(weights) else None
 
-        here = [self.single_fidelity] * count if self.single_fidelity is not None else self.fidelities.here
-        if not here or any(type(each) is not L2 or isinstance(each.norm, torch.Tensor) for each in here):
-            return None
-        return tuple(float(each.norm) for each in here)
+    @cached_property
+    def _made_weights(self) -> list[float | None]:
+        """Those of fidelities that a factory makes: workers tell."""
+        things = self.fidelities.things
+        calls = tuple(Call(SquareWeight(thing), (), (number,), number) for number, thing in enumerate(things))
+        told = evaluate(Batch(self.ctx, FORWARD, calls, len(calls)), [])
+        return [None if math.isnan(weight) else float(weight) for weight in told]
 
     def _of(self, number: int) -> Any:
         things = self.fidelities.things

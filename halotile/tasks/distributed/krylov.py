@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from halotile.errors import ConfigError, InputError
+
+INDEFINITE = 1e-3
+"""By how much of its largest possible value <x, M x> may be negative, and be taken for rounding."""
+
 Apply = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -30,6 +35,13 @@ def conjugate_gradients(
     max_iter : int
         Products at most.
 
+    Raises
+    ------
+    InputError
+        When ``b``, or a product, is not finite.
+    ConfigError
+        When M is not positive, as no product of an operator with its adjoint is.
+
     References
     ----------
     Hestenes and Stiefel, Methods of conjugate gradients for solving linear systems, 1952.
@@ -42,12 +54,20 @@ def conjugate_gradients(
     x, residual = torch.zeros_like(right), right.clone()
     direction, square = residual.clone(), _dots(residual, residual)
     whole = square
+    _check_finite(whole, "what is asked for: look at the measurements")
     goal = tol**2 * whole
     for _ in range(max_iter):
         if bool((square <= goal).all()):
             break
         product = apply(direction)
-        step = _ratio(square, _dots(direction, product))
+        along = _dots(direction, product)
+        _check_finite(along, "what the operators make of a finite image")
+        if bool((along < -INDEFINITE * _lengths(direction) * _lengths(product)).any()):
+            raise ConfigError(
+                "<x, A^T A x> is negative for an image x: A_adjoint is not the adjoint of A. "
+                "Mend it, or take deepinv.physics.adjoint_function."
+            )
+        step = _ratio(square, along)
         x = x + _scaled(step, direction)
         residual = residual - _scaled(step, product)
         before, square = square, _dots(residual, residual)
@@ -89,6 +109,7 @@ def largest_eigenvalue(apply: Apply, start: torch.Tensor, tol: float, max_iter: 
     for _ in range(max_iter):
         product = apply(vector)
         alpha = float(_dot(vector, product))
+        _check_finite(torch.tensor(alpha), "what the operators make of a finite image")
         product = product - alpha * vector - beta * before
         diagonal.append(alpha)
         known, estimate = estimate, _top(diagonal, beside)
@@ -113,6 +134,15 @@ def _dots(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The inner product of each image of a batch, in double precision."""
     product = (left.conj() * right).flatten(1)
     return (product.real if product.is_complex() else product).sum(1, dtype=torch.float64)
+
+
+def _lengths(images: torch.Tensor) -> torch.Tensor:
+    return _dots(images, images).sqrt()
+
+
+def _check_finite(numbers: torch.Tensor, what: str) -> None:
+    if not bool(torch.isfinite(numbers).all()):
+        raise InputError(f"there are NaN or infinities in {what}.")
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:

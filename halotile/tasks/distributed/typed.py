@@ -33,7 +33,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def typed(method: Method) -> Method:
     """Let a method of an object with a context take and give NumPy arrays and paths as well.
 
-    The first argument decides. Of arrays and paths no gradients are kept.
+    The first argument decides. Of arrays and paths no gradients are kept. Numbers that are no image are arrays for both.
     """
 
     @functools.wraps(method)
@@ -85,8 +85,8 @@ def missing_axes(shape: tuple[int, ...]) -> int:
 
 
 def _mapped(result: Any, give: Callable[..., Any]) -> Any:
-    if isinstance(result, torch.Tensor):
-        return give(result)
+    if isinstance(result, torch.Tensor):  # a number, or one for each image of a batch, is no image
+        return to_array(result) if result.dim() < 2 else give(result)
     if isinstance(give, Writer):
         return [give(each, number) for number, each in enumerate(result)]
     return [give(each) for each in result]
