@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +58,28 @@ def test_a_noise_level_goes_with_its_pixels_and_images(ctx: DistributedContext, 
         assert torch.equal(found, tiled(ctx, net)(x, level))
 
 
+class Conditioned(torch.nn.Module):  # type: ignore[misc]
+    """Images beside what each is conditioned by, which has to be there for each of them."""
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        beside = torch.cat([x, given.flatten(1)[:, :2, None, None].expand(-1, -1, *x.shape[2:])], 1)
+        return beside[:, :1] * beside[:, 1:2] + beside[:, 2:3]
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 2, 1, 1), (4, 3, 5), (4, 1, 7, 9), (1, 2), (1, 2, 3)])
+def test_what_each_image_is_conditioned_by_goes_with_its_tiles(
+    ctx: DistributedContext, shape: tuple[int, ...]
+) -> None:
+    x, given, net = image(shape[0], 1, 40, 20), image(*shape), Conditioned()
+    for options in ({}, {"max_batch_size": 1}):
+        assert difference(tiled(ctx, net, **options)(x, given), net(x, given)) < NEAR
+    x.requires_grad_()
+    found = [
+        torch.autograd.grad((f(x, given=given) ** 2).sum(), x)[0] for f in (tiled(ctx, net, overlap=0), net)
+    ]
+    assert difference(*found) < NEAR
+
+
 def test_a_processor_may_upscale(ctx: DistributedContext) -> None:
     net, x = Smooth(scale=2), image(1, 1, 40, 21)
     with torch.no_grad():
@@ -99,6 +123,27 @@ class Halves:
 def test_a_strategy_of_ones_own_cuts_and_joins(ctx: DistributedContext) -> None:
     x = image(1, 1, 8, 12)
     assert torch.equal(tiled(ctx, torch.nn.ReLU(), tiling_strategy=Halves())(x), x.relu())
+
+
+@pytest.mark.parametrize("kind", ["pixel", "one for all images", "sample", "scalar"])
+def test_a_noise_level_goes_with_the_tiles_of_a_strategy(ctx: DistributedContext, kind: str) -> None:
+    tiling = pytest.importorskip("deepinv.distributed.strategies.distributed_strategies").TilingStrategy
+    net, x = Smooth(), image(3, 1, 40, 20)
+    level = {
+        "pixel": image(3, 1, 40, 20).abs(),
+        "one for all images": image(1, 1, 40, 20).abs(),
+        "sample": torch.tensor([0.1, 0.5, 2.0]),
+        "scalar": torch.tensor(0.3),
+    }[kind]
+    for size in (None, 1, 2):
+        strategy = tiling(x.shape, tiling_dims=(-2, -1), patch_size=10, overlap=4)
+        found = tiled(ctx, net, tiling_strategy=strategy, max_batch_size=size)(x, level)
+        assert difference(away_from_the_rim(found), away_from_the_rim(net(x, level))) < NEAR
+
+
+def test_a_strategy_of_ones_own_is_refused_what_it_cannot_join(ctx: DistributedContext) -> None:
+    with pytest.raises(ConfigError, match=r"makes \(1, 1, 16, 12\) of tiles .*Halves.*'overlap_tiling'"):
+        tiled(ctx, Smooth(scale=2), tiling_strategy=Halves())(image(1, 1, 8, 12))
 
 
 def test_gradients_of_a_denoiser_reach_image_and_weights(ctx: DistributedContext) -> None:
@@ -149,3 +194,36 @@ def test_a_processor_that_gives_no_images_is_told_what_it_gave(ctx: DistributedC
 def test_an_image_without_pixels_is_refused(ctx: DistributedContext) -> None:
     with pytest.raises(ConfigError, match=r"the shape \(0, 1, 24, 24\): there are no pixels"):
         tiled(ctx, Smooth())(torch.zeros(0, 1, 24, 24))
+
+
+def test_weights_that_get_no_gradients_are_told_once(ctx: DistributedContext) -> None:
+    net, x = torch.nn.Conv2d(1, 1, 3, padding=1), image(1, 1, 20, 20).requires_grad_()
+    for function in (lambda z: net(z), net.forward, functools.partial(inside, net=net)):
+        denoiser = tiled(ctx, function)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with torch.no_grad():
+                denoiser(x)
+            with pytest.raises(UserWarning, match=r"weights that want gradients \((Conv2d|.*)\.\w+\)"):
+                denoiser(x)
+            denoiser(x)
+            tiled(ctx, net)(x)
+
+
+def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
+    result: torch.Tensor = net(x)
+    return result
+
+
+def test_layers_with_running_statistics_are_told_of_in_training(ctx: DistributedContext) -> None:
+    net, x = torch.nn.Sequential(torch.nn.BatchNorm2d(1)), image(1, 1, 20, 20)
+    denoiser = tiled(ctx, net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiled(ctx, net.eval())(x)
+        tiled(ctx, torch.nn.BatchNorm2d(1, track_running_stats=False).train())(x)
+        denoiser(x)
+        net.train()
+        with pytest.raises(UserWarning, match=r"layers with running statistics \(0\).* Write eval\(\)"):
+            denoiser(x)
+        denoiser(x)

@@ -56,7 +56,7 @@ class DistributedContext(OneRank):
     cleanup : bool
         Whether the folder for arrays is removed at the end.
     seed : int, optional
-        For torch in this process, and for noise that workers draw: the same for any number of workers.
+        For torch in this process, and for what workers draw: the same for any number of workers.
     seed_offset : bool
         Accepted for deepinv's sake: there is one rank.
     deterministic : bool
@@ -136,6 +136,7 @@ class DistributedContext(OneRank):
         self.world_size = workers or 1
         self.most_alive = 0
         """The largest number of partial sums that lay on the disk at once, so far."""
+        self._streams = 0
         self._workers = workers
         self._given = cluster
         self._memory = memory_per_worker
@@ -229,6 +230,11 @@ class DistributedContext(OneRank):
         taken = {path.name.removesuffix(".zarr") for path in folder.glob(f"{name}-*")}
         numbers = (int(each.split("-")[1]) for each in taken if each.split("-")[1].isdecimal())
         return folder / f"{name}-{max(numbers, default=0) + 1:04d}"
+
+    def stream(self) -> int:
+        """A number that no other distributed object of this context has, for its random numbers."""
+        self._streams += 1
+        return self._streams
 
     def put(self, array: Array, kind: str) -> Stored:
         """Write an array where workers can read it."""

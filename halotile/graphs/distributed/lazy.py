@@ -92,7 +92,9 @@ def tiles_on(image: da.Array, processed: Processed, tiles: Tiles, phase: str) ->
             window = _span(window, axis, cut.window)
         key = f"{phase}-{token}-{number}"
         named = f"{phase} of tile {number}"
-        tile = delayed(on_arrays_named, pure=False)(named, processed, 0, _whole(window), dask_key_name=key)
+        tile = delayed(on_arrays_named, pure=False)(
+            named, processed.of(number), 0, _whole(window), dask_key_name=key
+        )
         part = da.from_delayed(tile, shape=shape, dtype=dtype)
         place = [slice(None)] * len(shape)
         for axis, cut, scale in zip(tiles.axes, cuts, scales, strict=True):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 
 from halotile.tasks.distributed.calls import Call, Tensors, Thing, check_kind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch
-from halotile.tasks.distributed.krylov import conjugate_gradients, largest_eigenvalue
+from halotile.tasks.distributed.krylov import Apply, conjugate_gradients, largest_eigenvalue
+from halotile.tasks.distributed.lending import lent
 
 SMALL_BYTES = 2**16
 """Images of less than this are iterated on in one call."""
@@ -31,17 +35,13 @@ class Products:
     things: tuple[Thing, ...]
     kind: str | None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``sum_i A_i^T A_i x``."""
-        total: torch.Tensor | None = None
-        for each in self.things:
-            thing = each.get()
-            if self.kind is not None:
-                check_kind(thing, self.kind)
-            part = thing.A_adjoint_A(x)
-            total = part if total is None else total + part
-        assert total is not None
-        return total
+    @contextmanager
+    def lent(self) -> Iterator[Apply]:
+        """``sum_i A_i^T A_i x``, as a function of x."""
+        with lent(None, *self.things) as things:
+            for thing in things if self.kind is not None else ():
+                check_kind(thing, str(self.kind))
+            yield lambda x: reduce(add, (thing.A_adjoint_A(x) for thing in things))
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,13 @@ class Solution:
     max_iter: int
 
     def __call__(self, right: torch.Tensor, weight: torch.Tensor) -> Tensors:
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            product = weight * self.products(x)
-            return product + self.shift * x if self.shift else product
+        with self.products.lent() as products:
 
-        found, residual = conjugate_gradients(apply, right, self.tol, self.max_iter)
+            def apply(x: torch.Tensor) -> torch.Tensor:
+                product: torch.Tensor = weight * products(x)
+                return product + self.shift * x if self.shift else product
+
+            found, residual = conjugate_gradients(apply, right, self.tol, self.max_iter)
         return found, torch.tensor(residual, dtype=torch.float64)
 
 
@@ -93,7 +95,8 @@ class Largest:
     max_iter: int
 
     def __call__(self, start: torch.Tensor) -> Tensors:
-        found = largest_eigenvalue(self.products, start, self.tol, self.max_iter)
+        with self.products.lent() as products:
+            found = largest_eigenvalue(products, start, self.tol, self.max_iter)
         return (torch.tensor(found, dtype=torch.float64),)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from halotile.tasks.distributed.carry import Carried
+from halotile.tasks.distributed.chance import Draw
+from halotile.tasks.distributed.lending import Loaded, lent
 from halotile.tasks.operators.deepinv import COPIES
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -43,20 +43,24 @@ class Made:
     index: int
     device: str = "cpu"
 
-    def get(self) -> Any:
+    def loaded(self) -> Loaded:
         """The thing itself."""
         key = (self.factory.digest, self.index, self.device)
         if key not in _made:
             while len(_made) >= KEPT:
                 del _made[next(iter(_made))]
             factory, shared = self.factory.get()
-            _made[key] = factory(self.index, torch.device(self.device), shared)
+            _made[key] = Loaded(factory(self.index, torch.device(self.device), shared))
         return _made[key]
+
+    def forget(self) -> None:
+        """Make it anew next time."""
+        _made.pop((self.factory.digest, self.index, self.device), None)
 
 
 KEPT = 1024
 """Things made by factories that a process keeps."""
-_made: dict[tuple[str, int, str], Any] = {}
+_made: dict[tuple[str, int, str], Loaded] = {}
 
 Thing = Carried | Made
 
@@ -73,8 +77,8 @@ class Method:
         Of the method.
     words : Carried, optional
         Keywords, constants to autograd.
-    seed : int, optional
-        What random numbers are drawn from, wherever it runs.
+    draw : Draw, optional
+        What random numbers it has, wherever it runs.
     kind : str, optional
         Name of a class of ``deepinv.physics`` that the thing has to be of.
     """
@@ -82,17 +86,14 @@ class Method:
     thing: Thing
     name: str
     words: Carried | None = None
-    seed: int | None = None
+    draw: Draw | None = None
     kind: str | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        thing = self.thing.get()
-        if self.kind is not None:
-            check_kind(thing, self.kind)
-        words: Mapping[str, Any] = self.words.get() if self.words else {}
-        if words:  # which a physics may keep: what is computed would depend on what this worker did before
-            thing = copy.deepcopy(thing)
-        with seeded(self.seed):
+        with lent(self.draw, self.thing, self.words) as (thing, given):
+            words: Mapping[str, Any] = given or {}
+            if self.kind is not None:
+                check_kind(thing, self.kind)
             return (getattr(thing, self.name)(*tensors, **words),)
 
 
@@ -104,26 +105,16 @@ class Noisy:
     ----------
     physics : Carried or Made
         Whose noise and sensor they are.
-    seed : int
-        What random numbers are drawn from, wherever it runs.
+    draw : Draw
+        What random numbers it has, wherever it runs.
     """
 
     physics: Thing
-    seed: int
+    draw: Draw
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        physics = self.physics.get()
-        with seeded(self.seed):
+        with lent(self.draw, self.physics) as (physics,):
             return (physics.sensor(physics.noise(*tensors)),)
-
-
-@contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Random numbers are those of this seed; with None, whatever comes."""
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
 
 
 def check_kind(thing: Any, kind: str) -> None:
@@ -159,12 +150,13 @@ class Misfit:
     words: Carried | None = None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        distance, physics = self.fidelity.get().d, self.physics.get()
-        rest, words = self.words.get() if self.words else ((), {})
-        seen = physics.A(x, **words)
-        if self.wants == "fn":
-            return (distance.fn(seen, y, *rest, **words),)
-        return (physics.A_vjp(x, distance.grad(seen, y, *rest, **words), **words),)
+        with lent(None, self.fidelity, self.physics, self.words) as (fidelity, physics, given):
+            distance = fidelity.d
+            rest, words = given or ((), {})
+            seen = physics.A(x, **words)
+            if self.wants == "fn":
+                return (distance.fn(seen, y, *rest, **words),)
+            return (physics.A_vjp(x, distance.grad(seen, y, *rest, **words), **words),)
 
 
 @dataclass(frozen=True)
@@ -180,7 +172,8 @@ class SquareWeight:
     fidelity: Thing
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        weight = square_weight(self.fidelity.get())
+        with lent(None, self.fidelity) as (fidelity,):
+            weight = square_weight(fidelity)
         return (torch.full((1,), math.nan if weight is None else weight, dtype=torch.float64),)
 
 

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from halotile.errors import HalotileError, WrongKind
+from halotile.tasks.distributed.lending import Loaded
 from halotile.tasks.distributed.tensors import kind_of, to_array, to_tensor
 
 KEPT_BYTES = 2**30
 """Tensors of objects that a process keeps loaded."""
 
-_loaded: OrderedDict[Carried, Any] = OrderedDict()
+_loaded: OrderedDict[Carried, Loaded] = OrderedDict()
 _guard = threading.Lock()
 
 
@@ -51,10 +52,19 @@ class Carried:
     size_bytes: int = 0
 
     def get(self) -> Any:
+        """The object itself, for what does not call it."""
+        return self.loaded().thing
+
+    def forget(self) -> None:
+        """Load it anew next time."""
+        with _guard:
+            _loaded.pop(self, None)
+
+    def loaded(self) -> Loaded:
         """The object, loaded when this process first asks for it."""
         with _guard:
             if self not in _loaded:
-                _loaded[self] = _Reader(self).load()
+                _loaded[self] = Loaded(_Reader(self).load())
                 while len(_loaded) > 1 and sum(each.size_bytes for each in _loaded) > KEPT_BYTES:
                     _loaded.popitem(last=False)
             _loaded.move_to_end(self)

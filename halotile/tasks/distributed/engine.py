@@ -32,6 +32,10 @@ class Engine(Protocol):
         """What random numbers come from; None for others each time."""
         ...
 
+    def stream(self) -> int:
+        """A number that no other distributed object of this context has, for its random numbers."""
+        ...
+
     @property
     def accumulate(self) -> str | None:
         """``float64`` where sums over operators are kept in double precision."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -13,6 +11,7 @@ from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.calls import Call, Method, Noisy
+from halotile.tasks.distributed.chance import Draws
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.one import OnePhysics
@@ -85,8 +84,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         self.num_operators = len(operators)
         self.local_indexes = list(range(len(operators)))
         self.local_physics = list(operators.here)
-        self._seed = secrets.randbits(62) if ctx.seed is None else ctx.seed
-        self._draws = itertools.count()
+        self._draws = Draws(ctx.seed, ctx.stream())
 
     def __len__(self) -> int:
         return self.num_operators
@@ -124,8 +122,8 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
     ) -> Any:
         """``A x`` with the operators' noise.
 
-        Noise is drawn from the context's seed, the number of the call and that of the operator: the same for any
-        number of workers.
+        Noise is drawn from the context's seed, or from a generator of the noise model, by the number of the call and that of
+        the operator: the same for any number of workers.
         """
         return self._measured("forward", x, gather, reduce_op, kwargs, draws=True)
 
@@ -207,10 +205,15 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         """A method of every operator: the list of results, or what ``reduce_op`` makes of it."""
         check_reduction("reduce_op", reduce_op)
         carried = carry_words(self.ctx, words)
-        seeds = [self._drawn(number) if draws else None for number in range(self.num_operators)]
+        draw = self._draws.next() if draws else None
         calls = tuple(
-            Call(Method(thing, name, carried, seed, self.kind), used, (0 if reduce_op else number,), number)
-            for number, (thing, used, seed) in enumerate(zip(self.operators.things, uses, seeds, strict=True))
+            Call(
+                Method(thing, name, carried, draw and draw.of(number), self.kind),
+                used,
+                (0 if reduce_op else number,),
+                number,
+            )
+            for number, (thing, used) in enumerate(zip(self.operators.things, uses, strict=True))
         )
         found = evaluate(Batch(self.ctx, phase, calls, 1 if reduce_op else self.num_operators), tensors)
         if reduce_op is None:
@@ -225,8 +228,9 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
 
     def _noisy(self, seen: Sequence[torch.Tensor]) -> list[Any]:
         """Measurements with the noise that the operators' own forward calls would give them."""
+        draw = self._draws.next()
         calls = tuple(
-            Call(Noisy(thing, self._drawn(number)), (number,), (number,), number)
+            Call(Noisy(thing, draw.of(number)), (number,), (number,), number)
             for number, thing in enumerate(self.operators.things)
         )
         return evaluate(Batch(self.ctx, FORWARD, calls, self.num_operators), seen)
@@ -235,12 +239,6 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
     """Class of ``deepinv.physics`` that operators made by a factory have to be of."""
     one: type[OnePhysics] = OnePhysics
     """What stands for one operator."""
-
-    def _drawn(self, number: int) -> int:
-        """A seed for one operator in one call."""
-        if number == 0:
-            self._draw = next(self._draws)
-        return (self._seed * 1_000_003 + self._draw * 8191 + number) % 2**63
 
 
 def check_reduction(name: str, word: str | None) -> None:

@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from halotile.tasks.distributed.arguments import Argument
 from halotile.tasks.distributed.calls import Tensors
 from halotile.tasks.distributed.carry import Carried
+from halotile.tasks.distributed.chance import Draw
+from halotile.tasks.distributed.lending import lent
 from halotile.tasks.distributed.tensors import check_tensor
 from halotile.tasks.distributed.tiles import Tiles
-
-Role = Literal["image", "sample", "constant"]
-"""Of an argument: cut as the image is, repeated for the images of each tile, or handed on."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A tensor among the arguments of a processor.
-
-    Parameters
-    ----------
-    place : int or str
-        Its position behind the image, or its keyword.
-    role : str
-        How it goes with the tiles.
-    """
-
-    place: int | str
-    role: Role
-
-    def of(self, tensor: torch.Tensor, tiles: Tiles, numbers: tuple[int, ...]) -> torch.Tensor:
-        """What the batch of these tiles needs of it."""
-        if self.role == "image":
-            if tensor.shape[0] == 1 and 0 not in tiles.axes:
-                tensor = tensor.expand(tiles.shape[0], *tensor.shape[1:])
-            whole = replace(tiles, shape=tuple(tensor.shape))
-            return torch.cat([whole.window(tensor, number) for number in numbers])
-        if self.role == "sample" and len(numbers) > 1:
-            return tensor.repeat(len(numbers), *(1,) * (tensor.dim() - 1))
-        return tensor
 
 
 @dataclass(frozen=True)
@@ -59,6 +32,8 @@ class Processed:
         Names of weights of the network that follow them: those that are to have gradients.
     tiles : Tiles, optional
         How results are trimmed; not at all when left out.
+    draw : Draw, optional
+        What random numbers it has, wherever it runs.
     """
 
     processor: Carried
@@ -66,16 +41,22 @@ class Processed:
     arguments: tuple[Argument, ...] = ()
     parameters: tuple[str, ...] = ()
     tiles: Tiles | None = None
+    draw: Draw | None = None
+
+    def of(self, number: int) -> Processed:
+        """The same with random numbers of its own, for the batch that begins with this tile."""
+        return replace(self, draw=self.draw and self.draw.of(number))
 
     def __call__(self, batch: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-        rest, words = self.rest.get() if self.rest else ([], {})
-        positional, keywords = list(rest), dict(words)
-        for argument, tensor in zip(self.arguments, tensors, strict=False):
-            if isinstance(argument.place, int):
-                positional[argument.place] = tensor
-            else:
-                keywords[argument.place] = tensor
-        result = self._call(batch, positional, keywords, tensors[len(self.arguments) :])
+        with lent(self.draw, self.processor, self.rest) as (processor, given):
+            rest, words = given or ([], {})
+            positional, keywords = list(rest), dict(words)
+            for argument, tensor in zip(self.arguments, tensors, strict=False):
+                if isinstance(argument.place, int):
+                    positional[argument.place] = tensor
+                else:
+                    keywords[argument.place] = tensor
+            result = self._call(processor, batch, positional, keywords, tensors[len(self.arguments) :])
         check_tensor("the processor", result)
         if self.tiles is not None:
             self.tiles.check_made(result, batch)
@@ -83,12 +64,12 @@ class Processed:
 
     def _call(
         self,
+        processor: Any,
         batch: torch.Tensor,
         positional: list[Any],
         words: dict[str, Any],
         weights: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        processor = self.processor.get()
         if not weights:
             result: torch.Tensor = processor(batch, *positional, **words)
             return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,23 +10,19 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError
+from halotile.tasks.distributed.arguments import Argument, tensors_of
 from halotile.tasks.distributed.calls import Call
+from halotile.tasks.distributed.chance import Draws
+from halotile.tasks.distributed.custom import CUSTOM, CustomTiles
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.operators import carrier, carry_words
-from halotile.tasks.distributed.processed import Argument, CutOut, Processed, Role
+from halotile.tasks.distributed.processed import CutOut, Processed
+from halotile.tasks.distributed.telling import remarks
 from halotile.tasks.distributed.tiles import Tiles, tiles_of
 from halotile.tasks.distributed.typed import empty, typed
 
 STRATEGIES = ("overlap_tiling", "basic")
-CUSTOM = (
-    "get_num_patches",
-    "get_local_patches",
-    "reduce_patches",
-    "apply_batching",
-    "unpack_batched_results",
-)
-"""What a strategy of one's own answers to: the methods of ``deepinv.distributed.strategies.DistributedSignalStrategy``."""
 BATCH_PIXELS = 2**18
 """Numbers in a batch, about, where its size is not given: small tiles share a task."""
 PHASE = "denoise"
@@ -107,6 +104,9 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self.options = options or TilingOptions()
         self.max_batch_size = self.options.max_batch_size
         self._carrier = carrier(ctx, processor)
+        self._draws = Draws(ctx.seed, ctx.stream())
+        self._told: set[str] = set()
+        self._asked: set[tuple[bool, bool]] = set()
 
     @typed
     def forward(self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any) -> torch.Tensor:
@@ -118,7 +118,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             The images.
         *args, **kwargs
             For the processor. A tensor as large as the image is cut as the image is, such as a noise level for each
-            pixel; one with a value for each image of the batch goes to the tiles of that image.
+            pixel; one whose first axis is that of the batch goes with its images, whatever its other axes are.
         gather : bool
             Accepted for deepinv's sake.
         """
@@ -129,7 +129,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     def _tiled(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
         tiles = self.options.tiles(x.shape)
         batches = self.options.batches(tiles)
-        arguments, tensors = _tensors_of(args, words, tiles)
+        arguments, tensors = tensors_of(args, words, tiles.shape, tiles.axes)
         processed, weights = self._processed(args, words, arguments, tiles)
         if self.ctx.is_lazy(x) and tensors:
             raise ConfigError(
@@ -143,7 +143,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         else:
             inputs = tuple(range(1 + len(tensors)))
             calls = tuple(
-                Call(CutOut(processed, tiles, numbers), inputs, (slot,), numbers[0])
+                Call(CutOut(processed.of(numbers[0]), tiles, numbers), inputs, (slot,), numbers[0])
                 for slot, numbers in enumerate(batches)
             )
             results = evaluate(Batch(self.ctx, PHASE, calls, len(calls), "tile"), [x, *tensors])
@@ -171,29 +171,35 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             inputs.append(torch.cat([tiles.window(x, number) for number in numbers]))
             inputs += [a.of(t, tiles, numbers) for a, t in zip(processed.arguments, tensors, strict=True)]
             used = (*range(first, len(inputs)), *range(len(weights)))
-            calls.append(Call(processed, used, (slot,), numbers[0]))
+            calls.append(Call(processed.of(numbers[0]), used, (slot,), numbers[0]))
         return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "tile"), inputs)
 
     def _custom(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
         """By a strategy of the caller's own, whose windows are cut here."""
-        strategy = self.options.strategy
-        numbers = list(range(strategy.get_num_patches()))
-        if not numbers:
-            raise ConfigError(
-                f"{type(strategy).__name__} makes no patches of an image of shape {tuple(x.shape)}."
-            )
-        patches = [patch for _, patch in strategy.get_local_patches(x, numbers)]
-        batches = strategy.apply_batching(patches, max_batch_size=self.options.max_batch_size)
-        arguments, tensors = _tensors_of(args, words, None)
+        by = CustomTiles(self.options.strategy, tuple(x.shape), self.options.max_batch_size)
+        batches = by.cut(x)
+        arguments, tensors = tensors_of(args, words, x.shape, by.axes)
         processed, weights = self._processed(args, words, arguments, None)
-        shared = tuple(range(len(batches), len(batches) + len(tensors) + len(weights)))
-        calls = tuple(Call(processed, (slot, *shared), (slot,), slot) for slot in range(len(batches)))
-        batch = Batch(self.ctx, PHASE, calls, len(calls), "batch of tiles")
-        results = evaluate(batch, [*batches, *tensors, *weights])
-        made = strategy.unpack_batched_results(results, len(numbers))
-        whole = torch.zeros_like(x)
-        strategy.reduce_patches(whole, list(zip(numbers, made, strict=True)))
-        return whole
+        beside = [by.beside(a, t, batches) for a, t in zip(arguments, tensors, strict=True)]
+        inputs: list[torch.Tensor] = list(weights)
+        calls = []
+        for slot, given in enumerate(zip(batches, *beside, strict=True)):
+            used = (*range(len(inputs), len(inputs) + len(given)), *range(len(weights)))
+            calls.append(Call(processed.of(slot), used, (slot,), slot))
+            inputs += given
+        results = evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "batch of tiles"), inputs)
+        return by.joined(x, batches, results)
+
+    def _tell(self) -> None:
+        """Say once what these tiles do not do; a network is looked through once for each mode that it is in."""
+        state = (torch.is_grad_enabled(), getattr(self.processor, "training", False))
+        if state in self._asked:
+            return
+        self._asked.add(state)
+        for about, remark in remarks(self.processor, with_gradients=state[0]).items():
+            if about not in self._told:
+                self._told.add(about)
+                warnings.warn(f"{remark} This is said once.", stacklevel=2)
 
     def _processed(
         self,
@@ -208,26 +214,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         rest = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         keywords = {key: value for key, value in words.items() if not isinstance(value, torch.Tensor)}
         carried = carry_words(self.ctx, (rest, keywords) if rest or keywords else None)
-        processed = Processed(self._carrier.carried(), carried, arguments, tuple(wanted), tiles)
+        self._tell()
+        draw = self._draws.next()
+        processed = Processed(self._carrier.carried(), carried, arguments, tuple(wanted), tiles, draw)
         return processed, list(wanted.values())
-
-
-def _tensors_of(
-    args: tuple[Any, ...], words: dict[str, Any], tiles: Tiles | None
-) -> tuple[tuple[Argument, ...], list[torch.Tensor]]:
-    """The tensors among the arguments, with what each is to the tiles."""
-    places: list[tuple[int | str, Any]] = [*enumerate(args), *words.items()]
-    found = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
-    arguments = tuple(Argument(place, _role(value, tiles)) for place, value in found)
-    return arguments, [value for _, value in found]
-
-
-def _role(tensor: torch.Tensor, tiles: Tiles | None) -> Role:
-    if tiles is None or tensor.dim() == 0:
-        return "constant"
-    shape = tiles.shape
-    if tensor.dim() == len(shape) and all(tensor.shape[axis] == shape[axis] for axis in tiles.axes):
-        return "image"
-    if shape[0] > 1 and tensor.shape[0] == shape[0] and tensor.numel() == shape[0]:
-        return "sample"
-    return "constant"
