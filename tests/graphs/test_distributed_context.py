@@ -58,15 +58,26 @@ def test_an_error_names_its_tile(ctx: DistributedContext) -> None:
         tiled(ctx, refuse_bright, max_batch_size=1, overlap=0)(one_bright_pixel())
 
 
-def test_a_worker_that_dies_is_an_error_at_once() -> None:
-    def die(batch: torch.Tensor) -> torch.Tensor:
-        os._exit(3)
+@pytest.mark.parametrize("deaths", [1, 99])
+def test_a_worker_that_dies_is_replaced_and_one_that_dies_again_and_again_is_an_error(
+    tmp_path: Path, deaths: int
+) -> None:
+    log = tmp_path / "log"
 
-    with (
-        DistributedContext(workers=1, device_mode="cpu") as fresh,
-        pytest.raises(TaskFailed, match=r"the worker that had task denoise-\w+-tiles?-0.* died"),
-    ):
-        tiled(fresh, die)(torch.zeros(1, 1, 20, 20))
+    def die(batch: torch.Tensor) -> torch.Tensor:
+        before = log.read_text() if log.exists() else ""
+        if len(before) < deaths:
+            log.write_text(before + "x")
+            os._exit(3)
+        return 2 * batch
+
+    with DistributedContext(workers=1, device_mode="cpu") as fresh:
+        if deaths > 1:
+            with pytest.raises(TaskFailed, match=r"the worker that had task denoise-\w+-tiles?-0.* died"):
+                tiled(fresh, die)(torch.ones(1, 1, 20, 20))
+            assert len(log.read_text()) == 3
+        else:
+            assert torch.equal(tiled(fresh, die)(torch.ones(1, 1, 20, 20)), 2 * torch.ones(1, 1, 20, 20))
 
 
 def test_the_folder_is_private_and_goes_with_the_context(cluster: Cluster, tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from halotile.graphs.clusters.nanny import OwnNanny
 START_SECONDS = 120
 
 SETTINGS = forks.SETTINGS | {
-    # A task whose worker dies comes back to the driver at once, which finds out which block was to blame.
-    "distributed.scheduler.allowed-failures": 0,
     # A worker that is not back by then is given up for good, also one that died again only just now.
     "distributed.deploy.lost-worker-timeout": "365 days",
     "distributed.scheduler.worker-saturation": "inf",
@@ -54,7 +52,7 @@ class LocalWorkers:
 
 
 @contextmanager
-def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterator[Cluster]:
+def start(*, workers: int, memory_bytes: int, dashboard: bool = True, deaths: int = 0) -> Iterator[Cluster]:
     """Start ``workers`` processes of one thread each; they end with the context.
 
     Traffic is encrypted with certificates made for this run: any local user could otherwise
@@ -68,6 +66,9 @@ def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterato
         A worker that grows past this is ended, and its blocks run elsewhere.
     dashboard : bool
         Serve the dashboard on 127.0.0.1, at a free port.
+    deaths : int
+        How many workers may die with a task, which then runs elsewhere. With none it comes back to the driver at once, which
+        finds out which block was to blame.
 
     Raises
     ------
@@ -75,7 +76,7 @@ def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterato
         When the processes cannot start.
     """
     with own_environment(), dask.config.set(SETTINGS):
-        cluster = _start_processes(workers, memory_bytes, dashboard)
+        cluster = _start_processes(workers, memory_bytes, dashboard, deaths)
         try:
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)
             try:
@@ -89,7 +90,7 @@ def start(*, workers: int, memory_bytes: int, dashboard: bool = True) -> Iterato
                 cluster.close(timeout=30)
 
 
-def _start_processes(workers: int, memory_bytes: int, dashboard: bool) -> LocalCluster:
+def _start_processes(workers: int, memory_bytes: int, dashboard: bool, deaths: int) -> LocalCluster:
     ensure_forks()  # it imports while the scheduler starts
     try:
         with children_spared_from_ctrl_c():
@@ -102,7 +103,7 @@ def _start_processes(workers: int, memory_bytes: int, dashboard: bool) -> LocalC
                 security=Security.temporary(),
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",  # also without pages: Dask takes its usual port otherwise
-                scheduler_kwargs={"dashboard": dashboard},
+                scheduler_kwargs={"dashboard": dashboard, "allowed_failures": deaths},
                 memory_limit=memory_bytes,
                 silence_logs=50,
             )

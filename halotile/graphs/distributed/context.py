@@ -41,6 +41,8 @@ CONNECT_SECONDS = 15
 """How long a scheduler may take to answer."""
 MOST_WORKERS = 4
 """Workers that are started unasked."""
+DEATHS = 2
+"""Workers that may die with a task before it is given up: one may be ended by others on its machine."""
 
 
 class DistributedContext(OneRank):
@@ -187,7 +189,7 @@ class DistributedContext(OneRank):
             count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
             share = psutil.virtual_memory().total // count
             memory = share if self._memory is None else parse_bytes(self._memory)
-            with local.start(workers=count, memory_bytes=memory, dashboard=False) as started:
+            with local.start(workers=count, memory_bytes=memory, dashboard=False, deaths=DEATHS) as started:
                 yield started.client, started.workers
 
     @property
