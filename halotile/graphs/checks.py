@@ -65,6 +65,21 @@ class Above:
 
 
 @dataclass(frozen=True)
+class NoiseLevel(Above):
+    """A check that one over the square of a number can be computed with."""
+
+    def __call__(self, value: float | str) -> str | None:
+        """What is wrong with the value, if anything."""
+        low, high = SIGMAS
+        if isinstance(value, str) or value <= 0 or not math.isfinite(value) or low <= value <= high:
+            return super().__call__(value)
+        return (
+            f"{value:g} counts by 1 / noise_sigma², which single precision cannot compute with; write a number from {low:g} to "
+            f"{high:g}, and give the data in units that suit it"
+        )
+
+
+@dataclass(frozen=True)
 class Named:
     """A check that a word names an extension. It is looked up by name only: to import it would load Dask.
 
@@ -154,16 +169,6 @@ def _tolerance(value: float) -> str | None:
     return AtLeast(0)(value)
 
 
-def _noise_sigma(value: float) -> str | None:
-    low, high = SIGMAS
-    if value <= 0 or not math.isfinite(value) or low <= value <= high:
-        return Above(0)(value)
-    return (
-        f"{value:g} counts by 1 / noise_sigma², which single precision cannot compute with; write a number from {low:g} to "
-        f"{high:g}, and give the data in units that suit it"
-    )
-
-
 def _every(value: int) -> str | None:
     if value != 1:
         return (
@@ -193,7 +198,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("run", "stall_seconds"): Above(0),
     ("cluster", "kind"): Named("cluster", "clusters"),
     ("operators", "data"): _filled,
-    ("operators", "noise_sigma"): _noise_sigma,
+    ("operators", "noise_sigma"): NoiseLevel(0),
     ("fidelity", "background"): AtLeast(0),
     ("prior", "sigma"): Above(0),
     ("prior", "weight"): Above(0),
