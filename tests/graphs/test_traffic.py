@@ -87,7 +87,7 @@ def moved(plan: ReconstructionPlan) -> int:
         journal.mark(receipts[-1].done)
 
     folded = plan.form.folded is not None
-    back = Shared(Constant(SHAPE, np.dtype("float32"))) if folded else None
+    back = Shared(Constant(SHAPE, np.dtype("float32"), 1.0)) if folded else None
     run = Iterations(
         plan.solver,
         plan.problem(0.1, back),
