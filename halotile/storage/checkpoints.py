@@ -71,7 +71,8 @@ class Ledger:
     """The sums of the blocks of one sweep, in a file that only grows.
 
     A line is one block's. A line that is damaged never happened: a block that is marked as done and has no line here
-    is done again. What is entered is durable after :meth:`sync`.
+    is done again. What is entered is durable after :meth:`sync`; a new file is not, before its directory is: without it all is done
+    again.
 
     Parameters
     ----------

@@ -21,12 +21,17 @@ optim = pytest.importorskip("deepinv.optim")
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 
+def in_blocks(monkeypatch: pytest.MonkeyPatch, edge: int) -> None:
+    """Have small images count as large ones, and blocks of them this long."""
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", edge)
+
+
 @pytest.mark.parametrize("kind", ["circular", "reflect", "constant"])
 def test_large_images_run_by_blocks(
     ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    in_blocks(monkeypatch, 32)
     plain = physics.StackedLinearPhysics([physics.Blur(filter=kernel(n), padding=kind) for n in (3, 7)])
     stack = distribute(plain, ctx)
     x = image(1, 2, 70, 50).requires_grad_()
@@ -79,8 +84,7 @@ def test_squares_of_large_images_are_added_up_by_blocks(
 def test_super_resolution_of_large_images_of_odd_sizes_is_that_of_deepinv(
     ctx: DistributedContext, padding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    in_blocks(monkeypatch, 32)
     words = {"filter": "gaussian", "factor": 2, "padding": padding}
     plain = physics.StackedLinearPhysics([physics.Downsampling(img_size=(1, 69, 51), **words)])
     x = image(1, 1, 69, 51)
@@ -95,8 +99,7 @@ def test_super_resolution_of_large_images_of_odd_sizes_is_that_of_deepinv(
 def test_exact_or_not_the_normal_operator_is_that_of_the_blurs(
     ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 64)
+    in_blocks(monkeypatch, 64)
     plain = physics.StackedLinearPhysics([physics.Blur(filter=kernel(n), padding=kind) for n in (3, 9)])
     x = image(1, 1, 120, 100)
     wanted = plain.A_adjoint(plain.A(x))

@@ -21,7 +21,7 @@ METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 
 PRELOADED = ["torch", "halotile.graphs.clusters.preloaded"]
 
-SETTINGS = {
+FORK_SETTINGS = {
     "distributed.worker.multiprocessing-method": METHOD,
     # What a worker would take over from the process that it is forked from; the user's environment goes before.
     "distributed.nanny.environ": {"PYTHONPATH": "", "PYTHONSAFEPATH": ""},

@@ -11,14 +11,13 @@ from distributed import Client, LocalCluster
 from distributed.security import Security
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters import forks
 from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster, own_environment
-from halotile.graphs.clusters.forks import children_spared_from_ctrl_c, ensure_forks
+from halotile.graphs.clusters.forks import FORK_SETTINGS, children_spared_from_ctrl_c, ensure_forks
 from halotile.graphs.clusters.nanny import OwnNanny
 
 START_SECONDS = 120
 
-SETTINGS = forks.SETTINGS | {
+SETTINGS = FORK_SETTINGS | {
     # A worker that is not back by then is given up for good, also one that died again only just now.
     "distributed.deploy.lost-worker-timeout": "365 days",
     "distributed.scheduler.worker-saturation": "inf",

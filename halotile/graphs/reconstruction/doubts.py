@@ -75,6 +75,7 @@ def check_masks(operators: Iterable[Operator]) -> None:
     Raises
     ------
     ConfigError
+        With the number of its operator.
     """
     for number, operator in enumerate(operators):
         mask = getattr(operator, "mask", None)

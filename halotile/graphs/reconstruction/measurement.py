@@ -11,8 +11,8 @@ from halotile.graphs.job import OperatorChoice
 from halotile.graphs.paths import whole_choice
 from halotile.graphs.reconstruction.stack import make_operator
 from halotile.graphs.words import shown
-from halotile.tasks.operators._physics import is_physics
 from halotile.tasks.operators.base import Operator
+from halotile.tasks.operators.deepinv import is_physics
 
 
 def measurement(

@@ -23,7 +23,8 @@ COMPUTED = "computed"
 ROUNDED = 100.0
 """Times the resolution of the pixels: once a residual is shorter by this, what is carried of it is mostly rounding."""
 PAYS = 0.5
-"""How much shorter a computed residual is than the one before it, if going on from it pays."""
+"""How much shorter a computed residual is than the one before it, if going on from it pays; and a carried one than the computed, if
+what was carried was rounding."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,14 @@ class ConjugateGradients:
             misfit = state.numbers[MISFIT] - alpha * state.numbers[RR] / 2
         first = state.numbers.get(FIRST, sums[RR])
         residual = math.sqrt(sums[RR] / first) if first > 0 else 0.0
-        before = state.numbers.get(COMPUTED, math.inf)
+        before, carried = (state.numbers.get(name, math.inf) for name in (COMPUTED, RESIDUAL))
         told = {
             FIRST: first,
             MISFIT: max(misfit, 0.0),
             RESIDUAL: residual,
             RECOMPUTED: float(recomputed),
             COMPUTED: residual if recomputed else before,
-            SPENT: float(recomputed and residual > PAYS * before),
+            SPENT: float(recomputed and residual > PAYS * before and carried < PAYS * residual),
         }
         return advanced(state, **known, **told)
 

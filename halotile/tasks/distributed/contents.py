@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import functools
 import sys
 from collections import deque
@@ -72,7 +71,7 @@ def _of_object(thing: Any) -> Iterable[Any] | None:
 
 def _is_frozen(thing: Any) -> bool:
     """Whether it is a dataclass whose fields cannot be set."""
-    return dataclasses.is_dataclass(thing) and bool(getattr(thing, "__dataclass_params__").frozen)  # noqa: B009
+    return bool(getattr(getattr(type(thing), "__dataclass_params__", None), "frozen", False))
 
 
 def _of_cell(cell: CellType) -> Iterable[Any]:

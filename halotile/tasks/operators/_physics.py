@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -206,12 +205,6 @@ def build(physics: str | object, options: Mapping[str, Any]) -> Any:
             f"physics is a {type(made).__name__}: it has to be one LinearPhysics. Of a stack write each operator by itself."
         )
     return made
-
-
-def is_physics(thing: object) -> bool:
-    """Whether it is a physics object of deepinv's. Where deepinv is not imported yet, nothing is."""
-    kinds = sys.modules.get("deepinv.physics")
-    return kinds is not None and isinstance(thing, kinds.Physics)
 
 
 def import_deepinv() -> Any:

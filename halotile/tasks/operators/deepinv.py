@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -224,6 +225,12 @@ class DeepInv:
 
     def _spread(self, measurement: Array, image: Shape | None = None) -> Array:
         return self.calls.adjoint(measurement, image or measurement.shape)
+
+
+def is_physics(thing: object) -> bool:
+    """Whether it is a physics object of deepinv's. Where deepinv is not imported yet, nothing is."""
+    kinds = sys.modules.get("deepinv.physics")
+    return kinds is not None and isinstance(thing, kinds.Physics)
 
 
 OPERATOR = DeepInv
