@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-STRIP_PIXELS = 1 << 16
+STRIP_PIXELS = 1 << 17
 """Pixels worked on at once."""
 
 Array = NDArray[Any]
