@@ -1,0 +1,149 @@
+"""A plan refuses a reconstruction that cannot be meant, and notes what probably is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from halotile.cli.main import app
+
+RUNNER = CliRunner()
+
+KERNELS = {
+    "nan": np.array([[0.5, np.nan]]),
+    "zero": np.zeros((3, 3)),
+    "line": np.ones(5),
+    "volume": np.ones((2, 2, 3, 3)),
+    "complex": np.ones((3, 3), complex),
+    "long": np.ones((201, 201)),
+    "planes": np.ones((3, 5, 5)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("nan", "operators[0]: kernel has 1 of 2 numbers that are NaN or infinite. Write finite ones."),
+        (
+            "zero",
+            "operators[0]: kernel is 0 everywhere: nothing of the image would be measured. Write another.",
+        ),
+        ("line", "operators[0]: kernel has shape (5,): write rows and columns"),
+        ("volume", "operators[0]: kernel has shape (2, 2, 3, 3): write rows and columns"),
+        ("complex", "operators[0]: kernel is complex128: light adds up. Write real numbers."),
+        (
+            "long",
+            "operators[0]: the kernel is 201 pixels long and the image 96: with boundary reflect it has to be",
+        ),
+        (
+            "planes",
+            "operators[0]: the kernel has shape (3, 5, 5), one for each of 3 planes, and the image of",
+        ),
+    ],
+)
+def test_a_plan_refuses_a_kernel_that_is_none(reconstruction: Path, kernel: str, words: str) -> None:
+    np.save(reconstruction.with_name("k0.npy"), KERNELS[kernel])
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", "operators[0].boundary=reflect"])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("solver", ["pgd", "pgd, step: 0.1", "cg"])
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        ("name: mask, mask: zeros.npy", "operators[0]: the mask is 0 everywhere: nothing of the image would be measured"),
+        ("name: shift, shift: [500, 0]", "operators[0]: shift is (500, 0) and the image is 96 pixels long: nothing of it"),
+    ],
+)  # fmt: skip
+def test_a_plan_refuses_an_operator_that_sees_nothing(
+    reconstruction: Path, operator: str, words: str, solver: str
+) -> None:
+    np.save(reconstruction.with_name("zeros.npy"), np.zeros((96, 80)))
+    overrides = [
+        f"operators=[{{{operator}, data: y0.npy}}]",
+        f"solver={{name: {solver}}}",
+        "prior={name: none}",
+    ]
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), *(w for o in overrides for w in ("--set", o))])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kernel", "note"),
+    [
+        (np.full((3, 3), 2 / 9), "the kernel sums to 2: the image comes out 0.5 times as bright as the measurement"),
+        (np.full((3, 3), -1 / 9), "the kernel sums to -1: light is taken away"),
+        (np.full((4, 3), 1 / 12), "the kernel is 4 x 3: an even edge has no middle pixel, and the image comes out half"),
+    ],
+    ids=["bright", "dark", "even"],
+)  # fmt: skip
+def test_a_plan_notes_a_kernel_that_was_probably_not_meant(
+    reconstruction: Path, kernel: np.ndarray[tuple[int, int], np.dtype[np.float64]], note: str
+) -> None:
+    np.save(reconstruction.with_name("k0.npy"), kernel)
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), "--json"])
+    assert [note in said for said in json.loads(result.stdout)["notes"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reference", "noted"),
+    [("auto", "null", True), ("[192, 160]", "null", False), ("auto", "big.npy", False)],
+)
+def test_a_plan_tells_an_inferred_shape_that_is_larger_than_the_data(
+    reconstruction: Path, shape: str, reference: str, noted: bool
+) -> None:
+    np.save(reconstruction.with_name("big.npy"), np.ones((192, 160), np.float32))
+    sets = (
+        "operators=[{name: downsample, factor: 2, data: y0.npy}]",
+        f"shape={shape}",
+        "start=null",
+        f"reference={reference}",
+    )
+    result = RUNNER.invoke(
+        app, ["plan", str(reconstruction), "--json", *(w for s in sets for w in ("--set", s))]
+    )
+    note = "shape is auto: the image is taken to be 192 x 160, 4 times the pixels"
+    assert any(note in said for said in json.loads(result.stdout)["notes"]) == noted
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "code", "words"),
+    [
+        ("y0", (50, 80), 2, "y0.npy has shape [50, 80], but blur of an image of shape [96, 80] gives [96, 80]. Write shape"),
+        ("y0", (80,), 4, "y0.npy: the array's shape is (80,): a picture has at least the axes y and x"),
+        ("m", (20, 20), 2, "operators[1]: the mask has shape (20, 20) and the image (96, 80). Give it the image's shape"),
+        ("truth", (50, 80), 4, "truth.npy has shape [50, 80], and the image has [96, 80]. Give one of that shape."),
+    ],
+)  # fmt: skip
+def test_a_plan_finds_shapes_that_do_not_fit(
+    reconstruction: Path, name: str, shape: tuple[int, ...], code: int, words: str
+) -> None:
+    np.save(reconstruction.with_name(f"{name}.npy"), np.ones(shape, np.float32))
+    result = RUNNER.invoke(app, ["plan", str(reconstruction)])
+    assert result.exit_code == code, result.stderr
+    assert words in result.stderr
+
+
+def test_a_composition_of_nothing_is_refused(reconstruction: Path) -> None:
+    words = ["--set", "operators[1]={name: composition, operators: [], data: y1.npy}"]
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), *words])
+    assert (result.exit_code, "operators[1]: a composition of no operators" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("y0.npy", "y0.npy: that is the input. Write another path"),
+        ("y0.npy/x.zarr", "y0.npy is a file, so nothing can be made in it"),
+        ("no/x.zarr", "there is no folder"),
+    ],
+)
+def test_an_output_cannot_be_what_is_read(reconstruction: Path, path: str, words: str) -> None:
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", f"output.path={path}"])
+    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
