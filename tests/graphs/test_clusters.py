@@ -128,6 +128,7 @@ def test_nothing_listens_beyond_loopback(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("SET_SINCE_THE_LAST_CLUSTER", "yes")
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     before = dict(os.environ)
     with local.start(workers=1, memory_bytes=2 * 2**30, dashboard=False) as started:
@@ -137,6 +138,7 @@ def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: 
         with pytest.raises(HTTPError, match="404"):
             urlopen(f"http://127.0.0.1:{scheduler.http_server.port}/status")
         (view,) = started.client.run(worker_view).values()
+        assert list(started.client.run(os.getenv, "SET_SINCE_THE_LAST_CLUSTER").values()) == ["yes"]
     assert dict(os.environ) == before
     assert not psutil.pid_exists(view["pid"])
 

@@ -64,14 +64,6 @@ def test_a_denoiser_that_remembers_begins_anew_with_each_tile(ctx: DistributedCo
     assert torch.equal(denoiser(x, 0.3), wanted)
 
 
-def test_keywords_of_a_call_are_forgotten_after_it(ctx: DistributedContext) -> None:
-    x = image(1, 1, 20, 24)
-    stack = distribute([physics.Blur(filter=torch.ones(1, 1, 3, 3) / 9, padding="circular")], ctx)
-    before = stack.A(x)[0]
-    stack.A(x, filter=torch.ones(1, 1, 5, 5) / 25)
-    assert torch.equal(stack.A(x)[0], before)
-
-
 def test_noise_of_a_generator_is_the_same_wherever_it_runs(cluster: Cluster) -> None:
     found = []
     for seed in (8, 9):

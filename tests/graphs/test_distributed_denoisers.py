@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -227,3 +228,19 @@ def test_layers_with_running_statistics_are_told_of_in_training(ctx: Distributed
         with pytest.raises(UserWarning, match=r"layers with running statistics \(0\).* Write eval\(\)"):
             denoiser(x)
         denoiser(x)
+
+
+@pytest.mark.parametrize("held", ["closure", "attribute"])
+def test_a_generator_that_is_none_of_torch_is_told_of(ctx: DistributedContext, held: str) -> None:
+    class Drawing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = np.random.default_rng(0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.rng.standard_normal()
+
+    rng = np.random.default_rng(0)
+    drawing = Drawing() if held == "attribute" else lambda x: x + rng.standard_normal()
+    with pytest.warns(UserWarning, match=r"numpy's Generator\) that is none of torch.* Write torch\.randn"):
+        distribute(drawing, ctx, type_object="denoiser", patch_size=8, overlap=1)(image(1, 1, 20, 20))

@@ -170,6 +170,65 @@ def test_an_update_is_seen_by_every_call_after_it(ctx: DistributedContext) -> No
     assert difference(before, wanted) > NEAR
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("which", ["stack", "one physics", "one of a stack"])
+def test_parameters_of_a_call_stay_as_those_of_deepinv_do(
+    ctx: DistributedContext, which: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_cut:
+        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+    x, first, other = image(1, 1, 20, 24), kernel(3), kernel(5)
+
+    def made(word: torch.Tensor) -> Any:
+        blurs = [physics.Blur(filter=word.clone(), padding="circular") for _ in range(2)]
+        return blurs[0] if which == "one physics" else physics.StackedLinearPhysics(blurs)
+
+    given = distribute(made(first), ctx)
+    found = given[1] if which == "one of a stack" else given
+    wanted = made(other)[1] if which == "one of a stack" else made(other)
+    y = found.A(x, filter=other)
+    assert difference(y, wanted.A(x)) < NEAR
+    assert difference(found.A_adjoint(y), wanted.A_adjoint(wanted.A(x))) < NEAR
+    assert difference(found.A(x), wanted.A(x)) < NEAR
+    found.A_adjoint(y, filter=first)
+    assert difference(found.A(x), wanted.A(x)) > NEAR
+    if which == "one of a stack":
+        assert difference(given.A(x)[0], made(first).A(x)[0]) < NEAR, "the others stay as they are"
+
+
+def test_gradients_of_calls_with_other_parameters_are_those_of_their_own(ctx: DistributedContext) -> None:
+    found = []
+    for distributed in (True, False):
+        plain = physics.Blur(filter=kernel(3), padding="circular")
+        blur = distribute(plain, ctx) if distributed else plain
+        x = image(1, 1, 20, 24).requires_grad_()
+        loss = (blur.A(x, filter=kernel(5)) ** 2).sum() + (blur.A(x, filter=kernel(7)) ** 2).sum()
+        found.append(torch.autograd.grad(loss, x)[0])
+    assert difference(*found) < NEAR
+
+
+def test_noise_is_that_of_the_operator_until_it_is_set(ctx: DistributedContext) -> None:
+    x = image(1, 1, 64, 64)
+
+    def level(found: Any) -> float:
+        return float((found(x) - found.A(x)).std())
+
+    blur = physics.Blur(filter=kernel(3), padding="circular", noise_model=physics.GaussianNoise(0.1))
+    one = distribute(blur, ctx)
+    assert float(one.noise_model.sigma) == pytest.approx(0.1)
+    assert level(one) == pytest.approx(0.1, rel=0.1)
+    one(x, sigma=0.5)
+    assert level(one) == pytest.approx(0.5, rel=0.1)
+    one.set_noise_model(physics.GaussianNoise(0.2))
+    assert level(one) == pytest.approx(0.2, rel=0.1)
+    one.noise_model = physics.GaussianNoise(0.3)
+    assert level(one) == pytest.approx(0.3, rel=0.1)
+    stack = distribute([blur, blur], ctx)
+    assert level(stack[1]) == pytest.approx(0.3, rel=0.1)
+    stack.set_noise_model(physics.ZeroNoise())
+    assert [float((a - b).abs().max()) for a, b in zip(stack(x), stack.A(x), strict=True)] == [0, 0]
+
+
 def test_gradients_that_would_be_lost_are_refused_or_told(ctx: DistributedContext) -> None:
     x = image(1, 1, 20, 24).requires_grad_()
     blur = physics.Blur(filter=kernel(3), padding="circular")

@@ -40,6 +40,11 @@ def ensure_forks() -> None:
         forkserver.ensure_running()
 
 
+def environment_now() -> dict[str, str]:
+    """What the environment of workers has to say anew: they are forked from a process that may be older than a change to it."""
+    return {name: word for name, word in os.environ.items() if name not in WORKER_ENVIRONMENT}
+
+
 @contextmanager
 def children_spared_from_ctrl_c() -> Iterator[None]:
     """Threads and processes that begin in here never see SIGINT; this thread gets it a moment later.

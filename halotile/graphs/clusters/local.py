@@ -12,7 +12,12 @@ from distributed.security import Security
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster, own_environment
-from halotile.graphs.clusters.forks import FORK_SETTINGS, children_spared_from_ctrl_c, ensure_forks
+from halotile.graphs.clusters.forks import (
+    FORK_SETTINGS,
+    children_spared_from_ctrl_c,
+    ensure_forks,
+    environment_now,
+)
 from halotile.graphs.clusters.nanny import OwnNanny
 
 START_SECONDS = 120
@@ -104,6 +109,7 @@ def _start_processes(workers: int, memory_bytes: int, dashboard: bool, deaths: i
                 dashboard_address="127.0.0.1:0",  # also without pages: Dask takes its usual port otherwise
                 scheduler_kwargs={"dashboard": dashboard, "allowed_failures": deaths},
                 memory_limit=memory_bytes,
+                env=environment_now(),
                 silence_logs=50,
             )
     except RuntimeError as error:

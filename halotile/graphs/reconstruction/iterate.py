@@ -343,6 +343,8 @@ class Iterations:
             )
         kept = self.state.iteration
         where = f" in {self.vectors.path('x', kept)}" if kept and "x" in self.vectors.copies else ""
+        if self.aside == 0:
+            return f"It grew from the start: the image it began with is better than that of iteration {kept}{where}"
         return f"The image of iteration {kept} is kept{where}"
 
 

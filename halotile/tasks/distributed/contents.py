@@ -50,7 +50,7 @@ def _inside(thing: Any) -> Iterable[Any] | None:
     if isinstance(thing, list | tuple | set | frozenset | deque):
         return thing
     if isinstance(thing, CellType):
-        return _of_cell(thing)
+        return of_cell(thing)
     if isinstance(thing, FunctionType):
         return _of_function(thing)
     if isinstance(thing, MethodType):
@@ -74,7 +74,8 @@ def _is_frozen(thing: Any) -> bool:
     return bool(getattr(getattr(type(thing), "__dataclass_params__", None), "frozen", False))
 
 
-def _of_cell(cell: CellType) -> Iterable[Any]:
+def of_cell(cell: CellType) -> Iterable[Any]:
+    """What is in a cell of a closure, if there is anything yet."""
     try:
         return (cell.cell_contents,)
     except ValueError:  # nothing yet

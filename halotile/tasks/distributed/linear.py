@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -54,8 +54,8 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         """Whether an image is large enough to be cut into blocks."""
         return is_large(x) or is_large_later(self.ctx, x)
 
-    def _changed(self, method: str, words: Mapping[str, Any]) -> None:
-        super()._changed(method, words)
+    def _changed(self, method: str, words: Mapping[str, Any], numbers: Iterable[int] | None = None) -> None:
+        super()._changed(method, words, numbers)
         self._found = None
 
     def _local(self, x: Any = None) -> LocalStack | None:

@@ -23,7 +23,13 @@ class OnePhysics(Physics):  # type: ignore[misc]
     """
 
     def __init__(self, stack: DistributedStackedPhysics, number: int) -> None:
-        super().__init__()
+        here = stack.operators.here
+        words = (
+            {"noise_model": here[number].noise_model, "sensor_model": here[number].sensor_model}
+            if here
+            else {}
+        )
+        super().__init__(**words)
         self._stack = (stack,)
         self.number = number
 

@@ -43,6 +43,15 @@ class Operators:
             tuple(self.here[number] for number in numbers) if self.here else (),
         )
 
+    def carried_anew(self, changed: Mapping[int, Any]) -> Operators:
+        """With these things, by their numbers, as they are now. What they were stays where it is, for gradients to come."""
+        things = list(self.things)
+        for number, thing in changed.items():
+            place = things[number]
+            assert isinstance(place, Carried)
+            things[number] = Carrier(thing, place.folder, place.device).carried()
+        return Operators(tuple(things), self.here)
+
 
 def carry_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None = None) -> Operators:
     """Objects as they are now; what is done to them later is not seen. ``here`` is what they are in this process.

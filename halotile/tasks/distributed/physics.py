@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -11,11 +11,12 @@ from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.calls import Call, Method, Noisy
+from halotile.tasks.distributed.carry import Carried
 from halotile.tasks.distributed.chance import Draws
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.one import OnePhysics
-from halotile.tasks.distributed.operators import Operators, carry_all, carry_words
+from halotile.tasks.distributed.operators import Operators, carry_words
 from halotile.tasks.distributed.rewritten import rewritten
 from halotile.tasks.distributed.typed import typed
 
@@ -23,6 +24,8 @@ GATHERING = ("naive", "concatenated", "broadcast")
 REDUCTIONS = ("sum", "mean", None)
 FORWARD, ADJOINT = "forward", "adjoint"
 OWN = "the stack's own"
+KEEPING = ("A", "forward", "A_adjoint", "A_adjoint_A", "A_vjp")
+"""Methods that leave an operator with the parameters that they are called with, as those of deepinv do."""
 
 
 class DistributedStackedPhysics(Physics):  # type: ignore[misc]
@@ -85,6 +88,9 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         self.local_indexes = list(range(len(operators)))
         self.local_physics = list(operators.here)
         self._draws = Draws(ctx.seed, ctx.stream())
+        if is_one and operators.here:
+            self.noise_model = operators.here[0].noise_model
+        self._noise = (self.noise_model,)  # in a tuple, so that it is no second module
 
     def __len__(self) -> int:
         return self.num_operators
@@ -125,6 +131,8 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         Noise is drawn from the context's seed, or from a generator of the noise model, by the number of the call and that of
         the operator: the same for any number of workers.
         """
+        if self.noise_model is not self._noise[0]:  # it was assigned
+            self.set_noise_model(self.noise_model)
         return self._measured("forward", x, gather, reduce_op, kwargs, draws=True)
 
     @typed
@@ -143,18 +151,38 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         """Change parameters of the operators, here and for all calls to come."""
         self._changed("update_parameters", kwargs)
 
-    def _changed(self, method: str, words: Mapping[str, Any]) -> None:
+    def set_noise_model(self, noise_model: Any, **kwargs: Any) -> None:
+        """Give every operator this noise, here and for all calls to come."""
+        self._changed("set_noise_model", {"noise_model": noise_model, **kwargs})
+        self.noise_model = noise_model
+        self._noise = (noise_model,)
+
+    def _changed(self, method: str, words: Mapping[str, Any], numbers: Iterable[int] | None = None) -> None:
         if not words:
             return
-        here = self.operators.here
-        if not here:
+        if not self.operators.here:
             raise ConfigError(
                 f"{method} has nothing to change: a factory makes the operators on the workers. Write distribute(...) anew, "
                 "with other shared values."
             )
-        for part in here:
-            getattr(part, method)(**words)
-        self.operators = carry_all(self.ctx, [rewritten(part, self.exact) for part in here], here=here)
+        which = range(self.num_operators) if numbers is None else numbers
+        for number in which:
+            getattr(self.operators.here[number], method)(**words)
+        changed = {number: rewritten(self.operators.here[number], self.exact) for number in which}
+        self.operators = self.operators.carried_anew(changed)
+        self._kept = None
+
+    def _keep(self, name: str, words: Mapping[str, Any], carried: Carried | None, *numbers: int) -> None:
+        """Leave operators with the parameters of a call, as deepinv does, unless a factory makes them on the workers."""
+        if name not in KEEPING or carried is None or not self.operators.here:
+            return
+        method = "update" if name == "forward" else "update_parameters"
+        if self._kept != (kept := (method, numbers, carried.digest)):
+            self._changed(method, words, numbers or None)
+            self._kept = kept
+
+    _kept: tuple[str, tuple[int, ...], str] | None = None
+    """What the last call left the operators with."""
 
     def _reduction(self, word: str | None) -> str | None:
         return self.reduction if word == OWN else word
@@ -205,6 +233,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         """A method of every operator: the list of results, or what ``reduce_op`` makes of it."""
         check_reduction("reduce_op", reduce_op)
         carried = carry_words(self.ctx, words)
+        self._keep(name, words, carried)
         draw = self._draws.next() if draws else None
         calls = tuple(
             Call(
@@ -222,7 +251,9 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
 
     def _applied_by(self, number: int, name: str, tensors: list[torch.Tensor], words: Any) -> torch.Tensor:
         """A method of one operator."""
-        method = Method(self.operators.things[number], name, carry_words(self.ctx, words), kind=self.kind)
+        carried = carry_words(self.ctx, words)
+        self._keep(name, words, carried, number)
+        method = Method(self.operators.things[number], name, carried, kind=self.kind)
         call = Call(method, tuple(range(len(tensors))), (0,), number)
         return evaluate(Batch(self.ctx, FORWARD if name == "A" else ADJOINT, (call,), 1), tensors)[0]
 

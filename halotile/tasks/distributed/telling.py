@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
+from collections.abc import Iterable
+from types import CellType
 from typing import Any
 
+import numpy as np
 import torch
 
-from halotile.tasks.distributed.contents import contents_of, running_statistics
+from halotile.tasks.distributed.contents import contents_of, of_cell, running_statistics
 
 
 def remarks(processor: Any, with_gradients: bool) -> dict[str, str]:
@@ -32,6 +37,11 @@ def remarks(processor: Any, with_gradients: bool) -> dict[str, str]:
             f"the denoiser ({_name(processor)}) holds weights that want gradients ({lost}), and distribute sees weights of a network "
             "only: these get none. Write distribute(network, ...) with the network itself, or requires_grad_(False)."
         )
+    if drawn := _foreign_generator(held):
+        found["random numbers"] = (
+            f"the denoiser ({_name(processor)}) holds a random number generator ({drawn}) that is none of torch: what it draws depends on "
+            "which worker computes which tile. Write torch.randn and the like, which are the same for any number of workers."
+        )
     layers = [name for each in held for name, _ in running_statistics(each)]
     if layers:
         found["statistics"] = (
@@ -55,6 +65,22 @@ def _lost_weight(processor: Any, held: list[Any]) -> str | None:
     networks = [each for each in held if isinstance(each, torch.nn.Module)]
     names = {id(p): f"{type(net).__name__}.{name}" for net in networks for name, p in net.named_parameters()}
     return next((names[id(each)] for each in lost if id(each) in names), "a tensor")
+
+
+def _foreign_generator(held: list[Any]) -> str | None:
+    """The type of a generator of NumPy or Python among what is held."""
+    for each in held:
+        inside: Iterable[Any] = ()
+        if isinstance(each, dict):
+            inside = each.values()
+        elif isinstance(each, CellType):
+            inside = of_cell(each)
+        elif isinstance(each, list | tuple | set | frozenset | deque):
+            inside = each
+        for thing in inside:
+            if isinstance(thing, np.random.Generator | np.random.RandomState | random.Random):
+                return f"{type(thing).__module__.split('.')[0]}'s {type(thing).__name__}"
+    return None
 
 
 def _name(processor: Any) -> str:
