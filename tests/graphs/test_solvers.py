@@ -331,16 +331,6 @@ def test_books_that_a_power_cut_took_cost_a_sweep_and_no_bit(
     assert np.array_equal(read_all(again.image()), read_all(undisturbed.image()))
 
 
-@pytest.mark.parametrize(("carried", "spent"), [(9.9e-4, 0.0), (1e-8, 1.0)])
-def test_a_residual_that_just_misses_its_goal_is_not_spent(carried: float, spent: float) -> None:
-    """It is where what was carried of it was rounding."""
-    sums = dict.fromkeys(("rr", "pq", "rq", "qq", "misfit"), 1.01e-3**2)
-    known = {**sums, "first": 1.0, "residual": carried, "recomputed": 0.0, "computed": 1.05e-3}
-    image = scene((8, 8))
-    problem = problem_of(image, terms_of(image, blurs("zero")))
-    assert ConjugateGradients().next(problem, State(9, known), sums).numbers["spent"] == spent
-
-
 def test_a_state_of_another_job_is_refused(tmp_path: Path) -> None:
     image = scene()
     problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
