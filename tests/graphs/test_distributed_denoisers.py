@@ -232,7 +232,7 @@ def test_layers_with_running_statistics_are_told_of_in_training(ctx: Distributed
 
 @pytest.mark.parametrize("held", ["closure", "attribute"])
 def test_a_generator_that_is_none_of_torch_is_told_of(ctx: DistributedContext, held: str) -> None:
-    class Drawing(torch.nn.Module):
+    class Drawing(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.rng = np.random.default_rng(0)
