@@ -25,6 +25,8 @@ RPC_SECONDS = 60.0
 """Longest wait for any single answer from the scheduler."""
 TASKS_PER_WORKER = 3
 """Tasks in flight for each worker: one that runs, one that waits there, one on its way."""
+SHARES = 2
+"""A task takes at most one of so many equal shares that each worker could have of what is left."""
 LARGEST_GROUP = 256
 WAITING = ("waiting", "no-worker", "queued")
 """States of a task that no worker has."""
@@ -55,27 +57,44 @@ class Grouping:
 
     A task should last about ``target_seconds``, so that Dask's 2 ms for each task stay small beside
     it, and towards the end groups shrink so that all workers finish together.
+
+    Parameters
+    ----------
+    workers : int
+        How many take them.
+    target_seconds : float
+        How long a task should last.
+    least : int
+        Blocks of a task, where so many are left for each worker.
+    seconds_per_block : float, optional
+        What a block is known to take; found out where it is not.
     """
 
-    def __init__(self, workers: int, target_seconds: float = 1.0, least: int = 1) -> None:
+    def __init__(
+        self,
+        workers: int,
+        target_seconds: float = 1.0,
+        least: int = 1,
+        seconds_per_block: float | None = None,
+    ) -> None:
         self.workers = workers
         self.target_seconds = target_seconds
         self.least = least
-        self._seconds_per_block: float | None = None
+        self.seconds_per_block = seconds_per_block
 
     def learn(self, blocks: int, seconds: float) -> None:
         """Take the time of a finished task into account."""
         observed = seconds / max(blocks, 1)
-        known = self._seconds_per_block
-        self._seconds_per_block = observed if known is None else 0.7 * known + 0.3 * observed
+        known = self.seconds_per_block
+        self.seconds_per_block = observed if known is None else 0.7 * known + 0.3 * observed
 
     def size(self, remaining: int) -> int:
         """Blocks for the next task when ``remaining`` are left to hand out."""
-        if self._seconds_per_block is None:
+        if self.seconds_per_block is None:
             wanted = self.least
         else:
-            wanted = int(min(LARGEST_GROUP, self.target_seconds / max(self._seconds_per_block, 1e-9)))
-        fair = -(-remaining // (self.workers * TASKS_PER_WORKER))
+            wanted = int(min(LARGEST_GROUP, self.target_seconds / max(self.seconds_per_block, 1e-9)))
+        fair = -(-remaining // (self.workers * SHARES))
         return max(1, min(max(wanted, self.least), fair))
 
 

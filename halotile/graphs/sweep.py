@@ -55,6 +55,8 @@ class Sweep:
         Where the sums of the blocks go.
     title : str
         Which of several sweeps it is, such as ``" in iteration 3 of 20"``.
+    seconds_per_block : float, optional
+        What a block took in an earlier sweep of this kind; what it took in this one, once it is through.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Sweep:
         import_folder: str | None,
         ledger: Ledger | None = None,
         title: str = "",
+        seconds_per_block: float | None = None,
     ) -> None:
         self.task = task
         self.phase = phase
@@ -81,6 +84,7 @@ class Sweep:
         self.import_folder = import_folder
         self.ledger = ledger
         self.title = title
+        self.seconds_per_block = seconds_per_block
         self.attempts: dict[int, int] = {}
         self.bad: dict[int, BadBlock] = {}
         self.disk_error: str | None = None
@@ -137,11 +141,12 @@ class Sweep:
 
     def _pass_through(self, cluster: Cluster, token: str) -> None:
         least = 4 if self.task.overlap else 1
+        grouping = Grouping(cluster.workers, least=least, seconds_per_block=self.seconds_per_block)
         stream = Stream(
             cluster.client,
             partial(run_blocks, token=token, directory=self.directory),
             name=self.phase,
-            grouping=Grouping(cluster.workers, least=least),
+            grouping=grouping,
             stall_seconds=self.options.stall_seconds,
         )
         self.status.work_begins()
@@ -151,6 +156,7 @@ class Sweep:
                     self._take(answer, stream)
                 self._watch(stream)
         finally:
+            self.seconds_per_block = grouping.seconds_per_block
             self.untidy |= stream.lost > 0
             stream.abandon()
 

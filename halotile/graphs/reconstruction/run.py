@@ -94,6 +94,8 @@ class _Driver:
         """Whether a sweep was begun."""
         self.at_hand = journal
         """The journal of the sweep at hand."""
+        self.paces: dict[str, float | None] = {}
+        """What a block took in the last sweep of each phase, in seconds."""
 
     def run(self) -> Outcome:
         """Every sweep that is left."""
@@ -233,8 +235,10 @@ class _Driver:
             import_folder=self.plan.job.import_folder,
             ledger=ledger,
             title=self._title(phase, iteration),
+            seconds_per_block=self.paces.get(phase),
         )
         self._through(sweep)
+        self.paces[phase] = sweep.seconds_per_block
         if sweep.bad:
             bad = tuple(sweep.bad[number] for number in sorted(sweep.bad))
             raise failure_of(self.plan, bad)
