@@ -41,9 +41,11 @@ def headline(figures: Figures) -> str:
     """A plan in one line."""
     operators, workers = counted(len(figures["operators"]), "operator"), counted(figures["workers"], "worker")
     form = str(figures["form"]).partition(",")[0]
+    each = figures["per_sweep"]
+    passes = "of" if each == 1 else f"in passes of {each} over"
     return (
         f"{figures['solver']}: {shape_text(figures['shape'])} {figures['dtype']} from {operators} ({form} form), "
-        f"prior {prior_text(figures)}; {counted(figures['iterations'], 'iteration')} of "
+        f"prior {prior_text(figures)}; {counted(figures['iterations'], 'iteration')} {passes} "
         f"{counted(figures['blocks'], 'block')}, {workers}"
     )
 
@@ -83,15 +85,20 @@ def traffic_text(figures: Figures) -> str:
     Examples
     --------
     >>> one = {"passes": 1, "iteration_bytes": 3 * 2**20, "iteration_bytes_fused": 3 * 2**20, "computed_twice": 0.06}
+    >>> one["per_sweep"] = 1
     >>> traffic_text(one | {"iteration_bytes_unfused": 5 * 2**20})
     '3 MiB read and written in one pass, which computes 6 % of the gradient twice; in two, 5 MiB'
     >>> traffic_text(one | {"iteration_bytes_unfused": None})
     '3 MiB read and written in one pass'
+    >>> traffic_text(one | {"iteration_bytes_unfused": None, "per_sweep": 2})
+    '3 MiB read and written for each of 2 in one pass, which computes 6 % of the gradient twice'
     """
     moved = f"{bytes_text(figures['iteration_bytes'])} read and written"
+    twice = f"{figures['computed_twice']:.0%} of the gradient twice".replace("%", " %")
+    if figures["per_sweep"] > 1:
+        return f"{moved} for each of {figures['per_sweep']} in one pass, which computes {twice}"
     if figures["iteration_bytes_unfused"] is None:
         return f"{moved} in one pass"
-    twice = f"{figures['computed_twice']:.0%} of the gradient twice".replace("%", " %")
     if figures["passes"] == 1:
         other = bytes_text(figures["iteration_bytes_unfused"])
         return f"{moved} in one pass, which computes {twice}; in two, {other}"

@@ -31,6 +31,9 @@ from halotile.graphs.words import dotted, shown
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.tv import TotalVariation
 
+MEMORYLESS = ("gd", "pgd")
+"""Solvers that carry nothing but the image from one iteration to the next."""
+
 Place = tuple[str | int, ...]
 Told = Iterator[tuple[Place, str]]
 """Where, and what is wrong there."""
@@ -179,6 +182,30 @@ def _step_of_solver(solver: SolverChoice) -> Told:
         yield ("solver", "step"), f"{solver.step:g}, and cg finds its own; write auto, or leave it out"
 
 
+def _checkpoints_of_solver(solver: SolverChoice, aim: Aim) -> Told:
+    every, left = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
+    if every <= 1:
+        return
+    place = ("solver", "checkpoint_every")
+    if solver.name not in MEMORYLESS:
+        yield (
+            place,
+            f"{every} with solver {solver.name}, which has to know more of an iteration than its image; write 1, or "
+            f"solver.name: {' or '.join(MEMORYLESS)}",
+        )
+    elif aim.fuse is False:
+        yield (
+            place,
+            f"{every} with fuse: false, and a gradient that is stored needs a stored image; write 1, or fuse: auto",
+        )
+    elif left:
+        yield (
+            ("solver", "iterations"),
+            f"{solver.iterations} is no multiple of solver.checkpoint_every {every}: the image of the last one would not "
+            f"be stored; write {solver.iterations + every - left}",
+        )
+
+
 def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Told:
     if solver.name == "cg" and fidelity.name != "l2":
         yield (
@@ -262,6 +289,7 @@ RULES: Mapping[type, tuple[Rule, ...]] = {
         _prior_with_its_options,
         _prior_of_solver,
         _step_of_solver,
+        _checkpoints_of_solver,
         _fidelity_of_solver,
         _fidelity_with_its_options,
         _start_of_fidelity,

@@ -169,15 +169,6 @@ def _tolerance(value: float) -> str | None:
     return AtLeast(0)(value)
 
 
-def _every(value: int) -> str | None:
-    if value != 1:
-        return (
-            f"{value} is not 1, and each iteration leaves its images on disk anyway, so a checkpoint costs nothing; "
-            "write 1, or leave it out"
-        )
-    return None
-
-
 CHECKS: Mapping[tuple[str, str], Check] = {
     ("input", "path"): _filled,
     ("input", "level"): AtLeast(0),
@@ -207,7 +198,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("solver", "iterations"): AtLeast(1),
     ("solver", "step"): Above(0),
     ("solver", "tol"): _tolerance,
-    ("solver", "checkpoint_every"): _every,
+    ("solver", "checkpoint_every"): AtLeast(1),
     ("", "shape"): _shape,
     ("", "start"): _filled,
     ("", "reference"): _filled,

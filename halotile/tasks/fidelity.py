@@ -200,6 +200,8 @@ class Gradient(Derived):
         ``x``.
     terms : tuple of Term
         The stack.
+    told : bool
+        Whether the misfit is noted.
 
     Examples
     --------
@@ -212,6 +214,7 @@ class Gradient(Derived):
     """
 
     terms: tuple[Term, ...]
+    told: bool = True
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -219,7 +222,8 @@ class Gradient(Derived):
         for number, term in enumerate(self.terms):
             slope = Slope(term.operator.forward(self.image), term.measurement, term.fidelity)
             term.add_adjoint(slope, self.shape, region, gradient)
-            self._note_misfit(number, term, slope)
+            if self.told:
+                self._note_misfit(number, term, slope)
         return gradient
 
     def _note_misfit(self, number: int, term: Term, slope: Slope) -> None:
@@ -265,17 +269,21 @@ class FoldedGradient(Derived):
     """``N x - b``: the gradient of squares, with ``N = sum_i weight_i A_i^T A_i`` and ``b = sum_i weight_i A_i^T y_i``.
 
     Inside a :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well, less that of 0:
-    ``x^T N x / 2 - b^T x``.
+    ``x^T N x / 2 - b^T x``; not where it is not to be ``told``.
     """
 
     normal: Normal
     backprojection: Readable
+    told: bool = True
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
+        seen = self.normal(self.image).read(
+            region
+        )  # first: it may have read a wider region of b, for an image in between
         back = self.backprojection.read(region)
-        gradient: NDArray[Any] = np.subtract(self.normal(self.image).read(region), back)
-        scope = Scope.current()
+        gradient: NDArray[Any] = np.subtract(seen, back)
+        scope = Scope.current() if self.told else None
         for cell, core in enumerate(scope.cells if scope else ()):
             assert scope is not None
             if not core.inside(region):

@@ -44,6 +44,7 @@ class Scope:
         self.written: dict[int, tuple[Region, Pixels]] = {}
         """What the block has made so far, by its place among what it writes."""
         self._parts: dict[int, list[tuple[Region, Pixels]]] = {}
+        self._computed: set[int] = set()
         self._notes: dict[str, dict[tuple[int, int], float]] = {}
         self._tokens: list[Token[Scope | None]] = []
 
@@ -87,7 +88,15 @@ class Scope:
         pixels = image.source.read(region)
         self.read_bytes += 0 if image.computed else pixels.nbytes
         self._parts.setdefault(id(image), []).append((region, pixels))
+        if image.computed:
+            self._computed.add(id(image))
         return pixels
+
+    def forget_computed(self) -> None:
+        """Let go of what was computed: what is asked for next is computed for itself, whatever came before."""
+        for held in self._computed:
+            del self._parts[held]
+        self._computed.clear()
 
 
 _scope: ContextVar[Scope | None] = ContextVar("scope", default=None)

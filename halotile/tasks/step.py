@@ -66,6 +66,8 @@ class Sight:
         How often they do: there and back is twice.
     cells : bool
         Whether they compute whole cells of Fourier transforms.
+    repeats : int
+        How often all of that is done, each time on what came of the time before.
 
     Examples
     --------
@@ -73,20 +75,24 @@ class Sight:
     (92, 205)
     >>> Sight(reach=12, cells=True).span(1024, 2048, 9000)
     (980, 2092)
+    >>> Sight(halo=2, reach=3, repeats=2).span(100, 200, 205)
+    (90, 205)
     """
 
     halo: int = 0
     reach: int = 0
     times: int = 1
     cells: bool = False
+    repeats: int = 1
 
     def span(self, start: int, stop: int, length: int) -> tuple[int, int]:
         """What is read for a span of an axis of this length."""
-        start, stop = max(0, start - self.halo), min(length, stop + self.halo)
-        for _ in range(self.times):
-            if self.cells:
-                start, stop = snapped(start, stop, 0, length)
-            start, stop = max(0, start - self.reach), min(length, stop + self.reach)
+        for _ in range(self.repeats):
+            start, stop = max(0, start - self.halo), min(length, stop + self.halo)
+            for _ in range(self.times):
+                if self.cells:
+                    start, stop = snapped(start, stop, 0, length)
+                start, stop = max(0, start - self.reach), min(length, stop + self.reach)
         return start, stop
 
     def window(self, core: Region, shape: tuple[int, ...]) -> Region:
@@ -116,6 +122,8 @@ class StepTask:
         What is denoised anywhere in ``images``.
     overlap : bool
         Whether the next read and the last write go on beside the computation.
+    by_shard : bool
+        Whether each shard is computed for itself: for images whose bits depend on the region that is asked for.
     """
 
     grid: Grid
@@ -125,6 +133,7 @@ class StepTask:
     sight: Sight
     denoised: tuple[Denoised, ...]
     overlap: bool
+    by_shard: bool = False
 
     def stages(self) -> StepStages:
         """The stages, with the models loaded."""
@@ -160,7 +169,7 @@ class StepStages:
         began = time.perf_counter()
         with scope:
             for place, (writer, image) in enumerate(self.task.images):
-                pixels = to_dtype(image.read(block.core), writer.layout.dtype)
+                pixels = to_dtype(self._made(image, block.core, scope), writer.layout.dtype)
                 scope.written[place] = block.core, pixels
             for wanted in self.task.sums:
                 for number, cell in enumerate(scope.cells):
@@ -170,6 +179,16 @@ class StepStages:
         receipt.read_bytes += scope.read_bytes
         receipt.pixels += block.core.size
         return [scope.written[place][1] for place in range(len(self.task.images))]
+
+    def _made(self, image: Readable, core: Region, scope: Scope) -> Pixels:
+        """The image on the core."""
+        if not self.task.by_shard or len(scope.cells) == 1:
+            return image.read(core)
+        pixels = np.empty(core.shape, image.dtype)
+        for cell in scope.cells:
+            pixels[cell.relative_to(core).slices] = image.read(cell)
+            scope.forget_computed()
+        return pixels
 
     def write(self, block: Block, result: list[NDArray[Any]], receipt: Receipt) -> None:
         """Write them; durable on return."""

@@ -240,6 +240,14 @@ RATIOS = [
     ),
     Ratio(
         "fusing",
+        "the same, normal form with a checkpoint every two iterations / operators one by one, two passes",
+        "reconstructions.ours_gaussian_pairs",
+        "reconstructions.ours_gaussian_unfused",
+        4096,
+        0.4,
+    ),
+    Ratio(
+        "fusing",
         "bytes read and written, operators one by one, one pass / two",
         "reconstructions.ours_gaussian_fused",
         "reconstructions.ours_gaussian_unfused",

@@ -147,3 +147,37 @@ def test_a_composition_of_nothing_is_refused(reconstruction: Path) -> None:
 def test_an_output_cannot_be_what_is_read(reconstruction: Path, path: str, words: str) -> None:
     result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", f"output.path={path}"])
     assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+
+
+def test_a_plan_tells_of_several_iterations_in_a_pass(reconstruction: Path) -> None:
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", "solver.checkpoint_every=2"])
+    assert result.exit_code == 0, result.stderr
+    assert " for each of 2 in one pass, which computes " in result.stdout
+    figures = json.loads(
+        RUNNER.invoke(
+            app, ["plan", str(reconstruction), "--set", "solver.checkpoint_every=2", "--json"]
+        ).stdout
+    )
+    assert (figures["per_sweep"], figures["sweeps"]) == (2, figures["sweeps_before"] + 2 + 1)
+    assert "direct convolutions" in figures["form"]
+
+
+def test_several_iterations_in_a_pass_are_one_pass(reconstruction: Path) -> None:
+    settings = ["--set", "solver.checkpoint_every=2", "--set", "fuse=false"]
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), *settings])
+    assert result.exit_code == 2
+    assert "solver.checkpoint_every: 2 with fuse: false, and a gradient that is stored" in result.stderr
+
+
+def test_what_sees_the_whole_image_needs_every_iteration_stored(tmp_path: Path) -> None:
+    pytest.importorskip("deepinv")
+    for name in ("mask", "y"):
+        np.save(tmp_path / f"{name}.npy", np.ones((2, 20, 16), np.float32))
+    (tmp_path / "job.yaml").write_text(
+        "version: 1\njob: reconstruct\noutput: {path: x.zarr}\noperators:\n"
+        "  - {name: deepinv, physics: MRI, options: {mask: mask.npy}, data: y.npy}\n"
+        "solver: {name: pgd, step: 0.5, iterations: 4, checkpoint_every: 2}\n"
+    )
+    result = RUNNER.invoke(app, ["plan", str(tmp_path / "job.yaml")])
+    assert result.exit_code == 2
+    assert "solver.checkpoint_every is 2, and operators[0] (deepinv) sees the whole image" in result.stderr

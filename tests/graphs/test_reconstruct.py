@@ -27,7 +27,7 @@ from halotile.graphs.reconstruction.run import reconstruct
 from halotile.storage.rundir import RunDirectory
 from tests.faults import REPOSITORY, flip_bit, members, until
 from tests.graphs.solving import kernel
-from tests.support import write_zarr
+from tests.support import read_zarr, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -238,3 +238,20 @@ def test_numbers_that_grow_end_the_run_with_its_last_image(scene: Scene) -> None
     shown = call("status", scene.output)
     assert shown.stdout.startswith("failed\n")
     assert "the misfit grew" in shown.stdout
+
+
+def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, cluster: Cluster) -> None:
+    images = []
+    for every in (1, 3):
+        config = scene.config.read_text().replace("x.zarr", f"x{every}.zarr").replace("fista", "pgd")
+        at = scene.folder / f"every-{every}.yaml"
+        config = config.replace("step: 2.5e-4", f"step: 2.5e-4, checkpoint_every: {every}")
+        at.write_text(config + "exact: true\n")
+        job = load_job(at, allow_import=True)
+        assert isinstance(job, Reconstruction)
+        outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
+        assert outcome.figures["iteration"] == outcome.figures["iterations"] == ITERATIONS
+        images.append(read_zarr(scene.folder / f"x{every}.zarr"))
+    rows = (scene.folder / "x3.zarr.run" / "iterations.jsonl").read_text().splitlines()
+    assert [json.loads(row)["iteration"] for row in rows] == [3, 6]
+    assert np.array_equal(images[0], images[1])

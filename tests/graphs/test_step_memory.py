@@ -48,8 +48,9 @@ def sweep(task, iteration, journal, ledger):
 run = Iterations(
     plan.solver, plan.problem(0.1, back), plan.vectors(plan.solver, "iterate"), plan.grid, "a job",
     sight=plan.form.sight(plan.prior.reach()), slack=plan.form.fused_reach, overlap=plan.overlap, sweep=sweep,
+    by_shard=plan.form.by_shard,
 )
-assert len(list(run.run(3, lambda *_: False))) == 3
+assert len(list(run.run(3 * plan.form.per_sweep, lambda *_: False))) == 3
 needed = plan.footprint
 print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
 """
@@ -68,6 +69,17 @@ CASES: dict[str, dict[str, Any]] = {
         "prior": "{name: pnp, denoiser: {name: dncnn, weights: w.safetensors, depth: 7, width: 32}}",
     },
     "cg": {"solver": "cg", "exact": True},
+    "folded, transforms, two iterations in a sweep": {
+        "kernels": (13, 21),
+        "prior": "{name: pnp, denoiser: {name: gaussian, sigma: 2.0}}",
+        "every": 2,
+    },
+    "tv, one by one, three iterations in a sweep": {
+        "exact": True,
+        "boundary": "reflect",
+        "prior": "{name: tv, weight: 0.1, iterations: 10}",
+        "every": 3,
+    },
 }
 
 
@@ -82,7 +94,8 @@ def job(folder: Path, case: dict[str, Any]) -> Path:
     path.write_text(
         f"version: 1\njob: reconstruct\noutput: {{path: x.zarr}}\noperators:\n{operators}"
         f"prior: {case.get('prior', '{name: none}')}\n"
-        f"solver: {{name: {case.get('solver', 'pgd')}, step: {step}}}\n"
+        f"solver: {{name: {case.get('solver', 'pgd')}, step: {step}, iterations: 6, "
+        f"checkpoint_every: {case.get('every', 1)}}}\n"
         f"exact: {str(case.get('exact', False)).lower()}\ntile: {{block: 1024}}\nrun: {{memory_per_worker: 6GiB}}\n"
     )
     return path

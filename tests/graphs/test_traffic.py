@@ -11,6 +11,7 @@ import pytest
 
 from halotile.graphs.claim import kept_of
 from halotile.graphs.job import (
+    Auto,
     DenoiserChoice,
     OperatorChoice,
     Output,
@@ -52,7 +53,8 @@ def plan_of(
     solver: str,
     exact: bool,
     boundary: str = "reflect",
-    fuse: bool = True,
+    fuse: bool | Auto = True,
+    every: int = 1,
 ) -> ReconstructionPlan:
     """A plan for three blurs."""
     rng = np.random.default_rng(0)
@@ -69,7 +71,9 @@ def plan_of(
             output=Output(path=str(folder / "x.zarr"), shard=128, chunk=64, codec="none"),
             operators=tuple(operators),
             prior=PRIORS[prior],
-            solver=SolverChoice(name=solver, step="auto" if solver == "cg" else 0.1),
+            solver=SolverChoice(
+                name=solver, step="auto" if solver == "cg" else 0.1, iterations=6, checkpoint_every=every
+            ),
             exact=exact,
             fuse=fuse,
         )
@@ -77,7 +81,7 @@ def plan_of(
 
 
 def moved(plan: ReconstructionPlan) -> int:
-    """Bytes that the third iteration reads and writes, in all of its passes."""
+    """Bytes that an iteration of the third sweep reads and writes, in all of its passes."""
     receipts: list[Any] = []
 
     def sweep(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
@@ -100,9 +104,10 @@ def moved(plan: ReconstructionPlan) -> int:
         overlap=False,
         sweep=sweep,
     )
-    assert len(list(run.run(3, lambda *_: False))) == 3
+    each = plan.form.per_sweep
+    assert len(list(run.run(3 * each, lambda *_: False))) == 3
     last = receipts[-2:] if plan.form.apart else receipts[-1:]
-    return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last))
+    return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last)) // each
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -113,6 +118,21 @@ def test_a_plan_tells_what_an_iteration_moves(tmp_path: Path, prior: str, solver
     plan = plan_of(tmp_path, prior=prior, solver=solver, exact=exact)
     told = plan.summary()["iteration_bytes"]
     assert told == pytest.approx(moved(plan), rel=0.15)
+
+
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("prior", "solver"), [("none", "gd"), ("pnp", "pgd")])
+def test_a_plan_tells_what_an_iteration_of_several_in_a_sweep_moves(
+    tmp_path: Path, prior: str, solver: str, exact: bool, every: int
+) -> None:
+    plan = plan_of(tmp_path, prior=prior, solver=solver, exact=exact, fuse="auto", every=every)
+    figures = plan.summary()
+    alone = plan_of(tmp_path, prior=prior, solver=solver, exact=exact, fuse="auto").summary()
+    assert figures["iteration_bytes"] == pytest.approx(moved(plan), rel=0.15)
+    assert figures["iteration_bytes"] < alone["iteration_bytes"]
+    assert figures["iteration_bytes_unfused"] == alone["iteration_bytes_unfused"]
+    assert figures["computed_twice"] > alone["computed_twice"]
 
 
 @pytest.mark.parametrize("exact", [False, True])

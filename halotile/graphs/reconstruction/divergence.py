@@ -60,7 +60,9 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
     elif not _goes_on(grown):
         return ""
     told = OBJECTIVE if OBJECTIVE in row else MISFIT
-    return f"{where}: in {len(grown) - 1} iterations the {told} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
+    first = [row for row in rows if MISFIT in row][-len(grown)]
+    iterations = f"{row['iteration'] - first['iteration']:.0f} iterations"
+    return f"{where}: in {iterations} the {told} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
 
 
 def _grown(rows: Sequence[Row], floor: float) -> list[float]:

@@ -30,6 +30,13 @@ class Form:
     """All operators in one kernel, where they fold and the job does not keep to the plain form."""
     apart: bool = False
     """Whether operators have a pass of their own, before that of the prior."""
+    per_sweep: int = 1
+    """Iterations that a sweep makes."""
+
+    @property
+    def once(self) -> Form:
+        """The same for sweeps of one iteration."""
+        return replace(self, per_sweep=1)
 
     @property
     def near(self) -> tuple[Term, ...]:
@@ -45,7 +52,7 @@ class Form:
     def reach(self) -> int:
         """How far, in pixels, the operators look that see a neighbourhood, there and back."""
         far = 2 * max((term.operator.reach for term in self.near), default=0)
-        return far + (REACH_OF_CELLS if self.is_fft else 0)
+        return far + (REACH_OF_CELLS if self.in_still_cells else 0)
 
     @property
     def fused_reach(self) -> int:
@@ -58,14 +65,25 @@ class Form:
 
     def own_sight(self, halo: int = 0) -> Sight:
         """How far the operators look that see a neighbourhood, and what acts on what they give."""
+        cells, repeats = self.in_still_cells, self.per_sweep
         if self.folded is not None:
-            return Sight(halo, self.folded.reach, 1, self.is_fft)
-        return Sight(halo, max((term.operator.reach for term in self.near), default=0), 2, self.is_fft)
+            return Sight(halo, self.folded.reach, 1, cells, repeats)
+        return Sight(halo, max((term.operator.reach for term in self.near), default=0), 2, cells, repeats)
 
     @property
     def is_fft(self) -> bool:
         """Whether convolutions are computed by Fourier transforms."""
         return "fft" in self._engines
+
+    @property
+    def in_still_cells(self) -> bool:
+        """Whether they are computed in cells that lie still, hence wider than what is asked for."""
+        return self.is_fft and (self.folded is None or self.folded.still)
+
+    @property
+    def by_shard(self) -> bool:
+        """Whether bits depend on the region that is asked for, so that it has to be the same region always."""
+        return self.is_fft and not self.in_still_cells
 
     @property
     def _engines(self) -> set[str]:
@@ -87,22 +105,24 @@ class Form:
         engine = "Fourier transforms" if self.is_fft else "direct convolution"
         return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"
 
-    def gradient(self, image: Readable, backprojection: Readable | None) -> Readable:
-        """``∇f``, without the operators that see the whole image."""
+    def gradient(self, image: Readable, backprojection: Readable | None, *, told: bool = True) -> Readable:
+        """``∇f``, without the operators that see the whole image; its misfit is noted where it is to be ``told``."""
         if self.folded is None:
-            return Gradient(image, self.near)
+            return Gradient(image, self.near, told)
         assert backprojection is not None
-        return FoldedGradient(image, self.folded, backprojection)
+        return FoldedGradient(image, self.folded, backprojection, told)
 
     def normal(self, image: Readable) -> Readable:
         """``sum_i w_i A_i^T A_i x``, without the operators that see the whole image."""
         return NormalImage(image, self.near) if self.folded is None else self.folded(image)
 
-    def map(self, wants: Wants, backprojection: Readable | None = None) -> Map:
+    def map(self, wants: Wants, backprojection: Readable | None = None, *, told: bool = True) -> Map:
         """Gradient or normal image of all operators; what is not computed in a sweep, staged."""
 
         def near(image: Readable) -> Readable:
-            return self.gradient(image, backprojection) if wants == "gradient" else self.normal(image)
+            if wants == "gradient":
+                return self.gradient(image, backprojection, told=told)
+            return self.normal(image)
 
         def whole(image: Readable) -> Contributions:
             return Contributions(image, self.whole, wants)
@@ -112,15 +132,21 @@ class Form:
         return Staged(near if self.near else None, whole) if self.whole else near
 
 
-def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool) -> Form:
-    """The plain form where it is asked for, or where something does not fold; the normal form otherwise."""
-    decided = tuple(replace(term, operator=with_engine(term.operator, dtype, exact)) for term in terms)
-    blurs = [term.operator for term in decided if can_fold(term.operator)]
-    squares = all(isinstance(term.fidelity, L2) for term in decided)
-    if exact or not squares or len(blurs) != len(decided):
-        return Form(decided)
-    folded = Normal(operators=tuple(blurs), weights=tuple(term.weight for term in decided))
-    return Form(decided, folded.with_engine(dtype, exact))
+def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, per_sweep: int = 1) -> Form:
+    """The plain form where it is asked for, or where something does not fold; the normal form otherwise.
+
+    In a sweep of several iterations each of them would draw what it reads out to whole cells, were they to lie still. So they
+    are laid over what is read; and where operators do not fold, convolutions are direct.
+    """
+    folds = all(can_fold(term.operator) and isinstance(term.fidelity, L2) for term in terms) and not exact
+    direct = exact or (per_sweep > 1 and not folds)
+    decided = tuple(replace(term, operator=with_engine(term.operator, dtype, direct)) for term in terms)
+    if not folds:
+        return Form(decided, per_sweep=per_sweep)
+    blurs = tuple(term.operator for term in decided if can_fold(term.operator))
+    weights = tuple(term.weight for term in decided)
+    folded = Normal(operators=blurs, weights=weights, still=per_sweep == 1)
+    return Form(decided, folded.with_engine(dtype, exact), per_sweep=per_sweep)
 
 
 @dataclass(frozen=True)

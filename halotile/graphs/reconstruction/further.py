@@ -46,8 +46,19 @@ def end_of(rows: Rows, solver: SolverChoice) -> int | None:
     >>> [end_of(rows, SolverChoice(iterations=n, tol=tol)) for n, tol in ((3, 0.0), (2, 0.0), (9, 0.2), (9, 0.0))]
     [3, 2, 2, None]
     """
-    ends = (n for n, row in enumerate(rows, 1) if n == solver.iterations or is_done(solver.tol, row))
-    return next(ends, None)
+    ends = (row for row in rows if row["iteration"] == solver.iterations or is_done(solver.tol, row))
+    return next((int(row["iteration"]) for row in ends), None)
+
+
+def last_of(rows: Rows) -> int:
+    """The iteration that they end with; 0 where there are none.
+
+    Examples
+    --------
+    >>> last_of([{"iteration": 2}, {"iteration": 4}]), last_of([])
+    (4, 0)
+    """
+    return int(rows[-1]["iteration"]) if rows else 0
 
 
 @dataclass(frozen=True)
@@ -75,12 +86,12 @@ class Reached:
         written = directory.read_written()
         # A run that only mends its output iterates anew, and is behind what it has told already.
         rows = max((kept or {}).get("rows", []), written, key=len)
-        return cls(rows, len(written), kept is not None)
+        return cls(rows, last_of(written), kept is not None)
 
     @property
     def iterations(self) -> int:
         """How many there were."""
-        return len(self.rows)
+        return last_of(self.rows)
 
 
 def note_of(directory: RunDirectory, solver: SolverChoice) -> tuple[str, ...]:

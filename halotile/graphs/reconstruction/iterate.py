@@ -89,6 +89,8 @@ class Iterations:
         whole image.
     own_sight : Sight
         How far operators look that have a pass of their own.
+    by_shard : bool
+        Whether each shard is computed for itself.
     target : Target
         What iterates are compared with.
     """
@@ -104,6 +106,7 @@ class Iterations:
     sweep: Callable[[StepTask, int, Journal, Ledger], None]
     gather: Callable[[Contributions, ShardWriter, int, Journal, Ledger], None] | None = None
     own_sight: Sight = field(default_factory=Sight)
+    by_shard: bool = False
     target: Target = field(default_factory=Target)
 
     def __post_init__(self) -> None:
@@ -121,15 +124,20 @@ class Iterations:
         """Where all of it lies."""
         return self.vectors.folder
 
+    @property
+    def done(self) -> int:
+        """Iterations so far. The state counts sweeps: the images between are stored nowhere."""
+        return self.problem.per_sweep * self.state.iteration
+
     def run(self, iterations: int, is_done: Callable[[State, Row], bool]) -> Iterator[Row]:
-        """Iterate until ``is_done``, at most so many times; what each iteration came to.
+        """Iterate until ``is_done``, at most so many times; what each sweep came to.
 
         Raises
         ------
         Diverged
             When numbers grow without bound. The state stays that of the iteration before.
         """
-        while self.state.iteration < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
+        while self.done < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
             began = time.perf_counter()
             sums = self._swept()
             check_finite(sums, self.state)
@@ -293,10 +301,11 @@ class Iterations:
             sight=self.sight,
             denoised=tuple(part for image in images.values() for part in denoised_in(image)),
             overlap=self.overlap,
+            by_shard=self.by_shard,
         )
 
     def _row(self, sums: Mapping[str, float], after: State) -> Row:
-        row: Row = {"iteration": after.iteration}
+        row: Row = {"iteration": self.problem.per_sweep * after.iteration}
         if MISFIT in sums:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {
@@ -338,11 +347,13 @@ class Iterations:
     def _kept_in_words(self) -> str:
         """Which image there is to go back to, and where."""
         if self.aside:
-            return (
-                f"The image of iteration {self.aside}, before it grew, is kept in {self.vectors.aside('x')}"
-            )
-        kept = self.state.iteration
-        where = f" in {self.vectors.path('x', kept)}" if kept and "x" in self.vectors.copies else ""
+            good = self.problem.per_sweep * self.aside
+            return f"The image of iteration {good}, before it grew, is kept in {self.vectors.aside('x')}"
+        kept, path = (
+            self.done,
+            self.vectors.path("x", self.state.iteration) if "x" in self.vectors.copies else "",
+        )
+        where = f" in {path}" if kept and path else ""
         if self.aside == 0:
             return f"It grew from the start: the image it began with is better than that of iteration {kept}{where}"
         return f"The image of iteration {kept} is kept{where}"

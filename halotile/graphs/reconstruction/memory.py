@@ -76,8 +76,9 @@ def footprint_of_step(
         Whether the next read and the last write go on beside the computation.
     """
     size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
-    step = size * _window(grid, prior.reach())
-    seen = size * _window(grid, prior.reach() + form.reach)
+    before = (form.per_sweep - 1) * (prior.reach() + form.reach)
+    step = size * _window(grid, before + prior.reach())
+    seen = size * _window(grid, before + prior.reach() + form.reach)
     read = images_read(solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     model, tiles = _denoiser(prior)
@@ -86,7 +87,7 @@ def footprint_of_step(
         model_bytes=model,
         vectors_bytes=copies * (read * seen + len(solver.vectors) * core)
         + 2 * shard
-        + IMAGES_OF_A_STEP * step,
+        + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
         operators_bytes=IMAGES_OF_A_GRADIENT * seen + (TRANSFORMS_BYTES if form.is_fft else 0),
         tiles_bytes=tiles,
     )

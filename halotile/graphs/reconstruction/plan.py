@@ -78,7 +78,7 @@ class ReconstructionPlan:
     @property
     def halo(self) -> int:
         """How far, in pixels, the sweep of a step looks."""
-        return self.prior.reach() + self.form.fused_reach
+        return self.form.per_sweep * (self.prior.reach() + self.form.fused_reach)
 
     @property
     def overlap(self) -> bool:
@@ -98,7 +98,7 @@ class ReconstructionPlan:
     @property
     def sweeps(self) -> int:
         """The iterations, those that find the step size, and the writing of the output."""
-        return self.before_iterations + self.job.solver.iterations + 1
+        return self.before_iterations + self.job.solver.iterations // self.form.per_sweep + 1
 
     @property
     def before_iterations(self) -> int:
@@ -177,7 +177,9 @@ class ReconstructionPlan:
         self, step_size: float = 1.0, backprojection: Readable | None = None, misfit_of_zero: float = 0.0
     ) -> Problem:
         """What the solver works on; the normal form needs the backprojection, with the misfit that belongs to it."""
-        form = self.form if backprojection is not None else replace(self.form, folded=None)
+        needs_it = self.form.folded is not None
+        form = replace(self.form, folded=None).once if needs_it and backprojection is None else self.form
+        untold = form.map("gradient", backprojection, told=False) if form.per_sweep > 1 else None
         return Problem(
             shape=self.grid.shape,
             dtype=np.dtype(self.state_layout.dtype),
@@ -189,6 +191,8 @@ class ReconstructionPlan:
             misfit_of_zero=misfit_of_zero,
             reach=form.fused_reach,
             tol=self.job.solver.tol,
+            per_sweep=form.per_sweep,
+            untold=untold,
         )
 
     def check_fits(self) -> None:
@@ -287,7 +291,8 @@ class ReconstructionPlan:
                 pixels_read(self.grid, self.form.sight(self.prior.reach())) / math.prod(self.grid.shape), 4
             ),
             "passes": 2 if self.form.apart else 1,
-            "computed_twice": round(computed_twice(self.grid, self.prior), 4),
+            "per_sweep": self.form.per_sweep,
+            "computed_twice": round(computed_twice(self.grid, self.form, self.prior), 4),
             "iteration_bytes": (traffic.unfused or traffic.fused) if self.form.apart else traffic.fused,
             "iteration_bytes_fused": traffic.fused,
             "iteration_bytes_unfused": traffic.unfused,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import InputError
+from halotile.errors import ConfigError, InputError
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.cutting import allowed_bytes, overlap_pays
 from halotile.graphs.identity import code_versions, differences
@@ -19,7 +19,7 @@ from halotile.graphs.memory import machine_bytes
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.reconstruction.doubts import check_masks, note_of_shape, notes_of
-from halotile.graphs.reconstruction.forms import choose_form
+from halotile.graphs.reconstruction.forms import Form, choose_form
 from halotile.graphs.reconstruction.further import identity_of, note_of
 from halotile.graphs.reconstruction.iterate import Target
 from halotile.graphs.reconstruction.memory import footprint_of_step
@@ -92,7 +92,8 @@ def make_reconstruction_plan(
     geometry = Geometry(shape, shape, roles, 1, reach.align)
     layout = layout_like(data[0], job.output, geometry, image.dtype)
     terms = make_terms(job.operators, operators, data, job.fidelity, given)
-    form = choose_form(terms, image.dtype, exact=job.exact)
+    form = choose_form(terms, image.dtype, exact=job.exact, per_sweep=job.solver.checkpoint_every)
+    _check_per_sweep(form)
     solver = find("solvers", job.solver.name).SOLVER()
     machine = machine_bytes() if job.cluster.kind == "local" else None
     allowed, overlap = allowed_bytes(job.run, machine), overlap_pays(job.run)
@@ -150,6 +151,16 @@ def make_reconstruction_plan(
     if refuse:
         plan.check_fits()
     return plan
+
+
+def _check_per_sweep(form: Form) -> None:
+    """Refuse several iterations in a sweep where operators need the image between them."""
+    if form.per_sweep > 1 and form.whole:
+        number = form.terms.index(form.whole[0])
+        raise ConfigError(
+            f"solver.checkpoint_every is {form.per_sweep}, and operators[{number}] ({form.whole[0].operator.name}) sees the "
+            "whole image, which there is only where every iteration is stored. Write checkpoint_every: 1."
+        )
 
 
 def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:

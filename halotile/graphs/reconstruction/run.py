@@ -14,7 +14,7 @@ from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_
 from halotile.graphs.progress import Observer, Progress, figures_in_words
 from halotile.graphs.reconstruction.divergence import Row
 from halotile.graphs.reconstruction.forms import Backprojection
-from halotile.graphs.reconstruction.further import ITERATE, is_behind, is_done, is_gone, keep_job
+from halotile.graphs.reconstruction.further import ITERATE, is_behind, is_done, is_gone, keep_job, last_of
 from halotile.graphs.reconstruction.gather import Gathering
 from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionPlan
@@ -138,7 +138,7 @@ class _Driver:
             with suppress(OSError):
                 self.directory.append_iteration(row)
             self.status.say(f"iteration {row['iteration']:.0f} of {job.iterations}: {figures_in_words(row)}")
-        if left_out := job.iterations - iterations.state.iteration:
+        if left_out := job.iterations - iterations.done:
             spent = iterations.rows[-1].get(SPENT)
             why = ": rounding keeps its residual from getting shorter" if spent else ""
             self.status.say(f"{solver.name} is done {counted(left_out, 'iteration')} early{why}")
@@ -148,7 +148,7 @@ class _Driver:
         """Say why a few blocks take a whole run."""
         if is_gone(self.directory):
             missing = len(self.plan.grid) - len(self.journal.done)
-            written = counted(len(self.directory.read_written()), "iteration")
+            written = counted(last_of(self.directory.read_written()), "iteration")
             self.status.say(
                 f"to write {counted(missing, 'block')} anew: {written} from the start, for what the solver had was removed when "
                 "the run ended (solver.keep_state: true keeps it)"
@@ -190,18 +190,20 @@ class _Driver:
         return self.plan.problem(step_size, made.image("b"), made.state.numbers[MISFIT])
 
     def _iterations(self, solver: Solver, phase: str, problem: Problem, halo: int = 0) -> Iterations:
+        form = self.plan.form if phase == ITERATE else self.plan.form.once
         return Iterations(
             solver,
             problem,
             self.plan.vectors(solver, phase),
             self.plan.grid,
             self.plan.fingerprint,
-            sight=self.plan.form.sight(halo),
-            slack=self.plan.form.fused_reach,
+            sight=form.sight(halo),
+            slack=form.fused_reach,
             overlap=self.plan.overlap,
             sweep=partial(self._sweep, phase),
             gather=partial(self._gather, phase),
-            own_sight=self.plan.form.own_sight(),
+            own_sight=form.own_sight(),
+            by_shard=form.by_shard,
         )
 
     def _write_output(self, iterations: Iterations) -> None:
@@ -287,7 +289,10 @@ class _Driver:
     def _title(self, phase: str, iteration: int) -> str:
         """Which sweep it is, in words that follow on what happened."""
         if phase == ITERATE:
-            return f" in iteration {iteration + 1} of {self.plan.job.solver.iterations}"
+            each, all_of_them = self.plan.form.per_sweep, self.plan.job.solver.iterations
+            first, last = iteration * each + 1, (iteration + 1) * each
+            which = f"iteration {first}" if each == 1 else f"iterations {first} to {last}"
+            return f" in {which} of {all_of_them}"
         return {NORM: " while the step size is found", ADJOINT: " before the first iteration"}.get(phase, "")
 
     def _strike_damaged(self) -> None:

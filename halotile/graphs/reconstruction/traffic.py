@@ -37,23 +37,26 @@ def comes_apart(asked: bool | Auto, form: Form, prior: Prior, grid: Grid, solver
     form, prior, grid, solver
         What is computed, and in which blocks.
     """
-    if not prior.reach() or solver.name in BESIDE or not form.near or form.whole:
+    if not prior.reach() or solver.name in BESIDE or not form.near or form.whole or form.per_sweep > 1:
         return False
     if asked != "auto":
         return not asked
-    return computed_twice(grid, prior) > MOST_COMPUTED_TWICE
+    return computed_twice(grid, form, prior) > MOST_COMPUTED_TWICE
 
 
-def computed_twice(grid: Grid, prior: Prior) -> float:
-    """Pixels of the gradient that one pass computes more than once, for each pixel of the image.
+def computed_twice(grid: Grid, form: Form, prior: Prior) -> float:
+    """Pixels of the gradient that one pass computes more than once, for each pixel of the image and each iteration.
 
     Examples
     --------
     >>> from halotile.tasks.priors import NoPrior
-    >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), NoPrior())
+    >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), Form(()), NoPrior())
     0.0
     """
-    return pixels_read(grid, Sight(prior.reach())) / math.prod(grid.shape) - 1
+    halo = prior.reach()
+    around = [halo + later * (halo + form.reach) for later in range(form.per_sweep)]
+    computed = sum(pixels_read(grid, Sight(wide)) for wide in around)
+    return computed / (form.per_sweep * math.prod(grid.shape)) - 1
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
             0 if solver.name in BLIND else _measured(grid, form, size, acted_on)
         )
 
-    fused = moved(wide) + written + whole
+    fused = (moved(wide) + written + whole) // form.per_sweep
+    if form.per_sweep > 1:
+        return Traffic(fused, traffic_of(grid, form.once, prior, solver, dtype).unfused)
     if not wide or whole:
         return Traffic(fused, None)
     # The prior's pass reads the gradient and the images, each with its halo.
@@ -117,12 +122,17 @@ def _gathered(form: Form, image: int) -> int:
 def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
     """What is read of the measurements, or of what they were folded into."""
     if form.folded is not None:
-        return size * pixels_read(grid, Sight(halo))
+        return size * pixels_read(grid, Sight(halo + (form.per_sweep - 1) * (halo + form.reach)))
     whole = math.prod(grid.shape)
     return sum(
         round(
             term.measurement.dtype.itemsize
-            * pixels_read(grid, Sight(halo, term.operator.reach, cells=form.is_fft))
+            * pixels_read(
+                grid,
+                Sight(
+                    halo + (form.per_sweep - 1) * (halo + form.reach), term.operator.reach, cells=form.is_fft
+                ),
+            )
             * math.prod(term.measurement.shape)
             / whole
         )

@@ -70,9 +70,34 @@ class Problem:
     tol: float = 0.0
     """How small is small enough."""
 
+    per_sweep: int = 1
+    """Iterations that a sweep makes, for solvers that carry nothing from one to the next but the image."""
+
+    untold: Map | None = None
+    """The gradient where nobody asks for the misfit; needed where ``per_sweep`` is more than 1."""
+
     def held(self, image: Readable) -> Readable:
         """The same image, computed once for each block: operators ask for nearly the same window one after the other."""
         return Shared(image, self.reach, computed=True)
+
+    def swept(self, image: Readable, step: Callable[[Problem, Readable], Readable], slack: int) -> Readable:
+        """The image after the iterations of one sweep. Those between are held for a block, and stored nowhere.
+
+        Parameters
+        ----------
+        image : Readable
+            The one that is stored, whose misfit is told.
+        step : callable
+            One iteration.
+        slack : int
+            How far, in pixels, parts of it look at the image beyond the part that is read first.
+        """
+        problem = self
+        for _ in range(self.per_sweep - 1):
+            image = Shared(step(problem, image), slack, computed=True)
+            assert self.untold is not None
+            problem = replace(self, gradient=self.untold)
+        return step(problem, image)
 
     def beginning_at(self, image: Readable) -> Problem:
         """The same from another image."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.storage.rim import Readable
 from halotile.tasks.operators.sum import Total
 
 
@@ -19,14 +20,19 @@ class GradientDescent:
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Down the gradient, from the image as it is."""
-        x, size = read("x", 0), problem.step_size
-        prior = problem.prior.slope(x)
-        slopes = (problem.gradient(x), prior) if prior is not None else (problem.gradient(x),)
-        return Step({"x": Total((x, *slopes), (1.0,) + (-size,) * len(slopes))})
+        slack = max(problem.reach, problem.prior.reach())
+        return Step({"x": problem.swept(read("x", 0), step_down, slack)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """The next iteration: nothing is carried."""
         return advanced(state)
+
+
+def step_down(problem: Problem, image: Readable) -> Readable:
+    """``x - step (∇f(x) + slope of g at x)``."""
+    size, prior = problem.step_size, problem.prior.slope(image)
+    slopes = (problem.gradient(image), prior) if prior is not None else (problem.gradient(image),)
+    return Total((image, *slopes), (1.0,) + (-size,) * len(slopes))
 
 
 SOLVER = GradientDescent

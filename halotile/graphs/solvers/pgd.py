@@ -20,7 +20,7 @@ class ProximalGradient:
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Down the gradient and through the prox, in one pass."""
-        return Step({"x": proximal_step(problem, read("x", 0))})
+        return Step({"x": problem.swept(read("x", 0), proximal_step, problem.reach)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """The next iteration: nothing is carried."""

@@ -28,6 +28,9 @@ class Seen:
     frames: Frames
     engine: Engine = "direct"
     """``fft`` only where no pixel is left out."""
+    still: bool = True
+    """Whether the cells of ``fft`` lie still. If not, they are laid over the region that is read: less is computed, and
+    the bits are those of this region."""
 
     @property
     def shape(self) -> Shape:
@@ -43,6 +46,8 @@ class Seen:
         """The pixels of ``region``."""
         if self.engine != "fft":
             return _correlated(self._window(region), self.kernels, region, self.dtype, self.frames[0].step)
+        if not self.still:
+            return _transformed(self._window(region), self.kernels, region, self.dtype, still=False)
         cells = _in_cells(region, [(0, f.count) for f in self.frames])
         return _part(_transformed(self._window(cells), self.kernels, cells, self.dtype), region, cells)
 
@@ -155,15 +160,17 @@ def _correlated(
     return correlated
 
 
-def _transformed(pixels: Pixels, kernels: NDArray[Any], region: Region, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The same for a region of whole cells, by Fourier transforms."""
+def _transformed(
+    pixels: Pixels, kernels: NDArray[Any], region: Region, dtype: np.dtype[Any], *, still: bool = True
+) -> NDArray[Any]:
+    """The same by Fourier transforms, for a region of whole cells; of its own ones where they do not lie ``still``."""
     import torch
 
     planes = np.asarray(pixels, dtype).reshape(-1, *pixels.shape[-2:])
     weights = np.ascontiguousarray(kernels, dtype)
     of_planes = [0] * len(planes) if len(weights) == 1 else _of_planes(len(planes), region)
     y, x = region.start[-2:]
-    result = correlate_cells(planes, weights[of_planes], (y, x), torch.get_num_threads())
+    result = correlate_cells(planes, weights[of_planes], (y, x) if still else None, torch.get_num_threads())
     return result.reshape(*pixels.shape[:-2], *result.shape[-2:])
 
 

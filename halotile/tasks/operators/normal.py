@@ -28,7 +28,7 @@ class Normal:
     Away from the rim N is a correlation with the weighted sum of the kernels' autocorrelations, which is summed in
     double precision. Within half a kernel of it (a whole one, where boundaries differ or are ``valid``) the sum is taken as
     it is written; a stack whose boundaries are all ``circular`` has no rim. Which form a pixel is computed by depends
-    on where it lies, so any region has the bits of the whole. In single precision the two differ by less than
+    on where it lies, so any region has the bits of the whole, where cells of transforms lie still. In single precision the two differ by less than
     1e-6 (root mean square).
 
     Parameters
@@ -39,6 +39,8 @@ class Normal:
         One for each.
     engine : str
         How the folded kernel is applied: as for :class:`~halotile.tasks.operators.blur.Blur`.
+    still : bool
+        Whether the cells of its transforms lie still, whatever region is asked for.
 
     Raises
     ------
@@ -61,6 +63,7 @@ class Normal:
     operators: tuple[Blur, ...]
     weights: tuple[float, ...]
     engine: Engine = "auto"
+    still: bool = True
 
     def __post_init__(self) -> None:
         for number, operator in enumerate(self.operators):
@@ -135,7 +138,7 @@ class Normal:
             Frame(length, length, 2 * taps - 1, 1, taps - 1, self._rule or "constant")
             for length, taps in zip(image.shape[-2:], self._taps, strict=True)
         )
-        return Seen(image, self.kernel, (y, x), self.engine)
+        return Seen(image, self.kernel, (y, x), self.engine, self.still)
 
     def forward(self, image: Readable) -> Folded:
         """``N x``."""

@@ -1,0 +1,190 @@
+"""Several iterations in one sweep: the images between are stored nowhere, and nothing else is different."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.graphs.reconstruction.forms import choose_form
+from halotile.graphs.reconstruction.iterate import Iterations
+from halotile.graphs.solvers.base import CHANGE, Problem, Solver
+from halotile.graphs.solvers.gd import GradientDescent
+from halotile.graphs.solvers.pgd import ProximalGradient
+from halotile.storage.rim import Readable
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.fidelity import MISFIT, Gradient, Term
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.normal import weighted_adjoint
+from halotile.tasks.overlap_save import Engine
+from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
+from halotile.tasks.step import StepTask
+from tests.graphs.solving import (
+    blurs,
+    denoised_by,
+    in_memory,
+    inline,
+    iterations_of,
+    problem_of,
+    scene,
+    terms_of,
+)
+
+IMAGE = scene((91, 77))
+SOLVERS: dict[str, Solver] = {"gd": GradientDescent(), "pgd": ProximalGradient()}
+BOUNDARIES = ["circular", "reflect", "replicate", "zero", "valid"]
+
+
+def prior_of(name: str) -> Prior:
+    if name == "none":
+        return NoPrior()
+    if name == "l1":
+        return Sparse(0.01)
+    denoiser = Gaussian(sigma=0.7) if name == "gaussian" else TotalVariation(strength=0.1, iterations=4)
+    denoised = denoised_by(denoiser, IMAGE, 64, 40)
+    return Variation(denoised, 0.2) if name == "tv" else Plugged(denoised)
+
+
+def problem_in(terms: tuple[Term, ...], per_sweep: int, prior: Prior | None = None) -> Problem:
+    """The problem with so many iterations in a sweep, operators one by one."""
+    problem = problem_of(IMAGE, terms, prior, step=0.4)
+    return replace(problem, per_sweep=per_sweep, untold=lambda x: Gradient(x, terms, told=False))
+
+
+def folded_in(
+    terms: tuple[Term, ...], per_sweep: int, engine: Engine = "fft"
+) -> tuple[Problem, dict[str, Any]]:
+    """The same in the normal form; and what its sweeps have to know."""
+    form = choose_form(terms, IMAGE.dtype, exact=False, per_sweep=per_sweep)
+    assert form.folded is not None
+    form = replace(form, folded=replace(form.folded, engine=engine))
+    back = InMemory(
+        read_all(
+            weighted_adjoint(
+                [t.operator for t in terms],
+                [t.measurement for t in terms],
+                [t.weight for t in terms],
+                IMAGE.shape,
+            )
+        )
+    )
+    problem = replace(
+        problem_of(IMAGE, terms, prior_of("gaussian"), step=0.4),
+        gradient=form.map("gradient", back),
+        per_sweep=per_sweep,
+        untold=form.map("gradient", back, told=False),
+        reach=form.reach,
+    )
+    return problem, {"by_shard": form.by_shard}
+
+
+def finished(run: Iterations, iterations: int = 6) -> Iterations:
+    for _ in run.run(iterations, lambda *_: False):
+        pass
+    return run
+
+
+def pixels_of(run: Iterations) -> Any:
+    return read_all(run.image())
+
+
+@pytest.mark.parametrize(
+    ("prior", "boundary", "per_sweep"),
+    [
+        *((prior, boundary, 2) for prior in ("none", "tv", "gaussian") for boundary in BOUNDARIES),
+        ("l1", "circular", 2),
+        ("none", "circular", 3),
+        ("gaussian", "reflect", 3),
+    ],
+)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_they_have_the_bits_of_sweeps_of_one(
+    tmp_path: Path, solver: str, prior: str, boundary: str, per_sweep: int
+) -> None:
+    terms = terms_of(IMAGE, blurs(boundary))
+    alone = problem_of(IMAGE, terms, prior_of(prior), step=0.4)
+    whole, _ = in_memory(SOLVERS[solver], alone, 2 * per_sweep)
+    run = iterations_of(SOLVERS[solver], problem_in(terms, per_sweep, prior_of(prior)), tmp_path / "several")
+    assert np.array_equal(pixels_of(finished(run, 2 * per_sweep)), whole)
+
+
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_a_sweep_tells_the_misfit_of_the_image_that_is_stored(tmp_path: Path, solver: Solver) -> None:
+    terms = terms_of(IMAGE, blurs("reflect"))
+    alone = finished(iterations_of(solver, problem_in(terms, 1), tmp_path / "one"))
+    pairs = finished(iterations_of(solver, problem_in(terms, 2), tmp_path / "two"))
+    assert [row["iteration"] for row in pairs.rows] == [2, 4, 6]
+    assert [row[MISFIT] for row in pairs.rows] == [row[MISFIT] for row in alone.rows[::2]]
+    assert all(row[CHANGE] > 0 for row in pairs.rows)
+    assert pairs.done == alone.done == 6
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Path, boundary: str) -> None:
+    terms = terms_of(IMAGE, blurs(boundary))
+    found = []
+    for per_sweep in (1, 2, 3):
+        problem, options = folded_in(terms, per_sweep, "direct")
+        run = iterations_of(SOLVERS["pgd"], problem, tmp_path / str(per_sweep), **options)
+        found.append(pixels_of(finished(run)))
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("per_sweep", [2, 3])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
+    tmp_path: Path, boundary: str, per_sweep: int
+) -> None:
+    terms = terms_of(IMAGE, blurs(boundary, (5, 9, 13)))
+    alone, options = folded_in(terms, 1)
+    assert not options["by_shard"]
+    truth = pixels_of(finished(iterations_of(SOLVERS["pgd"], alone, tmp_path / "alone", **options)))
+    problem, options = folded_in(terms, per_sweep)
+    assert options["by_shard"]
+    found, rows = [], []
+    for block in (32, 64, 96):
+        run = iterations_of(SOLVERS["pgd"], problem, tmp_path / str(block), block=block, **options)
+        found.append(pixels_of(finished(run)))
+        rows.append([{name: row[name] for name in (MISFIT, CHANGE)} for row in run.rows])
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+    assert all(rows[0] == other for other in rows[1:])
+    assert np.abs(found[0] - truth).max() < 2e-6
+
+
+def test_tiny_shards_do_not_share_what_one_of_them_computed(tmp_path: Path) -> None:
+    terms = terms_of(IMAGE, blurs("reflect", (9, 13)))
+    problem, options = folded_in(terms, 3)
+    found = []
+    for block in (16, 96):
+        run = iterations_of(SOLVERS["gd"], problem, tmp_path / str(block), block=block, shard=16, **options)
+        found.append(pixels_of(finished(run)))
+    assert np.array_equal(found[0], found[1])
+
+
+def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    terms = terms_of(IMAGE, blurs("circular"))
+    problem, options = folded_in(terms, 2)
+    whole = finished(iterations_of(SOLVERS["pgd"], problem, tmp_path / "whole", **options))
+    part = iterations_of(SOLVERS["pgd"], problem, tmp_path / "part", **options)
+    assert [row["iteration"] for row in part.run(4, lambda *_: False)] == [2, 4]
+    again = finished(iterations_of(SOLVERS["pgd"], problem, tmp_path / "part", **options))
+    assert np.array_equal(pixels_of(again), pixels_of(whole))
+    assert [row["iteration"] for row in again.rows] == [2, 4, 6]
+
+
+def test_the_images_between_are_read_and_written_nowhere(tmp_path: Path) -> None:
+    terms = terms_of(IMAGE, blurs("zero"))
+    stored: list[Readable] = []
+
+    def noting(task: StepTask, *books: Any) -> None:
+        stored.extend(task.stored)
+        inline(task, *books)
+
+    run = finished(iterations_of(SOLVERS["pgd"], problem_in(terms, 3), tmp_path / "x", sweep=noting))
+    assert run.state.iteration == 2
+    assert len(stored) == 1  # the first sweep begins at zeros, the second at the image of the first
