@@ -127,8 +127,11 @@ def encode_shard(pixels: Pixels, form: ShardFormat) -> list[Buffer]:
     for index in np.ndindex(form.counts):
         if not form.holds(index, pixels.shape):
             continue
-        _fill_chunk(scratch, pixels[form.place(index, pixels.shape)], form)
-        data = _compress(scratch, form)
+        part = pixels[form.place(index, pixels.shape)]
+        if part.shape != form.chunk or part.dtype != form.stored or form.codec != "none":
+            _fill_chunk(scratch, part, form)
+            part = scratch
+        data = _compress(part, form)
         table[index] = offset, len(data) + _CRC_BYTES
         offset += len(data) + _CRC_BYTES
         buffers += [data, _crc(data)]

@@ -114,7 +114,7 @@ def all_finite(pixels: NDArray[Any]) -> bool:
     if pixels.dtype.kind != "f":
         return True
     with np.errstate(over="ignore", invalid="ignore"):
-        total = pixels.sum(dtype=np.float64)
+        total = pixels.sum()  # infinite also where finite pixels add up to too much: then each is looked at
     return bool(np.isfinite(total)) or bool(np.isfinite(pixels).all())
 
 

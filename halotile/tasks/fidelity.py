@@ -278,11 +278,10 @@ class FoldedGradient(Derived):
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        seen = self.normal(self.image).read(
-            region
-        )  # first: it may have read a wider region of b, for an image in between
+        # First what is seen: for an image in between it reads b as well, in a wider region.
+        gradient: NDArray[Any] = np.asarray(self.normal(self.image).read(region))
         back = self.backprojection.read(region)
-        gradient: NDArray[Any] = np.subtract(seen, back)
+        gradient -= back
         scope = Scope.current() if self.told else None
         for cell, core in enumerate(scope.cells if scope else ()):
             assert scope is not None

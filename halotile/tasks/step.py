@@ -48,7 +48,8 @@ class Sum:
 
     def over(self, region: Region) -> float:
         """The sum over ``region``."""
-        left, right = self.left.read(region), self.right.read(region)
+        left = self.left.read(region)
+        right = left if self.right is self.left else self.right.read(region)
         return dot(left, right) if self.kind == "dot" else distance(left, right)
 
 

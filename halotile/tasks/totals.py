@@ -62,6 +62,8 @@ def dot(left: Array, right: Array) -> float:
     >>> dot(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]))
     11.0
     """
+    if left is right:
+        return total_of(lambda a: np.square(a, out=a), left)
     return total_of(lambda a, b: np.multiply(a, b, out=a), left, right)
 
 

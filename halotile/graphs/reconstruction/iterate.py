@@ -349,11 +349,9 @@ class Iterations:
         if self.aside:
             good = self.problem.per_sweep * self.aside
             return f"The image of iteration {good}, before it grew, is kept in {self.vectors.aside('x')}"
-        kept, path = (
-            self.done,
-            self.vectors.path("x", self.state.iteration) if "x" in self.vectors.copies else "",
-        )
-        where = f" in {path}" if kept and path else ""
+        kept = self.done
+        has_one = kept and "x" in self.vectors.copies
+        where = f" in {self.vectors.path('x', self.state.iteration)}" if has_one else ""
         if self.aside == 0:
             return f"It grew from the start: the image it began with is better than that of iteration {kept}{where}"
         return f"The image of iteration {kept} is kept{where}"

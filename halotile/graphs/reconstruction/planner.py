@@ -156,7 +156,7 @@ def make_reconstruction_plan(
 def _check_per_sweep(form: Form) -> None:
     """Refuse several iterations in a sweep where operators need the image between them."""
     if form.per_sweep > 1 and form.whole:
-        number = form.terms.index(form.whole[0])
+        number = next(n for n, term in enumerate(form.terms) if term is form.whole[0])
         raise ConfigError(
             f"solver.checkpoint_every is {form.per_sweep}, and operators[{number}] ({form.whole[0].operator.name}) sees the "
             "whole image, which there is only where every iteration is stored. Write checkpoint_every: 1."
