@@ -235,12 +235,16 @@ def reach_of(denoised: Denoised) -> int:
 
 
 def denoised_in(image: Readable) -> Iterator[Denoised]:
-    """Every denoised image that an image is made of."""
-    if isinstance(image, Denoised):
-        yield image
-        yield from denoised_in(image.source)
-    elif isinstance(image, Total):
-        for part in image.parts:
-            yield from denoised_in(part)
-    elif isinstance(image, Shared):
-        yield from denoised_in(image.source)
+    """Every denoised image that an image is made of, each once."""
+    waiting, seen = [image], set[int]()
+    while waiting:
+        at = waiting.pop()
+        if id(at) in seen:
+            continue
+        seen.add(id(at))
+        if isinstance(at, Denoised):
+            yield at
+        if isinstance(at, Denoised | Shared):
+            waiting.append(at.source)
+        elif isinstance(at, Total):
+            waiting.extend(at.parts)

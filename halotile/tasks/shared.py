@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -43,6 +44,8 @@ class Scope:
         self.read_bytes = 0
         self.written: dict[int, tuple[Region, Pixels]] = {}
         """What the block has made so far, by its place among what it writes."""
+        self.at: int | None = None
+        """The cell that is computed now, where each is computed for itself: what is noted of others is not theirs."""
         self._parts: dict[int, list[tuple[Region, Pixels]]] = {}
         self._computed: set[int] = set()
         self._notes: dict[str, dict[tuple[int, int], float]] = {}
@@ -62,7 +65,8 @@ class Scope:
 
     def note(self, name: str, cell: int, part: int, value: float) -> None:
         """Enter what one part of a sum comes to over one cell. Twice the same is once."""
-        self._notes.setdefault(name, {})[cell, part] = value
+        if self.at is None or self.at == cell:
+            self._notes.setdefault(name, {})[cell, part] = value
 
     def sums(self) -> dict[str, list[float]]:
         """Every sum that was noted, for each cell: its parts added in their order."""
@@ -121,12 +125,12 @@ class Shared:
     slack: int = 0
     computed: bool = False
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape in pixels."""
         return self.source.shape
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """Type of one pixel."""
         return self.source.dtype

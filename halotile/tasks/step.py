@@ -155,7 +155,8 @@ class StepStages:
 
     def check(self) -> None:
         """Refuse a denoiser that gives a tile another result after another tile."""
-        for part, runner in zip(self.task.denoised, self.runners, strict=True):
+        pairs = zip(self.task.denoised, self.runners, strict=True)
+        for part, runner in {id(runner): (part, runner) for part, runner in pairs}.values():
             check_purity(part.denoiser, len(part.roles.spatial), runner.model)
 
     def read(self, block: Block) -> Scope:
@@ -186,9 +187,11 @@ class StepStages:
         if not self.task.by_shard or len(scope.cells) == 1:
             return image.read(core)
         pixels = np.empty(core.shape, image.dtype)
-        for cell in scope.cells:
+        for number, cell in enumerate(scope.cells):
+            scope.at = number
             pixels[cell.relative_to(core).slices] = image.read(cell)
             scope.forget_computed()
+        scope.at = None
         return pixels
 
     def write(self, block: Block, result: list[NDArray[Any]], receipt: Receipt) -> None:

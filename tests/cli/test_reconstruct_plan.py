@@ -162,6 +162,13 @@ def test_a_plan_tells_of_several_iterations_in_a_pass(reconstruction: Path) -> N
     assert "direct convolutions" in figures["form"]
 
 
+def test_a_plan_notes_iterations_that_look_farther_than_a_block(reconstruction: Path) -> None:
+    settings = ["--set", "solver.checkpoint_every=40", "--set", "solver.iterations=40"]
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), *settings])
+    assert result.exit_code == 0, result.stderr
+    assert "of the gradient more than once: so many iterations look far" in " ".join(result.stdout.split())
+
+
 def test_several_iterations_in_a_pass_are_one_pass(reconstruction: Path) -> None:
     settings = ["--set", "solver.checkpoint_every=2", "--set", "fuse=false"]
     result = RUNNER.invoke(app, ["plan", str(reconstruction), *settings])

@@ -11,7 +11,7 @@ import pytest
 
 from halotile.graphs.reconstruction.forms import choose_form
 from halotile.graphs.reconstruction.iterate import Iterations
-from halotile.graphs.solvers.base import CHANGE, Problem, Solver
+from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.graphs.solvers.gd import GradientDescent
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.storage.rim import Readable
@@ -21,7 +21,7 @@ from halotile.tasks.fidelity import MISFIT, Gradient, Term
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.normal import weighted_adjoint
 from halotile.tasks.overlap_save import Engine
-from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
+from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation, denoised_in
 from halotile.tasks.step import StepTask
 from tests.graphs.solving import (
     blurs,
@@ -159,11 +159,22 @@ def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
 def test_tiny_shards_do_not_share_what_one_of_them_computed(tmp_path: Path) -> None:
     terms = terms_of(IMAGE, blurs("reflect", (9, 13)))
     problem, options = folded_in(terms, 3)
-    found = []
+    found, rows = [], []
     for block in (16, 96):
         run = iterations_of(SOLVERS["gd"], problem, tmp_path / str(block), block=block, shard=16, **options)
         found.append(pixels_of(finished(run)))
+        rows.append([{name: row[name] for name in (MISFIT, CHANGE)} for row in run.rows])
     assert np.array_equal(found[0], found[1])
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_what_a_sweep_is_made_of_grows_with_its_iterations_and_no_faster(solver: Solver) -> None:
+    terms = terms_of(IMAGE, blurs("reflect"))
+    problem = problem_in(terms, 40, prior_of("gaussian"))
+    image = solver.step(problem, State(), lambda name, age: InMemory(IMAGE)).images["x"]
+    assert (image.shape, image.dtype) == (IMAGE.shape, IMAGE.dtype)
+    assert len(list(denoised_in(image))) == 40
 
 
 def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, clust
     for every in (1, 3):
         config = scene.config.read_text().replace("x.zarr", f"x{every}.zarr").replace("fista", "pgd")
         at = scene.folder / f"every-{every}.yaml"
-        config = config.replace("step: 2.5e-4", f"step: 2.5e-4, checkpoint_every: {every}")
+        config = config.replace("step: 2.5e-4", f"step: auto, checkpoint_every: {every}")
         at.write_text(config + "exact: true\n")
         job = load_job(at, allow_import=True)
         assert isinstance(job, Reconstruction)

@@ -9,6 +9,7 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import short_number
+from halotile.graphs.reconstruction.traffic import MOST_COMPUTED_TWICE
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import Operator, Shape
@@ -66,6 +67,23 @@ def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
         yield (
             f"shape is auto: the image is taken to be {' x '.join(map(str, shape))}, {short_number(math.prod(shape) / largest)} times the "
             "pixels of its largest measurement. Write shape, or another factor, if that is not what was meant."
+        )
+
+
+def note_of_passes(per_sweep: int, twice: float) -> Iterator[str]:
+    """Whether so many iterations in a pass compute much of the gradient, this part of it, twice.
+
+    Examples
+    --------
+    >>> list(note_of_passes(2, 0.02))
+    []
+    >>> list(note_of_passes(20, 3.5))[0][:73]
+    'solver.checkpoint_every: 20 computes 350 % of the gradient more than once'
+    """
+    if per_sweep > 1 and twice > MOST_COMPUTED_TWICE:
+        yield (
+            f"solver.checkpoint_every: {per_sweep} computes {100 * twice:.0f} % of the gradient more than once: so many iterations look "
+            "far beside what is computed at once. Write fewer, or a larger output.shard."
         )
 
 

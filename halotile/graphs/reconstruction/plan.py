@@ -178,7 +178,7 @@ class ReconstructionPlan:
     ) -> Problem:
         """What the solver works on; the normal form needs the backprojection, with the misfit that belongs to it."""
         needs_it = self.form.folded is not None
-        form = replace(self.form, folded=None).once if needs_it and backprojection is None else self.form
+        form = replace(self.form, folded=None) if needs_it and backprojection is None else self.form
         untold = form.map("gradient", backprojection, told=False) if form.per_sweep > 1 else None
         return Problem(
             shape=self.grid.shape,
@@ -292,7 +292,7 @@ class ReconstructionPlan:
             ),
             "passes": 2 if self.form.apart else 1,
             "per_sweep": self.form.per_sweep,
-            "computed_twice": round(computed_twice(self._computed_at_once, self.form, self.prior), 4),
+            "computed_twice": round(computed_twice(self.grid, self.layout.shard, self.form, self.prior), 4),
             "iteration_bytes": (traffic.unfused or traffic.fused) if self.form.apart else traffic.fused,
             "iteration_bytes_fused": traffic.fused,
             "iteration_bytes_unfused": traffic.unfused,
@@ -306,14 +306,6 @@ class ReconstructionPlan:
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),
         }
-
-    @property
-    def _computed_at_once(self) -> Grid:
-        """The blocks, or the shards where each is computed for itself."""
-        if not self.form.by_shard:
-            return self.grid
-        edges = zip(self.layout.shard, self.grid.shape, strict=True)
-        return replace(self.grid, block=tuple(min(shard, length) for shard, length in edges))
 
     @property
     def _denoiser(self) -> str | None:

@@ -18,7 +18,7 @@ from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.plan import existing_parent, run_directory_of
-from halotile.graphs.reconstruction.doubts import check_masks, note_of_shape, notes_of
+from halotile.graphs.reconstruction.doubts import check_masks, note_of_passes, note_of_shape, notes_of
 from halotile.graphs.reconstruction.forms import Form, choose_form
 from halotile.graphs.reconstruction.further import identity_of, note_of
 from halotile.graphs.reconstruction.iterate import Target
@@ -34,7 +34,7 @@ from halotile.graphs.reconstruction.stack import (
     make_terms,
     open_measurements,
 )
-from halotile.graphs.reconstruction.traffic import comes_apart
+from halotile.graphs.reconstruction.traffic import comes_apart, computed_twice
 from halotile.graphs.resolve import check_paths
 from halotile.graphs.sizes import (
     Geometry,
@@ -145,6 +145,7 @@ def make_reconstruction_plan(
         notes=(
             *notes_of(operators),
             *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
+            *note_of_passes(form.per_sweep, computed_twice(grid, layout.shard, form, prior)),
             *(note_of(directory, job.solver) if resumes else ()),
         ),
     )

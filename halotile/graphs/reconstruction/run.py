@@ -190,7 +190,9 @@ class _Driver:
         return self.plan.problem(step_size, made.image("b"), made.state.numbers[MISFIT])
 
     def _iterations(self, solver: Solver, phase: str, problem: Problem, halo: int = 0) -> Iterations:
-        form = self.plan.form if phase == ITERATE else self.plan.form.once
+        form = self.plan.form
+        if phase != ITERATE:
+            form, problem = form.once, problem.once
         return Iterations(
             solver,
             problem,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,18 +41,22 @@ def comes_apart(asked: bool | Auto, form: Form, prior: Prior, grid: Grid, solver
         return False
     if asked != "auto":
         return not asked
-    return computed_twice(grid, form, prior) > MOST_COMPUTED_TWICE
+    return computed_twice(grid, grid.block, form, prior) > MOST_COMPUTED_TWICE
 
 
-def computed_twice(grid: Grid, form: Form, prior: Prior) -> float:
+def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior) -> float:
     """Pixels of the gradient that one pass computes more than once, for each pixel of the image and each iteration.
+
+    Each block is computed at once, or each ``shard`` where it is computed for itself.
 
     Examples
     --------
     >>> from halotile.tasks.priors import NoPrior
-    >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), Form(()), NoPrior())
+    >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), (2, 2), Form(()), NoPrior())
     0.0
     """
+    if form.by_shard:
+        grid = replace(grid, block=tuple(map(min, shard, grid.shape)))
     halo = prior.reach()
     around = [halo + later * (halo + form.reach) for later in range(form.per_sweep)]
     computed = sum(pixels_read(grid, Sight(wide)) for wide in around)

@@ -76,6 +76,11 @@ class Problem:
     untold: Map | None = None
     """The gradient where nobody asks for the misfit; needed where ``per_sweep`` is more than 1."""
 
+    @property
+    def once(self) -> Problem:
+        """The same for sweeps of one iteration."""
+        return replace(self, per_sweep=1, untold=None)
+
     def held(self, image: Readable) -> Readable:
         """The same image, computed once for each block: operators ask for nearly the same window one after the other."""
         return Shared(image, self.reach, computed=True)
