@@ -75,6 +75,7 @@ def folded_in(
     problem = replace(
         problem_of(IMAGE, terms, prior_of("gaussian"), step=0.4),
         gradient=form.map("gradient", back),
+        misfit_of_zero=sum(t.weight * float(np.sum(read_all(t.measurement) ** 2.0)) / 2 for t in terms),
         per_sweep=per_sweep,
         untold=form.map("gradient", back, told=False),
         reach=form.reach,
