@@ -12,7 +12,7 @@ from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
-from halotile.graphs.checks import check_job
+from halotile.graphs.checks import MOST_PER_SWEEP, check_job
 from halotile.graphs.job import (
     Aim,
     Auto,
@@ -184,7 +184,7 @@ def _step_of_solver(solver: SolverChoice) -> Told:
 
 def _checkpoints_of_solver(solver: SolverChoice, aim: Aim) -> Told:
     every, left = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
-    if every <= 1:
+    if not 1 < every <= MOST_PER_SWEEP:
         return
     place = ("solver", "checkpoint_every")
     if solver.name not in MEMORYLESS:

@@ -26,6 +26,11 @@ SIGMAS = (1e-15, 1e15)
 _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float16", "float32", "float64")
 
 
+MOST_PER_SWEEP = 4
+"""Iterations of a solver in one pass. At the rim of a periodic image each of them reads across the end what the one before made of
+all sides."""
+
+
 @dataclass(frozen=True)
 class AtLeast:
     """A check that a number, or each number of a list, is large enough; "auto" passes.
@@ -169,6 +174,15 @@ def _tolerance(value: float) -> str | None:
     return AtLeast(0)(value)
 
 
+def _every(value: int) -> str | None:
+    if value > MOST_PER_SWEEP:
+        return (
+            f"{value} is too large: so many iterations look far beside each block, and compute more than they save; "
+            f"write at most {MOST_PER_SWEEP}"
+        )
+    return AtLeast(1)(value)
+
+
 CHECKS: Mapping[tuple[str, str], Check] = {
     ("input", "path"): _filled,
     ("input", "level"): AtLeast(0),
@@ -198,7 +212,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("solver", "iterations"): AtLeast(1),
     ("solver", "step"): Above(0),
     ("solver", "tol"): _tolerance,
-    ("solver", "checkpoint_every"): AtLeast(1),
+    ("solver", "checkpoint_every"): _every,
     ("", "shape"): _shape,
     ("", "start"): _filled,
     ("", "reference"): _filled,

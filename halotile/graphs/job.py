@@ -226,7 +226,7 @@ class SolverChoice:
     tol: float = 0.0
     """Stop when the image changes by less than this, relative to its length."""
     checkpoint_every: int = 1
-    """Iterations between two checkpoints. More than 1: a sweep makes so many, and the images between are never stored."""
+    """Iterations between two checkpoints, up to 4. More than 1: a sweep makes so many, and the images between are not stored."""
     keep_state: bool = False
     """Keep the solver's images after the last iteration, so that more can follow."""
 

@@ -107,6 +107,7 @@ LIES = [
     ("tol: 1.0e-4", "tol: 2", 9, "solver.tol: 2 would end the solver at once: it is a part of the image's length; write less"),
     ("tol: 1.0e-4", "tol: -1", 9, "solver.tol: -1 is too small"),
     ("checkpoint_every: 1", "checkpoint_every: 0", 9, "solver.checkpoint_every: 0 is too small; write at least 1"),
+    ("checkpoint_every: 1", "checkpoint_every: 5", 9, "solver.checkpoint_every: 5 is too large: so many iterations look far beside each block, and compute more than they save; write at most 4"),
     ("checkpoint_every: 1", "checkpoint_every: 3", 9, "solver.iterations: 4 is no multiple of solver.checkpoint_every 3: the image of the last one would not be stored; write 6"),
     ("pgd, iterations: 4, step: auto, tol: 1.0e-4, checkpoint_every: 1", "fista, iterations: 4, checkpoint_every: 2", 9, "solver.checkpoint_every: 2 with solver fista, which has to know more of an iteration than its image; write 1, or solver.name: gd or pgd"),
     ("depth: auto", "depth: 1", 10, "tile.depth: 1 is less than gaussian's receptive field 2: seams would show"),

@@ -163,7 +163,7 @@ def test_a_plan_tells_of_several_iterations_in_a_pass(reconstruction: Path) -> N
 
 
 def test_a_plan_notes_iterations_that_look_farther_than_a_block(reconstruction: Path) -> None:
-    settings = ["--set", "solver.checkpoint_every=40", "--set", "solver.iterations=40"]
+    settings = ["--set", "solver.checkpoint_every=4", "--set", "prior.denoiser.sigma=3"]
     result = RUNNER.invoke(app, ["plan", str(reconstruction), *settings])
     assert result.exit_code == 0, result.stderr
     assert "of the gradient more than once: so many iterations look far" in " ".join(result.stdout.split())

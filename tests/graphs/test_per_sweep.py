@@ -23,6 +23,7 @@ from halotile.tasks.operators.normal import weighted_adjoint
 from halotile.tasks.overlap_save import Engine
 from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation, denoised_in
 from halotile.tasks.step import StepTask
+from halotile.tasks.totals import dot
 from tests.graphs.solving import (
     blurs,
     denoised_by,
@@ -62,6 +63,7 @@ def folded_in(
     form = choose_form(terms, IMAGE.dtype, exact=False, per_sweep=per_sweep)
     assert form.folded is not None
     form = replace(form, folded=replace(form.folded, engine=engine))
+    measured = [np.asarray(read_all(t.measurement)) for t in terms]
     back = InMemory(
         read_all(
             weighted_adjoint(
@@ -75,7 +77,7 @@ def folded_in(
     problem = replace(
         problem_of(IMAGE, terms, prior_of("gaussian"), step=0.4),
         gradient=form.map("gradient", back),
-        misfit_of_zero=sum(t.weight * float(np.sum(read_all(t.measurement) ** 2.0)) / 2 for t in terms),
+        misfit_of_zero=sum(t.weight * dot(y, y) / 2 for t, y in zip(terms, measured, strict=True)),
         per_sweep=per_sweep,
         untold=form.map("gradient", back, told=False),
         reach=form.reach,
