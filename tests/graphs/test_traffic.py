@@ -23,12 +23,13 @@ from halotile.graphs.reconstruction.forms import choose_form
 from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.traffic import pixels_read
+from halotile.graphs.reconstruction.traffic import computed_twice, pixels_read
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.priors import NoPrior
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.step import Sight
 from tests.graphs.solving import kernel
@@ -165,6 +166,15 @@ def test_one_pass_moves_less_than_two(tmp_path: Path, exact: bool) -> None:
     assert figures["iteration_bytes"] < 0.8 * figures["iteration_bytes_unfused"]
     alone = plan_of(tmp_path, prior="none", solver="pgd", exact=exact).summary()
     assert alone["iteration_bytes_unfused"] is None
+
+
+def test_shards_that_are_computed_each_for_itself_compute_more_twice() -> None:
+    shape, single = (256, 256), np.dtype("float32")
+    term = Term(Blur(kernel=kernel(13), boundary="circular"), Constant(shape, single))
+    whole = Grid(shape, shape, ((0, 0), (0, 0)))
+    direct, transforms = (choose_form((term,), single, exact=exact, per_sweep=2) for exact in (True, False))
+    assert computed_twice(whole, (64, 64), direct, NoPrior()) == 0
+    assert computed_twice(whole, (64, 64), transforms, NoPrior()) > 0.1
 
 
 def test_transforms_read_whole_cells() -> None:
