@@ -19,6 +19,7 @@
     │   └── BlockInputFailed          all of them for their input (an InputError as well)
     ├── TaskFailed (RuntimeError)     an operator or a tile of a distributed object failed on a worker
     ├── Diverged (ArithmeticError)    a solver's numbers grow without bound; its last good state is kept
+    ├── ClusterFailed (RuntimeError)  no worker is to be had
     ├── Stalled (TimeoutError)        the cluster stopped making progress
     └── Stopped (RuntimeError)        drained on request; the run can be resumed
 
@@ -99,6 +100,10 @@ class WorkerDied(TaskFailed, ConnectionError):
 
 class Diverged(HalotileError, ArithmeticError):
     """A solver's numbers grow without bound; an image from before is kept."""
+
+
+class ClusterFailed(HalotileError, RuntimeError):
+    """No worker is to be had: the message has the batch system's reason."""
 
 
 class Stalled(HalotileError, TimeoutError):

@@ -1,7 +1,7 @@
 """Turns a name in a job into one file of halotile, or one entry point of an installed package.
 
-A built-in is the module ``halotile/<room>/<kind>/<name>.py``; it is imported when it is first asked
-for. A plug-in is an entry point of the group ``halotile.<kind>``::
+A built-in is the module ``halotile/<room>/<kind>/<name>.py``, with underscores where its name has hyphens; it is
+imported when it is first asked for. A plug-in is an entry point of the group ``halotile.<kind>``::
 
     [project.entry-points."halotile.denoisers"]
     mine = "my_package.denoising"
@@ -71,7 +71,7 @@ def find(kind: str, name: str) -> Any:
     'halotile.storage.formats.npy'
     """
     if name in _built_in(kind):
-        return importlib.import_module(f"halotile.{_room_of(kind)}.{kind}.{name}")
+        return importlib.import_module(f"halotile.{_room_of(kind)}.{kind}.{name.replace('-', '_')}")
     points = [point for point in _plug_ins(kind) if point.name == name]
     if not points:
         raise UnknownName(_unknown(_singular(kind), name, names(kind)))
@@ -99,7 +99,9 @@ def _built_in(kind: str) -> frozenset[str]:
     """Names of the modules in the folder of this kind. ``base`` holds the contract, so it is none."""
     folder = _PACKAGE / _room_of(kind) / kind
     modules = (module.name for module in pkgutil.iter_modules([str(folder)]))
-    return frozenset(name for name in modules if name != "base" and not name.startswith("_"))
+    return frozenset(
+        name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_")
+    )
 
 
 @lru_cache

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import Cluster, Order
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As a shell has it for what runs in the background; what tests start would inherit it, and never see Ctrl-C.
@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Two worker processes over TLS, started once."""
-    with local.start(workers=2, memory_bytes=4 * 2**30) as running:
+    with local.start(Order(workers=2, memory_bytes=4 * 2**30)) as running:
         yield running
 
 

@@ -48,6 +48,15 @@ Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 NoDashboard = Annotated[bool, typer.Option("--no-dashboard", help="Do not serve Dask's dashboard.")]
+ClusterKind = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", metavar="KIND", help="Kind of cluster, such as local or slurm; replaces cluster.kind."
+    ),
+]
+NoTls = Annotated[
+    bool, typer.Option("--no-tls", help="Do not encrypt; refused where anything but loopback is used.")
+]
 AllowImport = Annotated[
     bool, typer.Option("--allow-import", help="Allow the job to run code of your own. Trust its file first.")
 ]

@@ -10,7 +10,9 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from halotile.cli.kinds import VERSION
 from halotile.cli.problems import KeyPath, raise_problems
@@ -20,7 +22,48 @@ from halotile.errors import ConfigError
 from halotile.graphs.job import AnyJob
 
 
-def read_config(path: Path, overrides: Iterable[str] = (), *, workers: int | None = None) -> Document:
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What the options of a command say of a job, over its file.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Replaces ``run.workers``.
+    cluster : str, optional
+        Replaces ``cluster.kind``.
+    dashboard : bool
+        False switches ``cluster.dashboard`` off.
+    tls : bool
+        False switches ``cluster.tls`` off.
+    allow_import : bool
+        Whether the job may run the user's code.
+    """
+
+    workers: int | None = None
+    cluster: str | None = None
+    dashboard: bool = True
+    tls: bool = True
+    allow_import: bool = False
+
+    def over(self, document: Document) -> Document:
+        """A document with what they say."""
+        said: list[tuple[KeyPath, Any, str]] = [
+            (("run", "workers"), self.workers, "--workers"),
+            (("cluster", "kind"), self.cluster, "--cluster"),
+            (("cluster", "dashboard"), None if self.dashboard else False, "--no-dashboard"),
+            (("cluster", "tls"), None if self.tls else False, "--no-tls"),
+        ]
+        for path, value, place in said:
+            if value is not None:
+                document = document.put(path, value, place)
+        return document
+
+
+NO_FLAGS = Flags()
+
+
+def read_config(path: Path, overrides: Iterable[str] = ()) -> Document:
     """A configuration file with what the command line sets over it.
 
     Parameters
@@ -29,8 +72,6 @@ def read_config(path: Path, overrides: Iterable[str] = (), *, workers: int | Non
         The YAML file.
     overrides : iterable of str
         Such as ``tile.size=256`` or ``operators[0].noise_sigma=0.05``; values are YAML.
-    workers : int, optional
-        Replaces ``run.workers``.
 
     Raises
     ------
@@ -45,8 +86,6 @@ def read_config(path: Path, overrides: Iterable[str] = (), *, workers: int | Non
             mistakes.append(str(error))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    if workers is not None:
-        document = document.put(("run", "workers"), workers, "--workers")
     return document
 
 
@@ -93,10 +132,8 @@ def _key_path(key: str) -> KeyPath | None:
 def load_job(
     path: Path,
     overrides: Iterable[str] = (),
+    flags: Flags = NO_FLAGS,
     *,
-    workers: int | None = None,
-    allow_import: bool = False,
-    dashboard: bool = True,
     makes_data: bool = False,
 ) -> AnyJob:
     """Read and check a configuration file.
@@ -107,12 +144,8 @@ def load_job(
         The YAML file.
     overrides : iterable of str
         As for :func:`read_config`.
-    workers : int, optional
-        Replaces ``run.workers``.
-    allow_import : bool
-        Whether the job may run the user's code.
-    dashboard : bool
-        Whether Dask's dashboard is served.
+    flags : Flags
+        What the options of the command say.
     makes_data : bool
         Whether the measurements are yet to be written: they need not be there.
 
@@ -123,14 +156,12 @@ def load_job(
     InputError
         When the only problem is that the input is not there.
     """
-    document = read_config(path, overrides, workers=workers)
-    job = _finish(document, path.parent, str(path), allow_import, dashboard, makes_data)
-    return dataclasses.replace(job, import_folder=os.path.abspath(path.parent)) if allow_import else job
+    document = flags.over(read_config(path, overrides))
+    job = _finish(document, path.parent, str(path), flags, makes_data)
+    return dataclasses.replace(job, import_folder=os.path.abspath(path.parent)) if flags.allow_import else job
 
 
-def load_saved_job(
-    path: Path, *, workers: int | None = None, allow_import: bool = False, dashboard: bool = True
-) -> AnyJob:
+def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> AnyJob:
     """Read the job that a run directory keeps as JSON.
 
     Raises
@@ -150,18 +181,13 @@ def load_saved_job(
     # What was allowed once is asked for again: a run directory may come from somebody else, too.
     document.tree.pop("allow_import", None)
     folder = document.tree.pop("import_folder", None)
-    if workers is not None:
-        document = document.put(("run", "workers"), workers, "--workers")
-    job = _finish(document, path.parent, str(path), allow_import, dashboard)
-    return dataclasses.replace(job, import_folder=folder) if allow_import and isinstance(folder, str) else job
+    job = _finish(flags.over(document), path.parent, str(path), flags)
+    allowed = flags.allow_import and isinstance(folder, str)
+    return dataclasses.replace(job, import_folder=folder) if allowed else job
 
 
-def _finish(
-    document: Document, base: Path, name: str, allow_import: bool, dashboard: bool, makes_data: bool = False
-) -> AnyJob:
+def _finish(document: Document, base: Path, name: str, flags: Flags, makes_data: bool = False) -> AnyJob:
     job, problems = check_config(document, base, makes_data=makes_data)
     raise_problems(name, problems)
     assert job is not None
-    if not dashboard:
-        job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, dashboard=False))
-    return dataclasses.replace(job, allow_import=allow_import)
+    return dataclasses.replace(job, allow_import=flags.allow_import)

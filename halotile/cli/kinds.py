@@ -97,6 +97,9 @@ NESTED = Named("operators", "OPERATOR", _options_with_files, hidden=("normal",))
 PATHS: Mapping[type, tuple[str, ...]] = {Input: ("path", "sides"), Aim: ("start", "reference")}
 """Keys that name what is read: a path, or a mapping of names to paths."""
 
+PLACES: Mapping[type, tuple[str, ...]] = {Output: ("path",), Cluster: ("scheduler_file",)}
+"""Keys that name what need not be there when a job is checked."""
+
 
 @dataclass(frozen=True)
 class JobKind:

@@ -6,16 +6,14 @@ import dataclasses
 import os
 from pathlib import Path
 
-from halotile.cli.config import load_saved_job
+from halotile.cli.config import NO_FLAGS, Flags, load_saved_job
 from halotile.cli.status import run_beside
 from halotile.errors import ConfigError
 from halotile.graphs.job import AnyJob
 from halotile.storage.rundir import RunDirectory
 
 
-def saved_job(
-    directory: Path, *, workers: int | None = None, allow_import: bool = False, dashboard: bool = True
-) -> AnyJob:
+def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> AnyJob:
     """The job of a run directory. Where that was moved together with its output, the job moves with them.
 
     Raises
@@ -25,9 +23,7 @@ def saved_job(
     OutputRefused
         When it was moved and a run is writing.
     """
-    job = load_saved_job(
-        RunDirectory(directory).job_path, workers=workers, allow_import=allow_import, dashboard=dashboard
-    )
+    job = load_saved_job(RunDirectory(directory).job_path, flags)
     belongs = run_beside(Path(job.output.path))
     if os.path.realpath(belongs) == os.path.realpath(directory):
         return job
@@ -71,4 +67,4 @@ def saved_job_of(output: Path, *, allow_import: bool = False) -> AnyJob | None:
     directory = run_beside(output)
     if not RunDirectory(directory).job_path.is_file():
         return None
-    return saved_job(directory, allow_import=allow_import)
+    return saved_job(directory, Flags(allow_import=allow_import))

@@ -21,7 +21,14 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
     from halotile.cli.report import make_report
     from halotile.cli.units import first_line
     from halotile.graphs.jobs import engine_of
+    from halotile.graphs.resolution import is_other_copy
 
+    if is_other_copy(job.cluster):
+        from halotile.graphs.clusters.ranks import serve
+        from halotile.graphs.plan import run_directory_of
+
+        serve(run_directory_of(job.output.path))
+        return
     engine = engine_of(job)
     plan = engine.plan(job, fresh=fresh, same_input=same_input)
     if not quiet:

@@ -14,12 +14,12 @@ from typing import Any
 from halotile.cli.choices import Chosen, read_choice
 from halotile.cli.fields import check_fields, field_types
 from halotile.cli.findings import Findings
-from halotile.cli.kinds import HEAD, JOBS, NAMED, PATHS, VERSION, JobKind, named_in
+from halotile.cli.kinds import HEAD, JOBS, NAMED, PATHS, PLACES, VERSION, JobKind, named_in
 from halotile.cli.problems import KeyPath, Problem
 from halotile.cli.yaml_source import Document
 from halotile.graphs.agreement import disagreements
 from halotile.graphs.checks import CHECKS
-from halotile.graphs.job import AnyJob, Output
+from halotile.graphs.job import AnyJob
 from halotile.graphs.words import nearest, shown
 
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
@@ -195,8 +195,9 @@ class _Check:
             elif key in values:
                 # Outside of sections the key may be misspelt, and its file is looked for all the same.
                 whole[key] = self.found.read((*path, key if path else self.written[key]), value)
-        if schema is Output and isinstance(values.get("path"), str):
-            whole["path"] = self.found.absolute(values["path"])
+        for key in PLACES.get(schema, ()):
+            if isinstance(values.get(key), str):
+                whole[key] = self.found.absolute(values[key])
         return whole
 
     def _checks(self) -> None:

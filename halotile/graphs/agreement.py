@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from halotile.errors import ConfigError
+from halotile.graphs.addresses import host_of, is_loopback
 from halotile.graphs.amounts import counted
 from halotile.graphs.checks import MOST_PER_SWEEP, check_job
 from halotile.graphs.job import (
     Aim,
     Auto,
+    Cluster,
     FidelityChoice,
     Job,
     OperatorChoice,
@@ -277,10 +279,45 @@ def _planes(tile: Tile) -> Told:
         yield ("tile", "axes"), f"{shown(tile.axes)}, and operators work on planes; write yx, or leave it out"
 
 
+def _scheduler_of_cluster(cluster: Cluster) -> Told:
+    """Where a running scheduler is, of which there is one."""
+    given = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
+    if cluster.kind not in ("auto", "scheduler"):
+        for key in given:
+            yield (
+                ("cluster", key),
+                f"is for cluster scheduler, and cluster.kind is {cluster.kind}; write kind: scheduler, or leave it out",
+            )
+    elif len(given) > 1:
+        yield ("cluster", "address"), "is there twice, with scheduler_file; leave one of them out"
+    elif cluster.kind == "scheduler" and not given:
+        yield (
+            ("cluster", "address"),
+            "missing; write that of the running scheduler, such as tls://10.0.0.7:8786, or scheduler_file: FILE",
+        )
+
+
+def _encryption_of_cluster(cluster: Cluster) -> Told:
+    """Who may be without: nobody beyond loopback."""
+    remote = cluster.kind not in ("auto", "local", "scheduler")
+    address = cluster.address or ""
+    if not cluster.tls and (remote or (address and not is_loopback(host_of(address)))):
+        where = address or f"cluster {cluster.kind}"
+        yield (
+            ("cluster", "tls"),
+            f"false, and {where} is reached from other machines: whoever connects could run code as you; leave it out",
+        )
+    elif cluster.tls and address.startswith("tcp://"):
+        instead = "tls: false" if is_loopback(host_of(address)) else "one that begins with tls://"
+        yield ("cluster", "address"), f"{address} is not encrypted; write {instead}"
+
+
 Rule = Callable[..., Told]
 
+_OF_CLUSTERS = (_scheduler_of_cluster, _encryption_of_cluster)
+
 RULES: Mapping[type, tuple[Rule, ...]] = {
-    Job: (_sizes_of_picture, _depth),
+    Job: (_sizes_of_picture, _depth, *_OF_CLUSTERS),
     Reconstruction: (
         _some_operator,
         _sizes_of_image,
@@ -297,6 +334,7 @@ RULES: Mapping[type, tuple[Rule, ...]] = {
         _one_weight_each,
         _every_block,
         _planes,
+        *_OF_CLUSTERS,
     ),
 }
 """By the dataclass of the job."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -98,11 +99,13 @@ class Named:
     registry: str
     without: tuple[str, ...] = ()
     """Names that are not for jobs."""
+    besides: tuple[str, ...] = ()
+    """Words that may be written as well."""
 
     @property
     def names(self) -> list[str]:
         """What may be written."""
-        return [name for name in registry.names(self.registry) if name not in self.without]
+        return [*self.besides, *(name for name in registry.names(self.registry) if name not in self.without)]
 
     def __call__(self, value: str) -> str | None:
         """What is wrong with the value, if anything."""
@@ -159,6 +162,18 @@ def _output(value: str) -> str | None:
     return _filled(value)
 
 
+def _address(value: str) -> str | None:
+    if re.fullmatch(r"(tls|tcp)://(\[[0-9a-fA-F:]+\]|[^:/\s]+):\d+", value):
+        return None
+    return f"{shown(value)} is not the address of a scheduler; write one such as tls://10.0.0.7:8786"
+
+
+def _walltime(value: str) -> str | None:
+    if re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", value):
+        return None
+    return f'{shown(value)} is not a time; write hours, minutes and seconds, such as "04:00:00", or with days "2-00:00:00"'
+
+
 def _shape(value: Any) -> str | None:
     if value != "auto" and len(value) < 2:
         return f"{shown(value)} is no image; write its length along each axis, such as [4096, 4096]"
@@ -201,7 +216,11 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("run", "retries"): AtLeast(0),
     ("run", "memory_per_worker"): _memory,
     ("run", "stall_seconds"): Above(0),
-    ("cluster", "kind"): Named("cluster", "clusters"),
+    ("cluster", "kind"): Named("cluster", "clusters", besides=("auto",)),
+    ("cluster", "address"): _address,
+    ("cluster", "walltime"): _walltime,
+    ("cluster", "cores"): AtLeast(1),
+    ("cluster", "gpus"): AtLeast(0),
     ("operators", "data"): _filled,
     ("operators", "noise_sigma"): NoiseLevel(0),
     ("fidelity", "background"): AtLeast(0),

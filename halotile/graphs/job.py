@@ -132,12 +132,36 @@ class Cluster:
 
     __pydantic_config__ = STRICT
 
-    kind: str = "local"
-    """Kind of cluster: a name in halotile.graphs.clusters."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of that kind."""
+    kind: str = "auto"
+    """Kind of cluster: a name in halotile.graphs.clusters. auto: what the environment says, else this machine."""
     dashboard: bool = True
     """Whether the scheduler serves its dashboard, on 127.0.0.1."""
+    tls: bool = True
+    """Whether everything is encrypted and strangers are refused; false is for loopback alone."""
+    interface: str | None = None
+    """Network interface that scheduler and workers listen on, such as ib0, where they are on several machines."""
+    address: str | None = None
+    """scheduler: address of the running scheduler, such as tls://10.0.0.7:8786."""
+    scheduler_file: str | None = None
+    """scheduler: the file that `dask scheduler --scheduler-file` wrote, instead of an address."""
+    queue: str | None = None
+    """Batch systems: queue or partition."""
+    account: str | None = None
+    """Batch systems: account or project that pays."""
+    walltime: str | None = None
+    """Batch systems: how long a job may take, such as "04:00:00"; a job of `submit` goes on in another one."""
+    cores: int = 1
+    """Batch systems: cores for each worker."""
+    gpus: int = 0
+    """Batch systems: GPUs for each worker."""
+    prologue: tuple[str, ...] = ()
+    """Batch systems: lines of the job script before the worker starts, such as "module load cuda"."""
+    directives: tuple[str, ...] = ()
+    """Batch systems: further directives, such as "--constraint=v100"."""
+    directives_skip: tuple[str, ...] = ()
+    """Batch systems: directives that are left out, by what they contain, such as "--mem"."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a kind from another package; of a batch system, further arguments of its dask-jobqueue class."""
 
 
 @dataclass(frozen=True, kw_only=True)

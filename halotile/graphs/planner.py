@@ -26,6 +26,7 @@ from halotile.graphs.memory import Footprint, footprint, machine_bytes
 from halotile.graphs.notes import notes_of
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.reach import rehearsed, resolve_reach
+from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.resolve import (
     assign_axes,
     check_paths,
@@ -118,7 +119,7 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
         )
         return task, _footprint(task, layout, denoiser, original.chunks if not original.mapped else (1,))
 
-    machine = machine_bytes() if job.cluster.kind == "local" else None
+    machine = machine_bytes() if kind_of(job.cluster).name == DEFAULT else None
     task, needed = choose_block(job, geometry, unit, previous, machine, with_sizes)
     identity = _identity(job, original, asked, task, layout) | {
         "code": {**code_versions(), **own_code},

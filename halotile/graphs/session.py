@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
 from halotile.errors import Stalled
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import Cluster, Order, Start
 from halotile.graphs.job import Cluster as ClusterChoice
 from halotile.graphs.job import Run, parse_bytes
 from halotile.graphs.progress import Progress
+from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.status import StatusFile
 from halotile.registry import find
 from halotile.storage.journal import Journal
 
 RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
+POLL_SECONDS = 0.2
 
 
 class Pass(Protocol):
@@ -67,6 +70,7 @@ class Session:
         self.choice = choice
         self.status = status
         self.given = given
+        self.folder = status.directory.path
         self._used: Cluster | None = None
         self._held = ExitStack()
 
@@ -96,6 +100,7 @@ class Session:
                 phase = sweep.phase if self._used is not None else "start"
                 with self.status.ticking(partial(sweep.progress, phase)):
                     cluster = self._cluster()
+                    self._await_workers(cluster, sweep)
                 sweep.through(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
                 sweep.untidy = True
@@ -113,6 +118,17 @@ class Session:
                 self.status.say(f"dashboard: {self._used.dashboard}")
         return self._used
 
+    def _await_workers(self, cluster: Cluster, sweep: Pass) -> None:
+        """Until the first of them is there, which in a batch system may take hours."""
+        said = None
+        while (missing := cluster.missing()) is not None:
+            if missing != said:
+                self.status.say(f"waiting for the first of {self.run.workers} workers: {missing}")
+            said = missing
+            cluster.check()
+            sweep.stop_if_asked()
+            time.sleep(POLL_SECONDS)
+
     def _end(self) -> None:
         self._used = None
         self._held.close()
@@ -120,11 +136,16 @@ class Session:
     def _start(self) -> AbstractContextManager[Cluster]:
         if self.given is not None:
             return nullcontext(self.given)
-        kind = find("clusters", self.choice.kind)
-        started: AbstractContextManager[Cluster] = kind.start(
-            workers=self.run.workers,
-            memory_bytes=parse_bytes(self.run.memory_per_worker),
-            dashboard=self.choice.dashboard,
-            **self.choice.options,
+        kind = kind_of(self.choice)
+        if kind.name != DEFAULT:
+            self.status.say(f"cluster: {kind.name}, {kind.why}")
+        start: Start = find("clusters", kind.name).start
+        return start(
+            Order(
+                workers=self.run.workers,
+                memory_bytes=parse_bytes(self.run.memory_per_worker),
+                choice=self.choice,
+                folder=self.folder,
+                say=self.status.say,
+            )
         )
-        return started

@@ -12,6 +12,7 @@
 ``state``       a solver's images and numbers between two iterations
 ``lock``        held by the driver while it runs
 ``workers.lock``  held by every worker while it lives
+``workers/``    what workers on other machines printed, and while they live their certificates
 ``stop``        there while a run ends early: workers begin no further block
 ==============  ======================================================================
 
@@ -47,9 +48,24 @@ LOCK = "lock"
 WORKERS_LOCK = "workers.lock"
 STOP = "stop"
 STATE = "state"
+WORKERS = "workers"
 ITERATIONS = "iterations.jsonl"
 WRITTEN = "written.json"
-_NAMES = {JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE, ITERATIONS, WRITTEN}
+_NAMES = {
+    JOB,
+    CONFIG,
+    PLAN,
+    JOURNAL,
+    STATUS,
+    EVENTS,
+    LOCK,
+    WORKERS_LOCK,
+    STOP,
+    STATE,
+    ITERATIONS,
+    WRITTEN,
+    WORKERS,
+}
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600

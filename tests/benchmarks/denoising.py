@@ -38,6 +38,7 @@ def run_job(
     Watching the memory of all processes takes a few per cent of a core: it is left to the case that asks for it.
     """
     from halotile.graphs.clusters import local
+    from halotile.graphs.clusters.base import Order
     from halotile.graphs.job import Cluster, Input, Job, Output, Run, Tile
     from halotile.graphs.planner import make_plan
     from halotile.graphs.tiles import run
@@ -52,7 +53,7 @@ def run_job(
         allow_import=True,
     )
     watching = watched_memory() if watch else nullcontext(lambda: 0)
-    with local.start(workers=2, memory_bytes=8 * 2**30) as cluster, watching as peak:
+    with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster, watching as peak:
         warm(cluster.client)
         began = time.perf_counter()
         outcome = run(make_plan(job), cluster=cluster)
@@ -92,13 +93,14 @@ def ours_noop(folder: Path, blocks: int) -> Result:
     import psutil
 
     from halotile.graphs.clusters import local
+    from halotile.graphs.clusters.base import Order
     from halotile.graphs.stream import Grouping, Stream
     from halotile.storage.journal import Journal
     from tests.benchmarks.denoising import do_nothing  # by reference, as a job's own function travels
 
     journal = Journal.create(fresh(folder / "noop-journal"), "noop", blocks)
     process = psutil.Process()
-    with local.start(workers=2, memory_bytes=8 * 2**30) as cluster:
+    with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster:
         everyone = [process, *process.children(recursive=True)]
         before = sum(one.memory_info().rss for one in everyone)
         most = before
@@ -260,7 +262,7 @@ def bare_tiles(folder: Path, edge: int, rows: range, threads: int, built: str) -
 def _bare_spawn(folder: Path, edge: int, parts: list[range], built: str) -> float:
     import subprocess
 
-    from halotile.graphs.clusters.base import WORKER_ENVIRONMENT
+    from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
 
     threads = 2 // len(parts)
     environment = os.environ | WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}

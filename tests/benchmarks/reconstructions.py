@@ -95,10 +95,11 @@ def _job(folder: Path, edge: int, denoiser: str, iterations: int, every: int = 1
 def _run(job: Any) -> tuple[Any, Any]:
     """The plan, and what came of it."""
     from halotile.graphs.clusters import local
+    from halotile.graphs.clusters.base import Order
     from halotile.graphs.reconstruction.planner import make_reconstruction_plan
     from halotile.graphs.reconstruction.run import reconstruct
 
-    with local.start(workers=2, memory_bytes=8 * 2**30) as cluster:
+    with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster:
         warm(cluster.client)
         plan = make_reconstruction_plan(job)
         return plan, reconstruct(plan, cluster=cluster)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halotile.cli.config import load_job, load_saved_job, read_config
+from halotile.cli.config import Flags, load_job, load_saved_job, read_config
 from halotile.cli.kinds import JOBS
 from halotile.cli.main import app
 from halotile.cli.sections import check_config
@@ -241,7 +241,7 @@ def test_addresses_are_not_paths(config: Path) -> None:
 
 def test_set_replaces_values_in_order(config: Path) -> None:
     job = load_job(
-        config, ["tile.size=128", "tile.size=[256, 512]", "run.on_bad_block=quarantine"], workers=7
+        config, ["tile.size=128", "tile.size=[256, 512]", "run.on_bad_block=quarantine"], Flags(workers=7)
     )
     assert (job.tile.size, job.run.on_bad_block, job.run.workers) == ((256, 512), "quarantine", 7)
 
@@ -320,7 +320,7 @@ def test_sizes_that_do_not_fit_one_another_are_told_with_the_rest(
 
 def test_workers_are_checked_like_the_key_they_replace(config: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--workers: 0 is too small; write at least 1$"):
-        load_job(config, workers=0)
+        load_job(config, flags=Flags(workers=0))
 
 
 def test_problems_are_given_to_programs(config: Path) -> None:
@@ -337,7 +337,7 @@ def test_problems_are_given_to_programs(config: Path) -> None:
 
 
 def test_only_the_command_line_allows_imports(config: Path) -> None:
-    assert load_job(config, allow_import=True).allow_import
+    assert load_job(config, flags=Flags(allow_import=True)).allow_import
     with pytest.raises(ConfigError, match="--allow-import"):
         load_job(config, ["allow_import=true"])
 
@@ -351,7 +351,7 @@ def test_a_saved_job_does_not_allow_imports_by_itself(config: Path) -> None:
     }
     saved.write_text(json.dumps({"version": 1, "job": "denoise", "allow_import": True} | sections))
     assert not load_saved_job(saved).allow_import
-    assert load_saved_job(saved, allow_import=True).allow_import
+    assert load_saved_job(saved, flags=Flags(allow_import=True)).allow_import
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"a"'])

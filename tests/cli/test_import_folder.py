@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile.cli.config import load_job, load_saved_job
+from halotile.cli.config import Flags, load_job, load_saved_job
 from halotile.errors import ConfigError
 from tests.support import load_denoising
 
@@ -26,17 +26,17 @@ def saved_of(config: Path, folder: Path) -> Path:
 
 def test_it_is_the_folder_of_the_job_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(config.parent)
-    assert load_job(Path(config.name), allow_import=True).import_folder == str(config.parent)
+    assert load_job(Path(config.name), flags=Flags(allow_import=True)).import_folder == str(config.parent)
     assert load_job(config).import_folder is None
 
 
 def test_a_saved_job_keeps_it(config: Path, tmp_path: Path) -> None:
     saved = saved_of(config, tmp_path / "elsewhere")
-    assert load_saved_job(saved, allow_import=True).import_folder == str(tmp_path / "elsewhere")
+    assert load_saved_job(saved, flags=Flags(allow_import=True)).import_folder == str(tmp_path / "elsewhere")
     assert load_saved_job(saved).import_folder is None
 
 
 def test_a_job_file_cannot_name_it(config: Path) -> None:
     config.write_text(config.read_text() + "import_folder: /tmp\n")
     with pytest.raises(ConfigError, match="import_folder"):
-        load_job(config, allow_import=True)
+        load_job(config, flags=Flags(allow_import=True))

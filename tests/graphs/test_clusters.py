@@ -18,9 +18,12 @@ import pytest
 from distributed.core import connect
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters import forks, local
-from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, Cluster
+from halotile.graphs import job
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.planner import make_plan
+from halotile.graphs.workers import forks
+from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
 from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_picture, write_zarr
 
@@ -64,13 +67,15 @@ def test_workers_do_not_draw_the_same_numbers(cluster: Cluster) -> None:
 
 FORKED = """
 import os, sys
+from halotile.graphs import job
 from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Order
 
 def look():
     return "torch" in sys.modules, os.getppid() != driver, os.environ.get("PYTHONPATH")
 
 driver = os.getpid()
-with local.start(workers=1, memory_bytes=2**31, dashboard=False) as cluster:
+with local.start(Order(workers=1, memory_bytes=2**31, choice=job.Cluster(dashboard=False))) as cluster:
     print(*cluster.client.run(look).values())
 """
 
@@ -131,7 +136,9 @@ def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: 
     monkeypatch.setenv("SET_SINCE_THE_LAST_CLUSTER", "yes")
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     before = dict(os.environ)
-    with local.start(workers=1, memory_bytes=2 * 2**30, dashboard=False) as started:
+    with local.start(
+        Order(workers=1, memory_bytes=2 * 2**30, choice=job.Cluster(dashboard=False))
+    ) as started:
         assert started.dashboard is None
         scheduler = started.client.cluster.scheduler
         assert scheduler.http_server.port != 8787, "Dask's usual port, which may be taken"
@@ -152,14 +159,16 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
 
 DIES = """
 import builtins, multiprocessing, os, signal
+from halotile.graphs import job
 from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Order
 
 def die():
     builtins.kept = multiprocessing.get_context("spawn").Lock()
     os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    with local.start(workers=1, memory_bytes=2**31, dashboard=False) as cluster:
+    with local.start(Order(workers=1, memory_bytes=2**31, choice=job.Cluster(dashboard=False))) as cluster:
         print(type(cluster.client.submit(die).exception(timeout=60)).__name__)
 """
 

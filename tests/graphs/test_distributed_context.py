@@ -36,9 +36,9 @@ def test_a_context_joins_the_cluster_of_the_environment(monkeypatch: pytest.Monk
 
 def test_a_scheduler_that_does_not_answer_is_told_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:9")
-    monkeypatch.setattr("halotile.graphs.distributed.context.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("halotile.graphs.clusters.scheduler.CONNECT_SECONDS", 1)
     with (
-        pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:9.*unset DASK_SCHEDULER_ADDRESS"),
+        pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:9.*leave DASK_SCHEDULER_ADDRESS out"),
         DistributedContext(),
     ):
         pass

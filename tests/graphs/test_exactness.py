@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.planner import make_plan
 from halotile.graphs.tiles import run
 from tests.support import (
@@ -147,6 +147,6 @@ def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path)
         run={"workers": workers},
     )
     plan = make_plan(job)
-    with local.start(workers=workers, memory_bytes=4 * 2**30) as several:
+    with local.start(Order(workers=workers, memory_bytes=4 * 2**30)) as several:
         run(plan, cluster=several)
     assert np.array_equal(read_zarr(plan.output), whole_picture(job, pixels, plan.task.tiling.depth[0][0]))

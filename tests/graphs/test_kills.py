@@ -18,9 +18,9 @@ import pytest
 from distributed import Nanny, Status
 
 from halotile.errors import OutputRefused, Stopped
-from halotile.graphs import claim
+from halotile.graphs import claim, job
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.progress import Progress
 from halotile.storage.rundir import RunDirectory
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
@@ -68,7 +68,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(
 def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -> None:
     for block in range(3):
         scene.make_trouble("die", block)
-    with local.start(workers=1, memory_bytes=2**32, dashboard=False) as cluster:
+    with local.start(Order(workers=1, memory_bytes=2**32, choice=job.Cluster(dashboard=False))) as cluster:
         # Dask would otherwise give a worker up that is not back after 15 s.
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "365 days"
         outcome = scene.run(cluster, retries=0, on_bad_block="quarantine", workers=1)
@@ -146,8 +146,8 @@ def test_a_scheduler_that_is_gone_is_started_anew(
     start = local.start
 
     @contextmanager
-    def noted(**options: Any) -> Iterator[Cluster]:
-        with start(**options) as cluster:
+    def noted(order: Order) -> Iterator[Cluster]:
+        with start(order) as cluster:
             started.append(cluster)
             yield cluster
 

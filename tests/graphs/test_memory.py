@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs.clusters.base import WORKER_ENVIRONMENT
+from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
 from tests.support import dncnn_weights, noisy_picture, write_zarr
 
 MIB = 2**20

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from halotile.cli.config import load_job
+from halotile.cli.config import Flags, load_job
 from halotile.cli.main import app
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Reconstruction
@@ -129,7 +129,7 @@ def scene(tmp_path: Path) -> Scene:
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """A run without trouble."""
     scene = Scene.create(tmp_path_factory.mktemp("undisturbed"))
-    job = load_job(scene.config, allow_import=True)
+    job = load_job(scene.config, flags=Flags(allow_import=True))
     assert isinstance(job, Reconstruction)
     outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
     assert outcome.figures["iteration"] == ITERATIONS
@@ -247,7 +247,7 @@ def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, clust
         at = scene.folder / f"every-{every}.yaml"
         config = config.replace("step: 2.5e-4", f"step: auto, checkpoint_every: {every}")
         at.write_text(config + "exact: true\n")
-        job = load_job(at, allow_import=True)
+        job = load_job(at, flags=Flags(allow_import=True))
         assert isinstance(job, Reconstruction)
         outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
         assert outcome.figures["iteration"] == outcome.figures["iterations"] == ITERATIONS

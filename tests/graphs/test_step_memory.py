@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.clusters.base import WORKER_ENVIRONMENT
+from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
 from tests.graphs.solving import kernel
 from tests.support import dncnn_weights, noisy_picture, write_zarr
 

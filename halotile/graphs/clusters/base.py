@@ -1,28 +1,55 @@
-"""What every kind of cluster offers to the stream, and the environment its workers start in."""
+"""What is asked of a cluster, and what every kind of cluster answers."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from halotile.graphs import job
 
 if TYPE_CHECKING:
     from distributed import Client
 
-WORKER_ENVIRONMENT = {
-    # Convolution layers allocate and free large activations over and over. With these the memory stays in
-    # the process instead of being mapped anew each time: 1.6 times faster end to end on a small CNN.
-    "MALLOC_MMAP_THRESHOLD_": str(4 * 1024**3),
-    "MALLOC_TRIM_THRESHOLD_": str(8 * 1024**3),
-    "MALLOC_TOP_PAD_": str(256 * 1024**2),
-    # One heap for all threads: growth with the size of the picture falls from 170 MB to 26 MB.
-    "MALLOC_ARENA_MAX": "1",
-    # One thread for each worker; more of them fight over the cores.
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
+    from halotile.graphs.credentials import Credentials
+
+
+def _silent(_: str) -> None:
+    return
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is asked of a cluster.
+
+    Parameters
+    ----------
+    workers : int
+        How many workers.
+    memory_bytes : int
+        A worker that grows past this is ended, and its blocks run elsewhere.
+    choice : graphs.job.Cluster
+        What the job says of its cluster.
+    folder : Path, optional
+        A folder that the workers see too, for scripts, logs and certificates.
+    credentials : Credentials, optional
+        Certificates to use; by default the cluster makes its own.
+    deaths : int
+        How many workers may die with a task, which then runs elsewhere. With none it comes back to the driver at once, which
+        finds out which block was to blame.
+    say : callable
+        Takes a line for whoever watches.
+    """
+
+    workers: int
+    memory_bytes: int
+    choice: job.Cluster = job.Cluster()  # noqa: RUF009 - it is frozen
+    folder: Path | None = None
+    credentials: Credentials | None = None
+    deaths: int = 0
+    say: Callable[[str], None] = _silent
 
 
 class Cluster(Protocol):
@@ -43,17 +70,14 @@ class Cluster(Protocol):
         """Number of workers asked for."""
         ...
 
+    def missing(self) -> str | None:
+        """Why no worker is there yet, in a few words; None once one is."""
+        ...
 
-@contextmanager
-def own_environment() -> Iterator[None]:
-    """Give this process its environment back at the end.
+    def check(self) -> None:
+        """Raise :class:`~halotile.errors.ClusterFailed` when no worker is to be had any more."""
+        ...
 
-    Dask's nanny writes the environment meant for workers into the process that starts them.
-    """
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)
+
+Start = Callable[[Order], AbstractContextManager[Cluster]]
+"""``start`` of a kind: a running cluster, which ends with the context."""

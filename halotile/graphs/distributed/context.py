@@ -16,14 +16,17 @@ import psutil
 from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
+from halotile.graphs import job
 from halotile.graphs.awaiting import await_all, results
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.distributed import lazy
 from halotile.graphs.distributed.holding import check_holds, task_bytes
 from halotile.graphs.distributed.rank import OneRank
 from halotile.graphs.job import parse_bytes
 from halotile.graphs.reduce import groups_of, key_of, plan_sums
+from halotile.graphs.resolution import ADDRESS
 from halotile.storage.grid import Region
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
@@ -33,12 +36,8 @@ from halotile.tasks.distributed.windows import Late
 from halotile.tasks.distributed.work import Parts, Work
 from halotile.tasks.stored import Array, Stored, store
 
-ADDRESS = "DASK_SCHEDULER_ADDRESS"
-"""Where Dask itself looks for a running cluster."""
 RESULTS = "results"
 """Of the private folder: where results lie that are not to stay."""
-CONNECT_SECONDS = 15
-"""How long a scheduler may take to answer."""
 MOST_WORKERS = 4
 """Workers that are started unasked."""
 DEATHS = 2
@@ -183,13 +182,16 @@ class DistributedContext(OneRank):
         elif self._given is not None:
             yield self._given.client, self._given.workers
         elif self._workers is None and ADDRESS in os.environ:
-            with _joined(os.environ[ADDRESS]) as client:
+            with joined(ADDRESS, os.environ[ADDRESS]) as client:
                 yield client, count_workers(client)
         else:
             count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
             share = psutil.virtual_memory().total // count
             memory = share if self._memory is None else parse_bytes(self._memory)
-            with local.start(workers=count, memory_bytes=memory, dashboard=False, deaths=DEATHS) as started:
+            order = Order(
+                workers=count, memory_bytes=memory, choice=job.Cluster(dashboard=False), deaths=DEATHS
+            )
+            with local.start(order) as started:
                 yield started.client, started.workers
 
     @property
@@ -298,23 +300,6 @@ class DistributedContext(OneRank):
     def __deepcopy__(self, memo: Any) -> Self:
         """The same: a copy of a distributed object works with the same workers."""
         return self
-
-
-def _joined(address: str) -> Client:
-    """A connection to a running scheduler.
-
-    Raises
-    ------
-    ConfigError
-        When nobody answers.
-    """
-    try:
-        return Client(address, set_as_default=False, timeout=CONNECT_SECONDS)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{ADDRESS} is {address}, and no scheduler answers there ({error}). Start it, or unset {ADDRESS} to have workers "
-            "started on this machine."
-        ) from error
 
 
 def count_workers(client: Client) -> int:

@@ -35,6 +35,7 @@ from halotile.graphs.reconstruction.stack import (
     open_measurements,
 )
 from halotile.graphs.reconstruction.traffic import comes_apart, computed_twice
+from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.resolve import check_paths
 from halotile.graphs.sizes import (
     Geometry,
@@ -95,7 +96,7 @@ def make_reconstruction_plan(
     form = choose_form(terms, image.dtype, exact=job.exact, per_sweep=job.solver.checkpoint_every)
     _check_per_sweep(form)
     solver = find("solvers", job.solver.name).SOLVER()
-    machine = machine_bytes() if job.cluster.kind == "local" else None
+    machine = machine_bytes() if kind_of(job.cluster).name == DEFAULT else None
     allowed, overlap = allowed_bytes(job.run, machine), overlap_pays(job.run)
     for block in _blocks(job, geometry, layout, previous):
         prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block)

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 
-from halotile.graphs.clusters.base import WORKER_ENVIRONMENT, own_environment
+from halotile.graphs.workers.environment import WORKER_ENVIRONMENT, own_environment
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 """How multiprocessing starts workers. Elsewhere there are system libraries that do not survive a fork."""
 
-PRELOADED = ["torch", "halotile.graphs.clusters.preloaded"]
+PRELOADED = ["torch", "halotile.graphs.workers.preloaded"]
 
 FORK_SETTINGS = {
     "distributed.worker.multiprocessing-method": METHOD,

@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import Nanny
 
-from halotile.graphs.clusters.forks import ensure_forks
+from halotile.graphs.workers.forks import ensure_forks
 
 NOT_IMPORTED = "__main__"
 """A main module of this name is left alone by processes that multiprocessing starts."""

@@ -1,0 +1,66 @@
+"""The application ``recon-cli``, before it has commands: how their errors become one message and an exit code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, NoReturn, ParamSpec
+
+import typer
+
+from halotile.cli import exits
+from halotile.cli.screen import complain, say
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    name="recon-cli",
+    help="Denoise and reconstruct images bigger than memory: Zarr, OME-Zarr, TIFF, .npy or HDF5 in, Zarr out.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 done but for quarantined blocks (verify: "
+    "but for blocks not done), 4 bad input data, 5 refused for memory or disk, 75 stopped and resumable, 130 Ctrl-C.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def told(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn an error of a command into one message and its exit code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
+            _give_up(error, debug=bool(kwargs.get("debug")))
+
+    return wrapped
+
+
+def _give_up(error: BaseException, *, debug: bool) -> NoReturn:
+    if debug:
+        import traceback
+
+        complain("".join(traceback.format_exception(error)))
+    complain(exits.message_of(error))
+    raise typer.Exit(exits.exit_code(error)) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from halotile import __version__
+
+        say(f"halotile {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,186 @@
+"""Commands that take a job: run, plan, validate, simulate, resume."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from halotile.cli.app import app, told
+from halotile.cli.arguments import (
+    AllowImport,
+    ClusterKind,
+    Config,
+    Debug,
+    Fresh,
+    Json,
+    NoDashboard,
+    NoTls,
+    Overrides,
+    Quiet,
+    RunPath,
+    SameInput,
+    Workers,
+    number,
+    whole,
+)
+from halotile.cli.screen import print_json, print_rows, say
+from halotile.errors import HalotileError
+
+if TYPE_CHECKING:
+    from halotile.cli.config import Flags
+
+
+def _flags(
+    workers: int | None,
+    cluster: str | None,
+    no_dashboard: bool,
+    no_tls: bool,
+    allow_import: bool = False,
+) -> Flags:
+    from halotile.cli.config import Flags
+
+    return Flags(
+        workers=workers,
+        cluster=cluster,
+        dashboard=not no_dashboard,
+        tls=not no_tls,
+        allow_import=allow_import,
+    )
+
+
+@app.command()
+@told
+def run(
+    config: Config,
+    workers: Workers = None,
+    cluster: ClusterKind = None,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    same_input: SameInput = False,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_dashboard: NoDashboard = False,
+    no_tls: NoTls = False,
+    debug: Debug = False,
+) -> None:
+    """Run a job; one that was interrupted goes on where it was."""
+    from halotile.cli.config import load_job
+    from halotile.cli.running import go
+
+    job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
+    go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+@told
+def plan(
+    config: Config,
+    workers: Workers = None,
+    cluster: ClusterKind = None,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    same_input: SameInput = False,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    no_dashboard: NoDashboard = False,
+    no_tls: NoTls = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a run would do and cost, or why it is refused."""
+    from halotile.cli.config import load_job
+    from halotile.cli.jobs import words_of
+    from halotile.graphs.claim import look
+    from halotile.graphs.jobs import engine_of
+
+    job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
+    made = engine_of(job).plan(job, fresh=fresh, same_input=same_input, refuse=False)
+    figures, refusal = made.summary() | {"resumed_blocks": 0}, None
+    try:
+        figures["resumed_blocks"] = look(made)
+    except HalotileError as error:
+        refusal = error
+    if as_json:
+        print_json(figures)
+    else:
+        print_rows("plan", words_of(job).rows(figures))
+    made.check_fits()
+    if refusal is not None:
+        raise refusal
+
+
+@app.command()
+@told
+def validate(
+    config: Config, overrides: Overrides = None, as_json: Json = False, debug: Debug = False
+) -> None:
+    """Check a configuration; every mistake is shown at once."""
+    from halotile.cli.config import read_config
+    from halotile.cli.jobs import words_of
+    from halotile.cli.problems import raise_problems
+    from halotile.cli.sections import check_config
+
+    job, problems = check_config(read_config(config, overrides or ()), config.parent)
+    if as_json:
+        print_json({"ok": not problems, "problems": [problem.to_json() for problem in problems]})
+    raise_problems(str(config), problems)
+    if job is not None and not as_json:
+        say(f"{config}: ok, {words_of(job).job(job)}")
+
+
+@app.command()
+@told
+def simulate(
+    config: Config,
+    noise: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="gaussian (of each operator's noise_sigma), poisson, or none."),
+    ] = "gaussian",
+    gain: Annotated[
+        float, typer.Option(metavar="G", parser=number, help="What one count is worth, for poisson.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Which noise.")] = 0,
+    workers: Workers = None,
+    cluster: ClusterKind = None,
+    overrides: Overrides = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace measurements that are there.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_dashboard: NoDashboard = False,
+    no_tls: NoTls = False,
+    debug: Debug = False,
+) -> None:
+    """Write the data of every operator of a reconstruction, as it would be measured of its reference."""
+    from halotile.cli.config import load_job
+    from halotile.cli.running import simulate as write_measurements
+    from halotile.graphs.simulation.noise import NoiseChoice
+
+    job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls), makes_data=True)
+    wanted = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]
+    write_measurements(job, wanted, overwrite=overwrite, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+@told
+def resume(
+    run_path: RunPath,
+    workers: Workers = None,
+    cluster: ClusterKind = None,
+    same_input: SameInput = False,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_dashboard: NoDashboard = False,
+    no_tls: NoTls = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with an interrupted run, from what its directory holds."""
+    from halotile.cli.resume import saved_job
+    from halotile.cli.running import go
+    from halotile.cli.status import find_run
+
+    job = saved_job(find_run(run_path), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
+    go(job, fresh=False, same_input=same_input, as_json=as_json, quiet=quiet)

@@ -1,0 +1,145 @@
+"""Commands that look at runs and pictures: status, verify, info, preview, schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halotile.cli import exits
+from halotile.cli.app import app, told
+from halotile.cli.arguments import AllowImport, Debug, Json, Level, Quiet, RunPath, whole
+from halotile.cli.screen import complain, print_json, print_rows, say
+
+
+@app.command()
+@told
+def status(
+    run_path: RunPath,
+    follow: Annotated[bool, typer.Option("--watch", help="Go on showing until the run is over.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show how a run stands, from its directory alone."""
+    from halotile.cli.report import make_report
+    from halotile.cli.status import advice, find_run, read_status, status_rows, watch
+
+    directory = find_run(run_path)
+    now = watch(directory, make_report(quiet=as_json)) if follow else read_status(directory)
+    if as_json:
+        print_json(now.to_json())
+        return
+    print_rows(now.state, status_rows(now))
+    if said := advice(now):
+        say(said)
+
+
+@app.command()
+@told
+def verify(
+    output: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="A Zarr that a run wrote.", show_default=False)
+    ],
+    repair: Annotated[bool, typer.Option("--repair", help="Do the damaged blocks again.")] = False,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Check every stored block against its checksums; exits with 3 where blocks are not done yet."""
+    from halotile.cli.figures import remedy, verdict_json, verdict_lines
+    from halotile.cli.report import make_report
+    from halotile.cli.resume import saved_job_of
+    from halotile.cli.status import imports_flag, is_at_work, output_of, run_beside
+    from halotile.graphs.verify import verify as verify_output
+
+    output = output_of(output)
+    job = saved_job_of(output, allow_import=allow_import) if repair else None
+    at_work = is_at_work(run_beside(output))
+    with make_report(quiet=quiet) as report:
+        verdict = verify_output(output, job=job, repair=repair, observer=report)
+    if as_json:
+        print_json(verdict_json(verdict))
+    elif not quiet:
+        for line in verdict_lines(output, verdict):
+            say(line)
+    if said := remedy(output, verdict, at_work=at_work, imports=imports_flag(run_beside(output))):
+        complain(f"error: {output} is {said}")
+        raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
+
+
+@app.command()
+@told
+def info(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A picture.", show_default=False)],
+    level: Level = 0,
+    dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a picture is, and a configuration to begin with."""
+    from halotile.cli.info import describe, info_rows
+
+    facts = describe(path, level=level, dataset=dataset)
+    if as_json:
+        print_json(facts)
+        return
+    print_rows(path, info_rows(facts))
+    say(
+        f"\nTo denoise it, write this to config.yaml and type `recon-cli run config.yaml`:\n\n{facts['config'].rstrip()}"
+    )
+
+
+@app.command()
+@told
+def preview(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A picture.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="What to write: .png (small), .tif or .tiff (full resolution).",
+            show_default=False,
+        ),
+    ],
+    size: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=whole, help="Longest side of a PNG in pixels; 1024 when left out."),
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")
+    ] = None,
+    plane: Annotated[
+        str | None, typer.Option(metavar="AXIS=N,...", help="Which plane, such as t=0,c=1.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="A second picture, drawn on the right of a PNG.")
+    ] = None,
+    values: Annotated[
+        tuple[float, float] | None,
+        typer.Option("--range", metavar="LOW HIGH", help="Values that are black and white in a PNG."),
+    ] = None,
+    level: Level = 0,
+    dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Make a picture viewable: a small PNG, or a TIFF of every pixel."""
+    from halotile.cli.preview import Wish
+    from halotile.cli.preview import preview as write_preview
+
+    wish = Wish(path, file, size, region, plane, against, values, level, dataset, overwrite)
+    said = write_preview(wish, quiet=quiet)
+    if not quiet:
+        say(said)
+
+
+@app.command()
+@told
+def schema(debug: Debug = False) -> None:
+    """Write the JSON Schema of a configuration, for editors."""
+    from halotile.cli.schema import config_schema
+
+    print_json(config_schema())

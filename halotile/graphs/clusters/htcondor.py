@@ -1,0 +1,64 @@
+"""A job of HTCondor's for each worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.pieces.base import State
+from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+
+_WORDS = {
+    "1": "idle",
+    "2": "running",
+    "3": "removed",
+    "4": "completed",
+    "5": "held",
+    "6": "transferring",
+    "7": "suspended",
+}
+_OVER = ("3", "4", "5")
+
+
+def states(ids: Sequence[str]) -> dict[str, State]:
+    """How jobs stand, from `condor_q`; one that has left the queue is over, and one on hold waits for a person."""
+    done = called(["condor_q", *ids, "-af:j", "JobStatus", "HoldReason"])
+    if done is None or done.returncode != 0:
+        return {}
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    return {each: _state(told.get(each, "4 undefined")) for each in ids}
+
+
+def _state(text: str) -> State:
+    """A state with its reason.
+
+    Examples
+    --------
+    >>> _state("1 undefined"), _state("5 Error from slot1: no such file")
+    (State(over=False, words='idle'), State(over=True, words='held (Error from slot1: no such file)'))
+    """
+    number, _, reason = text.partition(" ")
+    words = _WORDS.get(number, number)
+    return State(number in _OVER, words if reason in ("", "undefined") else f"{words} ({reason})")
+
+
+SYSTEM = BatchSystem(
+    title="HTCondor",
+    module="htcondor",
+    cluster="HTCondorCluster",
+    states=states,
+    gpus=lambda choice, _: {"directives": [f"request_gpus = {choice.gpus}"]},
+    lists="condor_status",
+    directives=lambda lines: dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines),
+    lacks=("queue", "account", "walltime"),
+    usual={"disk": "2GiB"},
+)
+
+
+@contextmanager
+def start(order: Order) -> Iterator[Cluster]:
+    """Submit a job for each worker; they are removed with the context."""
+    with jobs(SYSTEM, order) as cluster:
+        yield cluster

@@ -1,0 +1,48 @@
+"""A job of OAR's for each worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from halotile.graphs import job
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.pieces.base import State
+from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+
+_OVER = ("Terminated", "Error")
+
+
+def states(ids: Sequence[str]) -> dict[str, State]:
+    """How jobs stand, from `oarstat`."""
+    told = {}
+    for each in ids:
+        done = called(["oarstat", "--state", "--job", each])
+        if done is not None and (found := re.search(r":\s*(\w+)", done.stdout)):
+            told[each] = State(found[1] in _OVER, found[1])
+    return told
+
+
+def gpus(choice: job.Cluster, _: int) -> Mapping[str, Any]:
+    """GPUs are a resource of a host."""
+    return {"resource_spec": f"/nodes=1/gpu={choice.gpus}"}
+
+
+SYSTEM = BatchSystem(
+    title="OAR",
+    module="oar",
+    cluster="OARCluster",
+    states=states,
+    gpus=gpus,
+    lists="oarnodes",
+    account="project",
+)
+
+
+@contextmanager
+def start(order: Order) -> Iterator[Cluster]:
+    """Submit a job for each worker; they are deleted with the context."""
+    with jobs(SYSTEM, order) as cluster:
+        yield cluster

@@ -1,0 +1,35 @@
+"""A job of PBS's for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from halotile.graphs import job
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.pieces.batch import BatchSystem, jobs, known_to
+
+
+def gpus(choice: job.Cluster, memory_bytes: int) -> Mapping[str, Any]:
+    """GPUs are a part of what a job selects."""
+    mebibytes = -(-memory_bytes // 2**20)
+    return {"resource_spec": f"select=1:ncpus={choice.cores}:mem={mebibytes}mb:ngpus={choice.gpus}"}
+
+
+SYSTEM = BatchSystem(
+    title="PBS",
+    module="pbs",
+    cluster="PBSCluster",
+    states=partial(known_to, ["qstat"]),
+    gpus=gpus,
+    lists="qstat -Q",
+)
+
+
+@contextmanager
+def start(order: Order) -> Iterator[Cluster]:
+    """Submit a job for each worker; they are deleted with the context."""
+    with jobs(SYSTEM, order) as cluster:
+        yield cluster

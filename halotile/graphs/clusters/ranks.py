@@ -1,0 +1,158 @@
+"""Several copies of one command, as ``mpirun`` and ``srun`` start them: the first is the driver, the others become its workers.
+
+Nothing of MPI is used but the variables that number the copies. The driver writes its address, for its owner alone, into the
+run directory, under the name of the launch; the others wait for it there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster
+
+from halotile.errors import ClusterFailed, ConfigError
+from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.credentials import Credentials, credentials
+from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS
+from halotile.graphs.resolution import rank_of
+from halotile.graphs.workers.__main__ import main as worker_command
+from halotile.graphs.workers.environment import own_environment
+from halotile.storage.rundir import WORKERS
+
+WAIT_SECONDS = 300.0
+"""How long they wait for one another: the driver plans the job first."""
+POLL_SECONDS = 0.2
+_LAUNCHES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")
+"""What names the launch, so that an address of an earlier one is not taken for this one's."""
+_NODES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The other copies of the command."""
+
+    client: Client
+    workers: int
+    dashboard: str | None
+    began: float = field(default_factory=time.monotonic)
+
+    def missing(self) -> str | None:
+        """That none has come yet."""
+        there = self.client.scheduler_info(n_workers=-1)["workers"]
+        return None if there else f"the other {self.workers} copies of the command have not come yet"
+
+    def check(self) -> None:
+        """Raise when they stay away: of a cluster that is started anew, they have ended with the one before."""
+        if time.monotonic() - self.began > WAIT_SECONDS and self.missing():
+            raise ClusterFailed(f"{self.missing()}, after {WAIT_SECONDS:g} s. Start the command again.")
+
+
+def meeting_point(folder: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the driver of this launch writes its address.
+
+    Examples
+    --------
+    >>> meeting_point(Path("x.run"), {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).name
+    'driver-7-0.json'
+    """
+    parts = [environment.get("SLURM_JOB_ID", ""), *(environment.get(name, "") for name in _LAUNCHES)]
+    name = "-".join(part.replace("/", "_") for part in parts if part)
+    return folder / WORKERS / f"driver-{name or 'mpi'}.json"
+
+
+@contextmanager
+def start(order: Order) -> Iterator[Cluster]:
+    """Be the driver of the other copies.
+
+    Raises
+    ------
+    ConfigError
+        When this is the only copy.
+    """
+    found = rank_of()
+    if found is None or order.folder is None:
+        raise ConfigError(
+            "cluster.kind is ranks, and this is the only copy of the command. Start several, as with `mpirun -n 5 recon-cli run "
+            "...`, or leave it out."
+        )
+    count = found[1] - 1
+    choice = order.choice
+    address = address_of_interface(choice.interface) if choice.interface else _address()
+    base = order.folder / WORKERS
+    base.mkdir(mode=0o700, exist_ok=True)
+    with own_environment(), dask.config.set(REMOTE_SETTINGS), credentials(base) as made:
+        scheduler = LocalCluster(
+            n_workers=0,
+            host=address,
+            protocol="tls://",
+            security=made.security,
+            dashboard_address=f"{LOOPBACK}:0",
+            scheduler_kwargs={"dashboard": choice.dashboard, "allowed_failures": order.deaths},
+            silence_logs=50,
+        )
+        with scheduler, Client(scheduler, timeout=START_SECONDS, set_as_default=False) as client:
+            point = meeting_point(order.folder)
+            _announce(point, scheduler.scheduler_address, made, order)
+            try:
+                pages = scheduler.dashboard_link if choice.dashboard else None
+                yield Ranks(client, count, pages)
+            finally:
+                with suppress(OSError):
+                    point.unlink()
+
+
+def serve(folder: Path) -> None:
+    """Be the worker that one of the other copies is to become, once the driver has begun, until it has ended.
+
+    Parameters
+    ----------
+    folder : Path
+        The run directory.
+
+    Raises
+    ------
+    ClusterFailed
+        When no driver comes.
+    """
+    rank, _ = rank_of() or (0, 1)
+    told = _await_driver(meeting_point(folder))
+    worker_command([told["address"], "--name", f"rank-{rank}", *told["arguments"]])
+
+
+def _await_driver(point: Path) -> Mapping[str, Any]:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(OSError, ValueError):
+            told: dict[str, Any] = json.loads(point.read_text())
+            if Path(told["certificate"]).exists():  # else it was left behind by one that was killed
+                return told
+        time.sleep(POLL_SECONDS)
+    raise ClusterFailed(f"the first copy of the command did not begin within {WAIT_SECONDS:g} s.")
+
+
+def _announce(point: Path, address: str, made: Credentials, order: Order) -> None:
+    certificate, key = made.paths
+    arguments = ["--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key]
+    arguments += ["--memory-limit", str(order.memory_bytes), "--death-timeout", "60"]
+    if order.choice.interface:
+        arguments += ["--interface", order.choice.interface]
+    partial = point.with_suffix(".partial")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump({"address": address, "arguments": arguments, "certificate": certificate}, file)
+    partial.replace(point)
+
+
+def _address() -> str:
+    """Loopback where all copies are known to be on this machine."""
+    found = rank_of()
+    here = next((os.environ[name] for name in _NODES if name in os.environ), "")
+    return LOOPBACK if found is not None and here == str(found[1]) else own_address()

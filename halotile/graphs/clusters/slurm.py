@@ -1,0 +1,51 @@
+"""A job of Slurm's for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.pieces.base import State
+from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+
+_WAITS = ("PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "SUSPENDED", "STAGE_OUT", "COMPLETING", "RESIZING")
+
+
+def states(ids: Sequence[str]) -> dict[str, State]:
+    """How jobs stand, from `squeue`; one that it has forgotten is over."""
+    done = called(["squeue", "--noheader", f"--jobs={','.join(ids)}", "--states=all", "--format=%i|%T|%r"])
+    if done is None or (done.returncode != 0 and "Invalid job id" not in done.stderr):
+        return {}
+    told = dict(line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
+    return {each: _state(told.get(each, "over|None")) for each in ids}
+
+
+def _state(text: str) -> State:
+    """A state with its reason.
+
+    Examples
+    --------
+    >>> _state("PENDING|Resources"), _state("FAILED|NonZeroExitCode"), _state("RUNNING|None")
+    (State(over=False, words='PENDING (Resources)'), State(over=True, words='FAILED (NonZeroExitCode)'), State(over=False, words='RUNNING'))
+    """
+    name, _, reason = text.partition("|")
+    words = name if reason in ("", "None", "(null)") else f"{name} ({reason})"
+    return State(name not in _WAITS, words)
+
+
+SYSTEM = BatchSystem(
+    title="Slurm",
+    module="slurm",
+    cluster="SLURMCluster",
+    states=states,
+    gpus=lambda choice, _: {"directives": [f"--gres=gpu:{choice.gpus}"]},
+    lists="sinfo",
+)
+
+
+@contextmanager
+def start(order: Order) -> Iterator[Cluster]:
+    """Submit a job for each worker; they are cancelled with the context."""
+    with jobs(SYSTEM, order) as cluster:
+        yield cluster

@@ -1,0 +1,69 @@
+"""Inside an allocation of Slurm's (``sbatch``, ``salloc``): a step for each worker, the scheduler in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from distributed import Scheduler, SpecCluster
+from distributed.security import Security
+
+from halotile.errors import ConfigError
+from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.pieces.remote import kept
+from halotile.graphs.pieces.steps import Step, look, nodes_of, slots_of
+
+DEATH_SECONDS = 60
+"""How long a worker looks for the scheduler."""
+
+
+@contextmanager
+def start(order: Order) -> Iterator[Cluster]:
+    """Start workers as steps of this allocation.
+
+    Raises
+    ------
+    ConfigError
+        Outside of one.
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    if listed is None:
+        raise ConfigError(
+            "cluster.kind is slurm-alloc, and this is no allocation of Slurm's. Begin one with salloc or sbatch, or write kind: "
+            "slurm for a job for each worker."
+        )
+    nodes = nodes_of(listed)
+    choice = order.choice
+    slots = slots_of(nodes, os.environ, order.workers)
+    extra = ["--interface", choice.interface] if choice.interface else []
+
+    def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
+        tls = security.get_tls_config_for_role("worker")
+        arguments = [
+            *("--tls-ca-file", tls["ca_file"], "--tls-cert", tls["cert"], "--tls-key", tls["key"]),
+            *("--memory-limit", str(order.memory_bytes), "--death-timeout", str(DEATH_SECONDS)),
+            *extra,
+        ]
+        return SpecCluster(
+            scheduler={"cls": Scheduler, "options": scheduler},
+            worker={"cls": Step, "options": {"free": slots, "logs": logs, "arguments": arguments}},
+            security=security,
+            silence_logs=50,
+        )
+
+    with kept(order, _address(choice.interface, nodes), hold, look) as cluster:
+        yield cluster
+
+
+def _address(interface: str | None, nodes: list[str]) -> str:
+    """Where the scheduler listens: on loopback, unless there are other machines."""
+    if interface:
+        return address_of_interface(interface)
+    here = os.environ.get("SLURMD_NODENAME")
+    return LOOPBACK if nodes == [here] else own_address()

@@ -1,0 +1,253 @@
+"""Jobs of a batch system, each with one worker; their scripts are dask-jobqueue's."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import dask
+from distributed.core import Status
+from distributed.security import Security
+
+from halotile.errors import ConfigError, MissingPackage
+from halotile.graphs import job
+from halotile.graphs.addresses import address_of_interface, own_address
+from halotile.graphs.amounts import first_line
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.pieces.base import Piece, State, tail_of
+from halotile.graphs.pieces.remote import kept
+
+WORKER = "halotile.graphs.workers"
+NAME = "halotile"
+NANNY_BYTES = 512 * 2**20
+"""What a job needs besides its worker's memory: the worker's nanny."""
+DEATH_SECONDS = 120
+"""How long a worker looks for the scheduler."""
+CALL_SECONDS = 30.0
+_REFUSED = re.compile(r"stderr:\n(.*?)\s*\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class BatchSystem:
+    """What sets one batch system apart.
+
+    Parameters
+    ----------
+    title : str
+        Its name.
+    module : str
+        Its name in dask-jobqueue's configuration, and of the module.
+    cluster : str
+        Its class there.
+    states : callable
+        How jobs stand, by their ids. One that is left out is not known to be over.
+    gpus : callable
+        What it takes for the GPUs of a job, from its cluster section and memory: arguments of the class, and ``directives``.
+    lists : str
+        The command that lists its queues.
+    account : str
+        What dask-jobqueue calls the account.
+    walltime : callable
+        A walltime as this system reads it.
+    directives : callable
+        Directives as dask-jobqueue takes them.
+    lacks : tuple of str
+        Keys of the cluster section that mean nothing to it.
+    usual : mapping
+        Arguments of the class that it wants and its configuration leaves empty.
+    """
+
+    title: str
+    module: str
+    cluster: str
+    states: Callable[[Sequence[str]], Mapping[str, State]]
+    gpus: Callable[[job.Cluster, int], Mapping[str, Any]]
+    lists: str
+    account: str = "account"
+    walltime: Callable[[str], str] = str
+    directives: Callable[[list[str]], Any] = list
+    lacks: tuple[str, ...] = ()
+    usual: Mapping[str, Any] = MappingProxyType({})
+
+
+def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any]:
+    """What dask-jobqueue is told; what is left out here is as ``~/.config/dask/jobqueue.yaml`` has it."""
+    choice = order.choice
+    for key in system.lacks:
+        if getattr(choice, key) is not None:
+            raise ConfigError(
+                f"cluster.{key} is {getattr(choice, key)}, and {system.title} has nothing of the kind: leave it out, or say it in "
+                "cluster.directives."
+            )
+    memory_bytes = order.memory_bytes + NANNY_BYTES
+    extra = ["--memory-limit", str(order.memory_bytes)]
+    if interface := _interface(system, choice):
+        extra += ["--interface", interface]
+    gpus = dict(system.gpus(choice, memory_bytes)) if choice.gpus else {}
+    directives = [*gpus.pop("directives", ()), *choice.directives]
+    told = {
+        "queue": choice.queue,
+        system.account: choice.account,
+        "walltime": system.walltime(choice.walltime) if choice.walltime else None,
+        "job_script_prologue": list(choice.prologue),
+        "job_directives_skip": list(choice.directives_skip),
+        "job_extra_directives": system.directives(directives) if directives else None,
+    }
+    configured = dask.config.get(f"jobqueue.{system.module}", {})
+    usual = {key: value for key, value in system.usual.items() if configured.get(key) is None}
+    return {
+        "cores": choice.cores,
+        "processes": 1,
+        "memory": str(memory_bytes),
+        "job_name": NAME,
+        "log_directory": str(logs),
+        "death_timeout": DEATH_SECONDS,
+        "worker_command": WORKER,
+        "worker_extra_args": extra,
+        **{key: value for key, value in told.items() if value},
+        **usual,
+        **gpus,
+        **choice.options,
+    }
+
+
+@contextmanager
+def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
+    """A cluster of one job for each worker, with the scheduler in this process.
+
+    Raises
+    ------
+    MissingPackage
+        Without dask-jobqueue.
+    ConfigError
+        When dask-jobqueue refuses an option.
+    """
+    holder = _class_of(system)
+    interface = _interface(system, order.choice)
+    address = address_of_interface(interface) if interface else own_address()
+
+    def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> Any:
+        try:
+            return holder(
+                **arguments_of(system, order, logs),
+                job_cls=watched(holder.job_cls, logs, system),
+                security=security,
+                scheduler_options=scheduler,
+                silence_logs=50,
+                name=NAME,
+            )
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"cluster {system.module}: {first_line(str(error))}") from error
+
+    def look(pieces: Sequence[Piece]) -> Mapping[Piece, State]:
+        by_id: dict[str, Any] = {str(getattr(piece, "job_id", None)): piece for piece in pieces}
+        return {by_id[each]: state for each, state in system.states(list(by_id)).items() if each in by_id}
+
+    with kept(order, address, hold, look) as cluster:
+        yield cluster
+
+
+def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, security: Security) -> str:
+    """The script of one job, as it would be submitted."""
+    made = _class_of(system).job_cls(
+        address,
+        name=f"{NAME}-0",
+        protocol="tls://",
+        security=security,
+        **arguments_of(system, order, logs),
+    )
+    return str(made.job_script())
+
+
+def watched(kind: type, logs: Path, system: BatchSystem) -> type:
+    """A job class that remembers why a job was not taken, and where its log is."""
+
+    class Watched(kind):  # type: ignore[misc]
+        refusal: str | None = None
+
+        @property
+        def title(self) -> str:
+            return f"job {self.job_id}" if self.job_id else ""
+
+        async def start(self) -> None:
+            try:
+                await super().start()
+            except (RuntimeError, ValueError, OSError) as error:
+                said = refusal_in_words(self.submit_command, error)
+                self.refusal = f"{system.title} takes no job: {said} `{system.lists}` lists its queues"
+                self.status = Status.running  # Dask waits for it, and the keeper ends it
+
+        def log_tail(self) -> str:
+            number = re.match(r"\d+", str(self.job_id))
+            return tail_of(list(logs.glob(f"*[-.a-z]{number[0]}*"))) if number else ""
+
+    # Where dask-jobqueue looks for the settings of a class.
+    Watched.__name__ = kind.__name__
+    return Watched
+
+
+def refusal_in_words(command: str, error: Exception) -> str:
+    """Why a job was not taken.
+
+    Examples
+    --------
+    >>> refusal_in_words("sbatch", RuntimeError("Command exited...\\nstderr:\\nsbatch: error: invalid partition\\n\\n"))
+    'sbatch: error: invalid partition.'
+    >>> refusal_in_words("sbatch", FileNotFoundError(2, "No such file or directory"))
+    'sbatch: [Errno 2] No such file or directory.'
+    """
+    said = _REFUSED.search(str(error))
+    words = " ".join(said[1].split()) if said and said[1] else f"{command}: {first_line(str(error))}"
+    return words if words.endswith(".") else f"{words}."
+
+
+def known_to(words: Sequence[str], ids: Sequence[str]) -> dict[str, State]:
+    """How jobs stand in a system whose command answers for one id: with an error once the job is over."""
+    states = {}
+    for each in ids:
+        done = called([*words, each])
+        if done is not None:
+            known = done.returncode == 0
+            states[each] = State(not known, "in the queue" if known else "not in the queue any more")
+    return states
+
+
+def called(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    """What a command of a batch system answers; None when it does not."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _interface(system: BatchSystem, choice: job.Cluster) -> str | None:
+    configured: str | None = dask.config.get(f"jobqueue.{system.module}.interface", None)
+    return choice.interface or configured
+
+
+def _class_of(system: BatchSystem) -> Any:
+    try:
+        with _signals_as_they_are():
+            import dask_jobqueue
+    except ImportError as error:
+        raise MissingPackage(
+            f"cluster {system.module} is dask-jobqueue's, which is not installed. Write: pip install 'halotile[hpc]'"
+        ) from error
+    return getattr(dask_jobqueue, system.cluster)
+
+
+@contextmanager
+def _signals_as_they_are() -> Iterator[None]:
+    """To import dask-jobqueue replaces the handler of Ctrl-C, and fails in other threads than the first."""
+    replaced, signal.signal = signal.signal, lambda *_: None
+    try:
+        yield
+    finally:
+        signal.signal = replaced

@@ -1,0 +1,143 @@
+"""Sees to it that as many workers live as were asked for: lost pieces are replaced, and given up when they keep ending at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from halotile.errors import ClusterFailed
+from halotile.graphs.amounts import counted
+from halotile.graphs.pieces.base import Look, Piece, State
+
+LOOK_SECONDS = 2.0
+HEALTHY_SECONDS = 60.0
+"""A piece that had its worker for so long did not end for a fault of its own."""
+SPARE = 2
+"""Pieces that may end at once besides one for each worker, before no more are tried."""
+LONGEST_PAUSE_SECONDS = 30.0
+CALL_SECONDS = 60.0
+
+
+class Keeper:
+    """Watches the pieces of a cluster from a thread.
+
+    Parameters
+    ----------
+    cluster : distributed.SpecCluster
+        Holds the pieces.
+    workers : int
+        How many were asked for.
+    look : callable
+        How pieces stand that have no worker.
+    say : callable
+        Takes a line for whoever watches.
+    """
+
+    def __init__(self, cluster: Any, workers: int, look: Look, say: Callable[[str], None]) -> None:
+        self.cluster = cluster
+        self.workers = workers
+        self.look = look
+        self.say = say
+        self._since: dict[Any, float] = {}
+        """When each worker was seen first, of those that are there."""
+        self._healthy: set[Any] = set()
+        self._ended_early = 0
+        self._not_before = 0.0
+        self._waiting = "starting"
+        self._failure: str | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="halotile-keeper", daemon=True)
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=CALL_SECONDS)
+
+    def missing(self) -> str | None:
+        """Why no worker is there yet; None once one is."""
+        return None if self._connected() else self._waiting
+
+    def check(self) -> None:
+        """Raise when no worker is there, and none will be.
+
+        Raises
+        ------
+        ClusterFailed
+            With the reason that was given, and the end of the log.
+        """
+        if self._failure is not None and not self._connected():
+            raise ClusterFailed(self._failure)
+
+    def _keep(self) -> None:
+        while not self._over.is_set():
+            with suppress(TimeoutError, OSError):  # a scheduler that is gone is the stream's to tell
+                self._round()
+            self._over.wait(LOOK_SECONDS)
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        connected = self._connected()
+        self._note_health(connected, now)
+        absent = {name: piece for name, piece in dict(self.cluster.workers).items() if name not in connected}
+        states = self._states(list(absent.values()))
+        over = {name: piece for name, piece in absent.items() if piece in states and states[piece].over}
+        if over:
+            self._bury(over, states, now)
+        waiting = [state.words for piece, state in states.items() if not state.over]
+        if waiting:
+            self._waiting = _in_words(waiting)
+        if self._failure is None and now >= self._not_before:
+            self.cluster.scale(self.workers)
+
+    def _connected(self) -> set[Any]:
+        return {each["name"] for each in list(self.cluster.scheduler_info["workers"].values())}
+
+    def _note_health(self, connected: set[Any], now: float) -> None:
+        for name in self._since.keys() - connected:
+            del self._since[name]
+            self._healthy.discard(name)
+        for name in connected:
+            since = self._since.setdefault(name, now)
+            if now - since >= HEALTHY_SECONDS and name not in self._healthy:
+                self._healthy.add(name)
+                self._ended_early = 0
+
+    def _states(self, absent: Sequence[Piece]) -> dict[Piece, State]:
+        refused = {piece: State(True, piece.refusal) for piece in absent if piece.refusal}
+        asked = [piece for piece in absent if piece not in refused and piece.title]
+        return refused | (dict(self.look(asked)) if asked else {})
+
+    def _bury(self, over: dict[Any, Piece], states: dict[Piece, State], now: float) -> None:
+        """Let go of pieces that ended without a worker, so that others are asked for."""
+        self.cluster.sync(self.cluster.scale_down, list(over), callback_timeout=CALL_SECONDS)
+        self._ended_early += len(over)
+        self._not_before = now + min(LONGEST_PAUSE_SECONDS, 2.0 ** min(self._ended_early, 10))
+        piece = next(iter(over.values()))
+        words = f"{piece.title}: {states[piece].words}" if piece.title else states[piece].words
+        if self._ended_early < self.workers + SPARE:
+            self.say(
+                f"{counted(len(over), 'worker')} lost ({words}); asking for {'it' if len(over) == 1 else 'them'} again"
+            )
+            return
+        said = piece.log_tail()
+        log = f" The end of its log:\n{said}" if said else ""
+        self._failure = f"{counted(self._ended_early, 'worker')} ended before they did anything; the last was {words}.{log}"
+        self.say(f"no more workers are asked for: {self._failure}")
+
+
+def _in_words(states: Sequence[str]) -> str:
+    """How those stand that wait, the most frequent first.
+
+    Examples
+    --------
+    >>> _in_words(["PENDING (Resources)", "PENDING (Resources)", "RUNNING"])
+    '2 PENDING (Resources), 1 RUNNING'
+    """
+    kinds = sorted(set(states), key=states.count, reverse=True)
+    return ", ".join(f"{states.count(kind)} {kind}" for kind in kinds)

@@ -1,0 +1,90 @@
+"""A cluster whose scheduler is in this process and whose workers are brought by pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed import Client
+from distributed.security import Security
+
+from halotile.graphs.addresses import LOOPBACK
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.credentials import credentials, private_base
+from halotile.graphs.pieces.base import Look
+from halotile.graphs.pieces.keeper import Keeper
+from halotile.graphs.workers.environment import own_environment
+from halotile.graphs.workers.settings import SETTINGS
+from halotile.storage.rundir import WORKERS
+
+START_SECONDS = 120
+
+REMOTE_SETTINGS = SETTINGS | {
+    # A worker that died is back by then, started anew by its nanny; one that is not, is lost with its piece.
+    "distributed.deploy.lost-worker-timeout": "15s",
+    "distributed.comm.require-encryption": True,
+}
+
+
+@dataclass(frozen=True)
+class RemoteWorkers:
+    """A running cluster with a keeper."""
+
+    client: Client
+    workers: int
+    dashboard: str | None
+    keeper: Keeper
+
+    def missing(self) -> str | None:
+        """Why no worker is there yet."""
+        return self.keeper.missing()
+
+    def check(self) -> None:
+        """Raise when there will be none."""
+        self.keeper.check()
+
+
+Hold = Callable[[Security, Path, dict[str, Any]], Any]
+"""``hold(security, logs, scheduler_options)``: a SpecCluster that has the scheduler, and no piece yet."""
+
+
+@contextmanager
+def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster]:
+    """A cluster whose pieces are kept for the length of the context.
+
+    Parameters
+    ----------
+    order : Order
+        What is asked for.
+    address : str
+        Where the scheduler listens.
+    hold : callable
+        Makes what holds the pieces.
+    look : callable
+        How pieces stand.
+    """
+    base = (order.folder or private_base()) / WORKERS
+    base.mkdir(mode=0o700, exist_ok=True)
+    options = {
+        "host": address,
+        "protocol": "tls://",
+        "port": 0,
+        "dashboard": order.choice.dashboard,
+        "dashboard_address": f"{LOOPBACK}:0",
+        "allowed_failures": order.deaths,
+    }
+    with own_environment(), dask.config.set(REMOTE_SETTINGS), credentials(base) as made:
+        used = order.credentials or made
+        cluster = hold(used.security, base, options | {"security": used.security})
+        try:
+            with Client(cluster, timeout=START_SECONDS, set_as_default=False) as client:
+                pages = cluster.dashboard_link if order.choice.dashboard else None
+                with Keeper(cluster, order.workers, look, order.say) as keeper:
+                    yield RemoteWorkers(client, order.workers, pages, keeper)
+        finally:
+            with suppress(TimeoutError, OSError):
+                cluster.close(timeout=30)

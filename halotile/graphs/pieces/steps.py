@@ -1,0 +1,211 @@
+"""Steps of a Slurm allocation, each with one worker, on a node and a slot that we name.
+
+Steps that overlap all see every GPU of their node that the job has; the slot says which are the worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distributed.core import Status
+from distributed.deploy.spec import ProcessInterface
+
+from halotile.errors import ClusterFailed
+from halotile.graphs.pieces.base import Piece, State, tail_of
+
+END_SECONDS = 10.0
+CALL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """A place for one worker.
+
+    Parameters
+    ----------
+    number : int
+        Which of those on its node.
+    node : str
+        The node's name.
+    of : int
+        How many there are on the node.
+    cores : int
+        Cores that the job has on the node.
+    """
+
+    number: int
+    node: str
+    of: int
+    cores: int
+
+
+def slots_of(nodes: Sequence[str], environment: Mapping[str, str], workers: int) -> list[Slot]:
+    """Slots for so many workers: as many on a node as the job has tasks there, or all alike where that is not enough.
+
+    Examples
+    --------
+    >>> [(slot.node, slot.number, slot.of) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "2,1"}, 3)]
+    [('a', 0, 2), ('b', 0, 1), ('a', 1, 2)]
+    >>> [(slot.node, slot.number, slot.of) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "1(x2)"}, 3)]
+    [('a', 0, 2), ('b', 0, 2), ('a', 1, 2)]
+    """
+    tasks = expanded(environment.get("SLURM_TASKS_PER_NODE", "1"), len(nodes))
+    cores = expanded(environment.get("SLURM_JOB_CPUS_PER_NODE", "1"), len(nodes))
+    if sum(tasks) < workers:
+        tasks = [max(count, -(-workers // len(nodes))) for count in tasks]
+    slots = [
+        Slot(number, node, count, has)
+        for node, count, has in zip(nodes, tasks, cores, strict=True)
+        for number in range(count)
+    ]
+    return sorted(slots, key=lambda slot: (slot.number, nodes.index(slot.node)))[:workers]
+
+
+def expanded(text: str, nodes: int) -> list[int]:
+    """Slurm's short form of a number for each node.
+
+    Examples
+    --------
+    >>> expanded("2(x3),1", 4)
+    [2, 2, 2, 1]
+    """
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    numbers = [int(number) for number, times in found for _ in range(int(times or 1))]
+    return (numbers + [1] * nodes)[:nodes]
+
+
+def nodes_of(listed: str) -> list[str]:
+    """The names of an allocation's nodes, from Slurm's short form of them.
+
+    Raises
+    ------
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", listed],
+            capture_output=True,
+            text=True,
+            timeout=CALL_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ClusterFailed(f"`scontrol show hostnames {listed}` does not answer ({error}).") from error
+    return done.stdout.split()
+
+
+class Step(ProcessInterface):  # type: ignore[misc]
+    """A worker in a step of its own.
+
+    Parameters
+    ----------
+    scheduler : str
+        Address of the scheduler.
+    name : str or int
+        The worker's name.
+    free : list of Slot
+        Slots that no worker has; one is taken, and given back at the end.
+    logs : Path
+        Where it prints to.
+    arguments : sequence of str
+        Of the worker's command.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        name: Any = None,
+        *,
+        free: list[Slot],
+        logs: Path,
+        arguments: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+        self.name = name
+        self.free = free
+        self.logs = logs
+        self.arguments = arguments
+        self.refusal: str | None = None
+        self._slot: Slot | None = None
+        self._process: Process | None = None
+
+    @property
+    def title(self) -> str:
+        """On which node it is."""
+        return f"the worker on {self._slot.node}" if self._slot else ""
+
+    def command(self, slot: Slot) -> list[str]:
+        """What is run."""
+        step = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={slot.node}"]
+        # All of the node's cores: of one core each, steps that overlap would get the same.
+        step += [
+            f"--cpus-per-task={slot.cores}",
+            "--cpu-bind=none",
+            "--kill-on-bad-exit=1",
+            "--quit-on-interrupt",
+        ]
+        worker = [sys.executable, "-m", "halotile.graphs.workers", self.scheduler, "--name", str(self.name)]
+        return ["srun", *step, *worker, "--share", f"{slot.number}/{slot.of}", *self.arguments]
+
+    async def start(self) -> None:
+        """Start the step."""
+        self._slot = self.free.pop(0)
+        with self._log().open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self.command(self._slot),
+                    stdin=DEVNULL,
+                    stdout=log,
+                    stderr=STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self.refusal = f"srun does not start ({error})"
+        await super().start()
+
+    async def close(self) -> None:
+        """End the step."""
+        if self.status == Status.closed:
+            return
+        process = self._process
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), END_SECONDS)
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    process.kill()
+        if self._slot is not None:
+            self.free.append(self._slot)
+        await super().close()
+
+    def state(self) -> State:
+        """How the step stands."""
+        code = self._process.returncode if self._process else None
+        return (
+            State(False, "starting") if code is None else State(True, f"its step ended with exit code {code}")
+        )
+
+    def log_tail(self) -> str:
+        """The last lines of what it printed."""
+        return tail_of([self._log()])
+
+    def _log(self) -> Path:
+        return self.logs / f"worker-{self.name}.log"
+
+
+def look(steps: Sequence[Piece]) -> dict[Piece, State]:
+    """How steps stand."""
+    return {step: step.state() for step in steps if isinstance(step, Step)}

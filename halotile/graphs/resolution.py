@@ -1,0 +1,119 @@
+"""Which kind of cluster a job means where it is started: what is written, else what the environment says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from halotile import registry
+from halotile.errors import ConfigError
+from halotile.graphs.job import Cluster
+from halotile.graphs.words import nearest
+
+AUTO = "auto"
+DEFAULT = "local"
+VARIABLE = "HALOTILE_CLUSTER"
+ADDRESS = "DASK_SCHEDULER_ADDRESS"
+"""Where Dask itself looks for a running scheduler."""
+_RANKS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""Which copy of the command this is, and of how many: Open MPI's variables, MPICH's, those of a Slurm step."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cluster, and why it is that one.
+
+    Parameters
+    ----------
+    name : str
+        A name in ``halotile.graphs.clusters``.
+    why : str
+        In a few words.
+    """
+
+    name: str
+    why: str
+
+
+def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kind:
+    """The kind that a job means in an environment.
+
+    What is written comes first; then ``HALOTILE_CLUSTER``, then ``DASK_SCHEDULER_ADDRESS``, then whether this is one of
+    several copies of the command (``mpirun``, ``srun``), then whether it is in a Slurm allocation; at last this machine.
+
+    Raises
+    ------
+    ConfigError
+        When ``HALOTILE_CLUSTER`` names none.
+
+    Examples
+    --------
+    >>> kind_of(Cluster(kind="slurm"), {"HALOTILE_CLUSTER": "local"}).name
+    'slurm'
+    >>> kind_of(Cluster(), {"HALOTILE_CLUSTER": "local", "SLURM_JOB_ID": "7"}).name
+    'local'
+    >>> kind_of(Cluster(), {"DASK_SCHEDULER_ADDRESS": "tls://10.0.0.7:8786"}).why
+    'DASK_SCHEDULER_ADDRESS is tls://10.0.0.7:8786'
+    >>> kind_of(Cluster(), {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).name
+    'ranks'
+    >>> kind_of(Cluster(), {}).name
+    'local'
+    """
+    if choice.kind != AUTO:
+        return Kind(choice.kind, "as written")
+    if choice.address or choice.scheduler_file:
+        return Kind("scheduler", "the job says where it is")
+    if environment.get(VARIABLE, AUTO) != AUTO:
+        return Kind(_known(environment[VARIABLE]), f"{VARIABLE} says so")
+    if environment.get(ADDRESS):
+        return Kind("scheduler", f"{ADDRESS} is {environment[ADDRESS]}")
+    if (found := rank_of(environment)) is not None:
+        return Kind("ranks", f"this is copy {found[0]} of {found[1]} of the command")
+    if "SLURM_JOB_ID" in environment:
+        if shutil.which("srun", path=environment.get("PATH")):
+            return Kind("slurm-alloc", f"in Slurm's allocation {environment['SLURM_JOB_ID']}")
+        return Kind("local", "in an allocation of Slurm's, but there is no srun here")
+    return Kind(DEFAULT, "nothing else is said")
+
+
+def is_other_copy(choice: Cluster, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is a copy of the command that is to work for the first one.
+
+    Examples
+    --------
+    >>> is_other_copy(Cluster(), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"})
+    True
+    >>> is_other_copy(Cluster(kind="local"), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"})
+    False
+    """
+    found = rank_of(environment)
+    return found is not None and found[0] > 0 and kind_of(choice, environment).name == "ranks"
+
+
+def rank_of(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """Which copy of the command this is, and of how many; None where there is but one.
+
+    Examples
+    --------
+    >>> rank_of({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}), rank_of({"SLURM_PROCID": "0"})
+    ((2, 3), None)
+    """
+    for rank, size in _RANKS:
+        if rank in environment and int(environment.get(size, 1)) > 1:
+            return int(environment[rank]), int(environment[size])
+    return None
+
+
+def _known(kind: str) -> str:
+    names = registry.names("clusters")
+    if kind not in names:
+        near = nearest(kind, names, likeness=0.5)
+        hint = f"Did you mean {near}?" if near else f"Write one of {', '.join(names)}."
+        raise ConfigError(f"{VARIABLE} is {kind!r}, and no cluster is called so. {hint}")
+    return kind

@@ -1,0 +1,49 @@
+"""Whether the workers have what this process has: a difference in versions may change bits, or fail far from its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distributed import Client
+
+PACKAGES = ["halotile", "torch", "zarr", "numcodecs", "scipy"]
+"""Besides those that Dask compares itself."""
+CALL_SECONDS = 60.0
+_NEEDED = ("python", "dask", "distributed", "numpy", "cloudpickle", *PACKAGES)
+
+
+def differing_versions(client: Client) -> tuple[str, ...]:
+    """What workers have in another version than this process, or not at all; a line for each package."""
+
+    async def ask() -> Any:
+        return await client.get_versions(packages=PACKAGES)
+
+    found = client.sync(ask, callback_timeout=CALL_SECONDS)
+    return tuple(_lines(found["client"]["packages"], found["workers"]))
+
+
+def _lines(ours: Mapping[str, Any], workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The differences in words.
+
+    Examples
+    --------
+    >>> _lines({"numpy": "2.4"}, {"a": {"packages": {"numpy": "2.4"}}, "b": {"packages": {"numpy": "2.3"}}})
+    ['numpy is 2.4 here, and 2.3 on b']
+    >>> _lines({"halotile": "0.1"}, {"a": {"packages": {"halotile": None}}})
+    ['halotile is 0.1 here, and not there on a']
+    """
+    lines = []
+    for package in _NEEDED:
+        theirs: dict[str, list[str]] = {}
+        for name, facts in workers.items():
+            theirs.setdefault(str(facts["packages"].get(package) or "not there"), []).append(name)
+        here = str(ours.get(package) or "not there")
+        others = [f"{version} on {_listed(names)}" for version, names in theirs.items() if version != here]
+        if package in ours and others:
+            lines.append(f"{package} is {here} here, and {', '.join(others)}")
+    return lines
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

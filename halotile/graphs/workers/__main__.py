@@ -1,0 +1,59 @@
+"""The command that starts a worker on another machine: ``python -m halotile.graphs.workers ADDRESS [options of dask worker]``.
+
+It listens at the address of this machine on the way to the scheduler, or at that of ``--interface``, and nowhere else.
+With ``--share 1/4`` it takes the second quarter of the GPUs that it may see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Sequence
+
+import dask
+from distributed.cli.dask_worker import main as dask_worker
+
+from halotile.graphs.addresses import address_of_interface, address_towards, host_of
+from halotile.graphs.workers.settings import SETTINGS
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+QUIET = "warning"
+"""What the logs are for is what went wrong."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Be a worker until the scheduler is gone."""
+    parser = argparse.ArgumentParser(prog="python -m halotile.graphs.workers", allow_abbrev=False)
+    parser.add_argument("address")
+    parser.add_argument("--interface")
+    parser.add_argument("--share")
+    own, others = parser.parse_known_args(words)
+    if own.share and os.environ.get(VISIBLE):
+        os.environ[VISIBLE] = share_of(os.environ[VISIBLE], own.share)
+    host = address_of_interface(own.interface) if own.interface else address_towards(host_of(own.address))
+    settings = SETTINGS | {
+        "distributed.comm.require-encryption": own.address.startswith("tls://"),
+        "logging.distributed": QUIET,
+    }
+    logging.getLogger("distributed").setLevel(QUIET.upper())
+    with dask.config.set(settings):
+        dask_worker([own.address, "--host", host, "--no-dashboard", *others, "--nthreads", "1"])
+
+
+def share_of(devices: str, share: str) -> str:
+    """The GPUs of one of several workers on a machine; where there are fewer, some are shared.
+
+    Examples
+    --------
+    >>> share_of("0,1,2,3", "1/2"), share_of("4,6", "1/2"), share_of("0,1", "3/4")
+    ('2,3', '6', '1')
+    """
+    every = devices.split(",")
+    number, count = map(int, share.split("/"))
+    first = number * len(every) // count
+    return ",".join(every[first : max(first + 1, (number + 1) * len(every) // count)])
+
+
+if __name__ == "__main__":
+    main()
