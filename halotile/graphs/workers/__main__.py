@@ -32,12 +32,10 @@ def main(words: Sequence[str] | None = None) -> None:
     if own.share and os.environ.get(VISIBLE):
         os.environ[VISIBLE] = share_of(os.environ[VISIBLE], own.share)
     host = address_of_interface(own.interface) if own.interface else address_towards(host_of(own.address))
-    settings = SETTINGS | {
-        "distributed.comm.require-encryption": own.address.startswith("tls://"),
-        "logging.distributed": QUIET,
-    }
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", QUIET)
     logging.getLogger("distributed").setLevel(QUIET.upper())
-    with dask.config.set(settings):
+    encrypted = own.address.startswith("tls://")
+    with dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}):
         dask_worker([own.address, "--host", host, "--no-dashboard", *others, "--nthreads", "1"])
 
 
