@@ -16,10 +16,10 @@ from typing import Any
 
 from halotile.cli.kinds import VERSION
 from halotile.cli.problems import KeyPath, raise_problems
-from halotile.cli.sections import check_config
+from halotile.cli.sections import check_cluster, check_config
 from halotile.cli.yaml_source import Document, read_file, read_text
 from halotile.errors import ConfigError
-from halotile.graphs.job import AnyJob
+from halotile.graphs.job import AnyJob, Cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +184,22 @@ def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> AnyJob:
     job = _finish(flags.over(document), path.parent, str(path), flags)
     allowed = flags.allow_import and isinstance(folder, str)
     return dataclasses.replace(job, import_folder=folder) if allowed else job
+
+
+def load_cluster(path: Path | None, flags: Flags = NO_FLAGS) -> Cluster:
+    """What a configuration file says of its cluster, and the options of a command over it.
+
+    Raises
+    ------
+    ConfigError
+        With every problem of that part of the file, one a line.
+    """
+    document = read_config(path) if path else Document("the options", {})
+    document = flags.over(document)
+    cluster, problems = check_cluster(document, path.parent if path else Path())
+    raise_problems(document.name, problems)
+    assert cluster is not None
+    return cluster
 
 
 def _finish(document: Document, base: Path, name: str, flags: Flags, makes_data: bool = False) -> AnyJob:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from halotile import registry
 from halotile.graphs.job import (
     Aim,
-    AnyJob,
     Cluster,
     DenoiserChoice,
     FidelityChoice,
@@ -117,7 +116,7 @@ class JobKind:
         The dataclass of the keys that stand in no section.
     """
 
-    schema: type[AnyJob]
+    schema: type[Any]
     sections: Mapping[str, type]
     lists: Mapping[str, type] = field(default_factory=dict)
     values: type | None = None

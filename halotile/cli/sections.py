@@ -19,7 +19,7 @@ from halotile.cli.problems import KeyPath, Problem
 from halotile.cli.yaml_source import Document
 from halotile.graphs.agreement import disagreements
 from halotile.graphs.checks import CHECKS
-from halotile.graphs.job import AnyJob
+from halotile.graphs.job import AnyJob, Cluster
 from halotile.graphs.words import nearest, shown
 
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
@@ -45,6 +45,15 @@ def check_config(
     parts = check.parts() if check else {}
     problems = found.problems()
     return (kind.schema(**parts) if kind and not problems else None), problems
+
+
+def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[Problem]]:
+    """What a document says of its cluster, or every problem of that part; the rest is not looked at."""
+    found = Findings(document, base)
+    tree = {key: value for key, value in document.tree.items() if key == "cluster"}
+    parts = _Check(found, tree, JobKind(Cluster, {"cluster": Cluster})).parts()
+    problems = found.problems()
+    return (None if problems else parts.get("cluster", Cluster())), problems
 
 
 def _head(found: Findings, tree: Mapping[str, Any]) -> JobKind | None:

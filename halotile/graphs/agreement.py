@@ -317,6 +317,7 @@ Rule = Callable[..., Told]
 _OF_CLUSTERS = (_scheduler_of_cluster, _encryption_of_cluster)
 
 RULES: Mapping[type, tuple[Rule, ...]] = {
+    Cluster: _OF_CLUSTERS,
     Job: (_sizes_of_picture, _depth, *_OF_CLUSTERS),
     Reconstruction: (
         _some_operator,
@@ -337,4 +338,4 @@ RULES: Mapping[type, tuple[Rule, ...]] = {
         *_OF_CLUSTERS,
     ),
 }
-"""By the dataclass of the job."""
+"""By the dataclass of the job; a cluster may stand alone."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
 from halotile.errors import Stalled
+from halotile.graphs.arrival import await_workers
 from halotile.graphs.clusters.base import Cluster, Order, Start
 from halotile.graphs.job import Cluster as ClusterChoice
 from halotile.graphs.job import Run, parse_bytes
@@ -20,7 +20,6 @@ from halotile.storage.journal import Journal
 
 RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
-POLL_SECONDS = 0.2
 
 
 class Pass(Protocol):
@@ -100,7 +99,7 @@ class Session:
                 phase = sweep.phase if self._used is not None else "start"
                 with self.status.ticking(partial(sweep.progress, phase)):
                     cluster = self._cluster()
-                    self._await_workers(cluster, sweep)
+                    await_workers(cluster, self.status.say, sweep.stop_if_asked)
                 sweep.through(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
                 sweep.untidy = True
@@ -117,17 +116,6 @@ class Session:
             if self._used.dashboard:
                 self.status.say(f"dashboard: {self._used.dashboard}")
         return self._used
-
-    def _await_workers(self, cluster: Cluster, sweep: Pass) -> None:
-        """Until the first of them is there, which in a batch system may take hours."""
-        said = None
-        while (missing := cluster.missing()) is not None:
-            if missing != said:
-                self.status.say(f"waiting for the first of {self.run.workers} workers: {missing}")
-            said = missing
-            cluster.check()
-            sweep.stop_if_asked()
-            time.sleep(POLL_SECONDS)
 
     def _end(self) -> None:
         self._used = None

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ def start(order: Order) -> Iterator[Cluster]:
     address = address_of_interface(choice.interface) if choice.interface else _address()
     base = order.folder / WORKERS
     base.mkdir(mode=0o700, exist_ok=True)
-    with own_environment(), dask.config.set(REMOTE_SETTINGS), credentials(base) as made:
+    given = nullcontext(order.credentials) if order.credentials else credentials(base)
+    with own_environment(), dask.config.set(REMOTE_SETTINGS), given as made:
         scheduler = LocalCluster(
             n_workers=0,
             host=address,

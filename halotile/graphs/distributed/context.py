@@ -6,8 +6,9 @@ import os
 import shutil
 import tempfile
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,16 +18,17 @@ from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs import job
+from halotile.graphs.arrival import await_workers
 from halotile.graphs.awaiting import await_all, results
-from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Cluster, Order, Start
 from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.distributed import lazy
 from halotile.graphs.distributed.holding import check_holds, task_bytes
 from halotile.graphs.distributed.rank import OneRank
 from halotile.graphs.job import parse_bytes
 from halotile.graphs.reduce import groups_of, key_of, plan_sums
-from halotile.graphs.resolution import ADDRESS
+from halotile.graphs.resolution import ADDRESS, kind_of
+from halotile.registry import find
 from halotile.storage.grid import Region
 from halotile.tasks.device import choose_device, seed_everything
 from halotile.tasks.distributed.calls import Call
@@ -67,8 +69,8 @@ class DistributedContext(OneRank):
     workers : int, optional
         Processes to start on this machine. Left out, the cluster that the environment variable
         ``DASK_SCHEDULER_ADDRESS`` names is joined; where it is not set, up to four processes start.
-    cluster : Cluster or distributed.Client, optional
-        A running cluster, which is used, and left running.
+    cluster : Cluster, distributed.Client or graphs.job.Cluster, optional
+        A running cluster, which is used, and left running; or what kind of cluster to start, in the words of a job.
     memory_per_worker : str or int, optional
         Such as ``4GB``: a worker that grows past it is ended. By default an equal share of the machine.
     scratch : path, optional
@@ -108,7 +110,7 @@ class DistributedContext(OneRank):
         device_mode: str | None = None,
         *,
         workers: int | None = None,
-        cluster: Cluster | Client | None = None,
+        cluster: Cluster | Client | job.Cluster | None = None,
         memory_per_worker: str | int | None = None,
         scratch: str | os.PathLike[str] | None = None,
         results: str | os.PathLike[str] | None = None,
@@ -177,22 +179,39 @@ class DistributedContext(OneRank):
 
     @contextmanager
     def _cluster(self) -> Iterator[tuple[Client, int]]:
-        if isinstance(self._given, Client):
-            yield self._given, count_workers(self._given)
-        elif self._given is not None:
-            yield self._given.client, self._given.workers
-        elif self._workers is None and ADDRESS in os.environ:
+        given = self._given
+        if isinstance(given, Client):
+            yield given, count_workers(given)
+        elif given is not None and not isinstance(given, job.Cluster):
+            yield given.client, given.workers
+        elif given is None and self._workers is None and ADDRESS in os.environ:
             with joined(ADDRESS, os.environ[ADDRESS]) as client:
                 yield client, count_workers(client)
         else:
-            count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
-            share = psutil.virtual_memory().total // count
-            memory = share if self._memory is None else parse_bytes(self._memory)
-            order = Order(
-                workers=count, memory_bytes=memory, choice=job.Cluster(dashboard=False), deaths=DEATHS
-            )
-            with local.start(order) as started:
+            with self._started(given or job.Cluster(dashboard=False)) as started:
+                await_workers(started, warnings.warn)
                 yield started.client, started.workers
+
+    def _started(self, choice: job.Cluster) -> AbstractContextManager[Cluster]:
+        count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
+        share = psutil.virtual_memory().total // count
+        # Workers that were asked for are not those that run somewhere already.
+        kind = kind_of(choice, {name: word for name, word in os.environ.items() if name != ADDRESS})
+        if kind.name == "ranks":
+            raise ConfigError(
+                f"{kind.why}, and a script is its own driver. Start it as one of the copies' own: "
+                "`mpirun ... recon-cli exec script.py`."
+            )
+        start: Start = find("clusters", kind.name).start
+        return start(
+            Order(
+                workers=count,
+                memory_bytes=share if self._memory is None else parse_bytes(self._memory),
+                choice=choice,
+                folder=self._folder,
+                deaths=DEATHS,
+            )
+        )
 
     @property
     def client(self) -> Client:

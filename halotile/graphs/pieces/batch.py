@@ -7,9 +7,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import dask
@@ -74,7 +73,7 @@ class BatchSystem:
     walltime: Callable[[str], str] = str
     directives: Callable[[list[str]], Any] = list
     lacks: tuple[str, ...] = ()
-    usual: Mapping[str, Any] = MappingProxyType({})
+    usual: Mapping[str, Any] = field(default_factory=dict)
 
 
 def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,9 @@ def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster
         "dashboard_address": f"{LOOPBACK}:0",
         "allowed_failures": order.deaths,
     }
-    with own_environment(), dask.config.set(REMOTE_SETTINGS), credentials(base) as made:
-        used = order.credentials or made
-        cluster = hold(used.security, base, options | {"security": used.security})
+    given = nullcontext(order.credentials) if order.credentials else credentials(base)
+    with own_environment(), dask.config.set(REMOTE_SETTINGS), given as made:
+        cluster = hold(made.security, base, options | {"security": made.security})
         try:
             with Client(cluster, timeout=START_SECONDS, set_as_default=False) as client:
                 pages = cluster.dashboard_link if order.choice.dashboard else None

@@ -1,0 +1,103 @@
+"""Commands about where workers live: exec, doctor."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from halotile.cli import exits
+from halotile.cli.app import app, told
+from halotile.cli.arguments import ClusterKind, Debug, Json, NoDashboard, NoTls, Workers
+from halotile.cli.screen import complain, print_json, print_rows
+
+if TYPE_CHECKING:
+    from halotile.graphs.clusters.base import Order
+
+Memory = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="Memory for each worker, such as 4GiB.")
+]
+Site = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="CONFIG", help="A job file whose cluster section says the rest."),
+]
+
+
+@app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@told
+def execute(
+    context: typer.Context,
+    script: Annotated[
+        Path,
+        typer.Argument(metavar="SCRIPT", help="A Python script; its arguments follow.", show_default=False),
+    ],
+    workers: Workers = None,
+    cluster: ClusterKind = None,
+    memory: Memory = "4GiB",
+    config: Site = None,
+    no_dashboard: NoDashboard = False,
+    no_tls: NoTls = False,
+    debug: Debug = False,
+) -> None:
+    """Run a script of your own with a cluster up: Client() and DistributedContext() in it join that."""
+    from halotile.graphs.execute import execute as execute_script
+
+    if not script.is_file():
+        raise typer.BadParameter(f"{script} is no file; write the path of a Python script.")
+    order = _order(workers or 2, memory, config, cluster, dashboard=not no_dashboard, tls=not no_tls)
+    code = execute_script(
+        [sys.executable, str(script), *context.args],
+        order,
+        started=lambda dashboard: complain(f"dashboard: {dashboard}") if dashboard else None,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+@told
+def doctor(
+    config: Site = None,
+    folder: Annotated[
+        Path, typer.Option("--output", metavar="FOLDER", help="Where outputs are to go.")
+    ] = Path("."),
+    start: Annotated[
+        bool, typer.Option("--start", help="Start the cluster too, and compare what its workers have.")
+    ] = False,
+    workers: Workers = None,
+    cluster: ClusterKind = None,
+    memory: Memory = "4GiB",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what a run would find here, and what is missing."""
+    from halotile.graphs.doctor import compare_workers, examine
+
+    order = _order(workers or 2, memory, config, cluster, dashboard=False, tls=True)
+    found = list(examine(order.choice, folder))
+    if start:
+        found += compare_workers(order)
+    if as_json:
+        print_json([vars(finding) for finding in found])
+    else:
+        marks = {"ok": "ok", "note": "note:", "missing": "MISSING:"}
+        print_rows("doctor", [(each.name, f"{marks[each.verdict]} {each.text}") for each in found])
+    if any(finding.verdict == "missing" for finding in found):
+        raise typer.Exit(exits.FAILED)
+
+
+def _order(
+    workers: int, memory: str, config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool
+) -> Order:
+    """What is asked of a cluster, by the options of a command."""
+    from halotile.cli.config import Flags, load_cluster
+    from halotile.graphs.clusters.base import Order
+    from halotile.graphs.job import parse_bytes
+
+    flags = Flags(cluster=cluster, dashboard=dashboard, tls=tls)
+    try:
+        memory_bytes = parse_bytes(memory)
+    except ValueError as error:
+        raise typer.BadParameter(f"--memory: {error}") from None
+    return Order(workers=workers, memory_bytes=memory_bytes, choice=load_cluster(config, flags), say=complain)

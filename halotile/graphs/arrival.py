@@ -1,0 +1,40 @@
+"""Waiting for the first worker of a cluster, which in a batch system may take hours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from halotile.graphs.amounts import counted
+from halotile.graphs.clusters.base import Cluster
+
+POLL_SECONDS = 0.2
+
+
+def await_workers(
+    cluster: Cluster, say: Callable[[str], None], between: Callable[[], None] = lambda: None
+) -> None:
+    """Until a worker is there; whenever the reason changes for which none is, it is said.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        A running cluster.
+    say : callable
+        Takes a line for whoever watches.
+    between : callable
+        Called several times a second; what it raises ends the wait.
+
+    Raises
+    ------
+    ClusterFailed
+        When none is to be had.
+    """
+    said = None
+    while (missing := cluster.missing()) is not None:
+        if missing != said:
+            say(f"waiting for the first of {counted(cluster.workers, 'worker')}: {missing}")
+        said = missing
+        cluster.check()
+        between()
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,208 @@
+"""What a run would find here: which cluster, which hardware, which limits, and what the output's file system can do."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.clusters.base import Order, Start
+from halotile.graphs.job import Cluster
+from halotile.graphs.resolution import kind_of
+from halotile.registry import find
+
+Verdict = Literal["ok", "note", "missing"]
+LEAST_FILES = 4096
+"""Open files that a scheduler with some hundred workers needs."""
+LEAST_FREE_BYTES = 2**30
+_SLURM = ("sbatch", "squeue", "scontrol", "srun")
+_QUEUES = ("slurm", "pbs", "sge", "lsf", "oar", "htcondor")
+_PACKAGES = ("halotile", "dask", "distributed", "torch", "zarr", "numpy")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    name : str
+        What it is.
+    verdict : str
+        ok; note, where something could be better; missing, where a run would fail.
+    text : str
+        What was found, and what to do about it.
+    """
+
+    name: str
+    verdict: Verdict
+    text: str
+
+
+def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
+    """Look at everything that a run needs, and start nothing.
+
+    Parameters
+    ----------
+    choice : graphs.job.Cluster
+        What the job says of its cluster.
+    folder : Path
+        Where the output would go.
+
+    Examples
+    --------
+    >>> {finding.name for finding in examine(Cluster(kind="local"), Path("."))} >= {"cluster", "encryption", "file system"}
+    True
+    """
+    kind = kind_of(choice)
+    yield Finding("cluster", "ok", f"{kind.name}: {kind.why}")
+    yield Finding("machine", "ok", _machine())
+    yield Finding("packages", "ok", _packages())
+    yield _gpus()
+    yield _batch_system(kind.name)
+    yield _encryption()
+    yield _open_files()
+    yield _file_system(folder.resolve())
+    yield _free_disk(folder.resolve())
+
+
+def compare_workers(order: Order) -> Iterator[Finding]:
+    """Start the cluster, and tell where its workers are and which versions differ there."""
+    from halotile.graphs.arrival import await_workers
+    from halotile.graphs.versions import differing_versions
+
+    start: Start = find("clusters", kind_of(order.choice).name).start
+    with start(order) as cluster:
+        await_workers(cluster, order.say)
+        workers = cluster.client.scheduler_info(n_workers=-1)["workers"].values()
+        hosts = sorted({str(worker["host"]) for worker in workers})
+        yield Finding(
+            "workers", "ok", f"{counted(len(workers), 'worker')} of {order.workers} on {', '.join(hosts)}"
+        )
+        differing = differing_versions(cluster.client)
+        for line in differing:
+            yield Finding("versions", "missing" if "not there" in line else "note", line)
+        if not differing:
+            yield Finding("versions", "ok", "the same on every worker")
+
+
+def _machine() -> str:
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = bytes_text(psutil.virtual_memory().total)
+    return f"{socket.gethostname()}: {counted(cores, 'core')}, {memory}, Python {platform.python_version()}"
+
+
+def _packages() -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+
+
+def _gpus() -> Finding:
+    """What the driver's own list says: CUDA itself is not touched."""
+    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
+    if not found:
+        return Finding("GPU", "note", "none: workers compute on processors")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = f", of which CUDA_VISIBLE_DEVICES shows {visible}" if visible is not None else ""
+    lacks = (
+        ""
+        if importlib.util.find_spec("dask_cuda")
+        else "; for a worker on each: pip install 'halotile[cuda]'"
+    )
+    return Finding("GPU", "note" if lacks else "ok", f"{len(found)}{shown}{lacks}")
+
+
+def _batch_system(kind: str) -> Finding:
+    here = [name for name in _SLURM if shutil.which(name)]
+    text = f"Slurm's {', '.join(here)}" if here else "no command of Slurm's"
+    if not importlib.util.find_spec("dask_jobqueue"):
+        verdict: Verdict = "missing" if kind in _QUEUES else "note"
+        return Finding(
+            "batch system", verdict, f"{text}; a job for each worker needs pip install 'halotile[hpc]'"
+        )
+    return Finding(
+        "batch system", "ok" if here or kind == "local" else "note", f"{text}; dask-jobqueue is there"
+    )
+
+
+def _encryption() -> Finding:
+    from distributed.security import Security
+
+    try:
+        Security.temporary().get_connection_args("client")
+    except (ImportError, OSError, ValueError) as error:
+        return Finding("encryption", "missing", f"no certificate can be made ({error})")
+    return Finding("encryption", "ok", "certificates can be made")
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft >= LEAST_FILES or soft == resource.RLIM_INFINITY
+    more = "" if enough else f"; with hundreds of workers write `ulimit -n {min(hard, 65536)}` before a run"
+    return Finding("open files", "ok" if enough else "note", f"{soft} at once{more}")
+
+
+def _file_system(folder: Path) -> Finding:
+    """Whether what a run relies on is so: durable writes, atomic renames, locks."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".halotile-doctor-", dir=folder) as made:
+            seconds = _try_writes(Path(made))
+    except OSError as error:
+        return Finding(
+            "file system",
+            "missing",
+            f"{folder}: {error}. A run needs fsync, rename and flock there; write another output.path",
+        )
+    slow = seconds > 0.1
+    text = f"{folder}: rename, fsync ({seconds * 1000:.1f} ms) and flock work"
+    return Finding(
+        "file system",
+        "note" if slow else "ok",
+        f"{text}; fsync is slow: larger shards help" if slow else text,
+    )
+
+
+def _try_writes(folder: Path) -> float:
+    """Do what a run does with a shard; seconds that it takes to be safe."""
+    first, second = folder / "a", folder / "b"
+    second.write_bytes(b"old")
+    with first.open("wb") as file:
+        file.write(b"new")
+        file.flush()
+        began = time.perf_counter()
+        os.fsync(file.fileno())
+        seconds = time.perf_counter() - began
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.replace(first, second)
+    _sync_folder(folder)
+    if second.read_bytes() != b"new" or first.exists():
+        raise OSError("a file renamed over another one is not there as it was")
+    return seconds
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    return Finding(
+        "free disk", "ok" if free > LEAST_FREE_BYTES else "note", f"{bytes_text(free)} in {folder}"
+    )
