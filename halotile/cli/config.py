@@ -177,11 +177,22 @@ def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> AnyJob:
         ) from None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}). Run the configuration again instead.") from None
-    document = _with_top(Document(str(path), tree))
+    return check_saved_job(tree, path.parent, str(path), flags)
+
+
+def check_saved_job(tree: Any, base: Path, name: str, flags: Flags = NO_FLAGS) -> AnyJob:
+    """A job as it was kept.
+
+    Raises
+    ------
+    ConfigError
+        When it is none.
+    """
+    document = _with_top(Document(name, tree))
     # What was allowed once is asked for again: a run directory may come from somebody else, too.
     document.tree.pop("allow_import", None)
     folder = document.tree.pop("import_folder", None)
-    job = _finish(flags.over(document), path.parent, str(path), flags)
+    job = _finish(flags.over(document), base, name, flags)
     allowed = flags.allow_import and isinstance(folder, str)
     return dataclasses.replace(job, import_folder=folder) if allowed else job
 

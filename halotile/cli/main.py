@@ -19,9 +19,9 @@ from typing import NoReturn
 
 from halotile.cli import exits
 from halotile.cli.app import app
-from halotile.cli.commands import clusters, jobs, looking
+from halotile.cli.commands import batch, clusters, jobs, looking
 
-__all__ = ["app", "clusters", "jobs", "looking", "main"]
+__all__ = ["app", "batch", "clusters", "jobs", "looking", "main"]
 
 
 def _stop_early(number: int, _: object) -> NoReturn:

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from halotile.cli.bad_blocks import GivenUp, blocks_given_up, rows_of
+from halotile.cli.batch_state import batch_rows, is_in_queue
 from halotile.cli.figures import iteration_text
 from halotile.cli.report import Lines, Report, counts
 from halotile.cli.screen import Row
 from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
 from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.progress import Progress
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.rundir import BATCH, RunDirectory
 
-ACTIVE = ("planned", "running", "draining")
+QUEUED = "queued"
+ACTIVE = ("planned", "running", "draining", QUEUED)
 """States of a run whose driver ought to be alive."""
 SILENCE_SECONDS = 120.0
 """A driver on another host cannot be looked at; after this long without a word it counts as gone."""
@@ -36,10 +38,14 @@ class Status:
     recorded: Mapping[str, Any]
     driver_gone: bool
     age_seconds: float
+    queued: bool = False
+    """Whether its batch job is there and has not begun, or will begin again."""
 
     @property
     def state(self) -> str:
         """The recorded state, or "interrupted" where nobody is left to change it."""
+        if self.queued:
+            return QUEUED
         return "interrupted" if self.driver_gone else str(self.recorded.get("state", "unknown"))
 
     @property
@@ -91,7 +97,8 @@ def find_run(path: Path) -> Path:
         When no run has been there.
     """
     for directory in (path, run_beside(path)):
-        if RunDirectory(directory).job_path.is_file() or RunDirectory(directory).status_path.is_file():
+        run = RunDirectory(directory)
+        if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
             return directory
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
@@ -134,6 +141,8 @@ def read_status(directory: Path) -> Status:
     """
     run = RunDirectory(directory)
     recorded = _recorded(run)
+    if recorded.get("state") in (QUEUED, "stopped") and is_in_queue(directory):
+        return Status(directory, recorded, False, _age_seconds(recorded), queued=True)
     gone = recorded.get("state") in ACTIVE and _is_gone(run, recorded)
     if gone:
         # It may have ended, in good order, between the two looks.
@@ -144,6 +153,8 @@ def read_status(directory: Path) -> Status:
 
 def _recorded(run: RunDirectory) -> Mapping[str, Any]:
     recorded = run.read_status()
+    if recorded is None and (run.path / BATCH).is_file():
+        return {"state": QUEUED, "updated": (run.path / BATCH).stat().st_mtime}
     if recorded is None:
         raise ConfigError(
             f"{run.path}: no status to read; the run has not begun, or status.json is damaged. "
@@ -178,7 +189,10 @@ def is_at_work(directory: Path) -> bool:
 def status_rows(status: Status) -> list[Row]:
     """The status for people."""
     progress, recorded = status.progress, status.recorded
-    rows = [("output", str(recorded.get("output", "?")))]
+    rows = [
+        ("output", str(recorded.get("output", output_of(status.directory)))),
+        *batch_rows(status.directory),
+    ]
     if not status.over and progress.phase == "start":
         rows.append(("phase", "start: the workers are not ready yet"))
     if progress.total:
@@ -193,8 +207,9 @@ def status_rows(status: Status) -> list[Row]:
         )
     if progress.figures:
         rows.append(("iteration", iteration_text(progress.figures)))
-    if not status.over:
+    if not status.over and not status.queued:
         rows.append(("left", seconds_text(progress.eta_seconds)))
+    if not status.over and progress.workers:
         rows.append(("workers", str(progress.workers)))
     if progress.peak_memory_bytes:
         rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))

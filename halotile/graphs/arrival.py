@@ -9,6 +9,8 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import Cluster
 
 POLL_SECONDS = 0.2
+QUIET_SECONDS = 3.0
+"""A wait that is no longer is not worth a word."""
 
 
 def await_workers(
@@ -30,11 +32,11 @@ def await_workers(
     ClusterFailed
         When none is to be had.
     """
-    said = None
+    began, said = time.monotonic(), None
     while (missing := cluster.missing()) is not None:
-        if missing != said:
+        if missing != said and time.monotonic() - began > QUIET_SECONDS:
             say(f"waiting for the first of {counted(cluster.workers, 'worker')}: {missing}")
-        said = missing
+            said = missing
         cluster.check()
         between()
         time.sleep(POLL_SECONDS)

@@ -13,7 +13,7 @@ from types import FrameType
 from halotile.graphs.arrival import await_workers
 from halotile.graphs.clusters.base import Order, Start
 from halotile.graphs.credentials import credentials, private_base
-from halotile.graphs.resolution import ADDRESS, kind_of
+from halotile.graphs.resolution import ADDRESS, is_other_copy, kind_of
 from halotile.registry import find
 
 PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -43,6 +43,11 @@ def execute(
     >>> execute(["python", "script.py"], Order(workers=2, memory_bytes=2**31))  # doctest: +SKIP
     0
     """
+    if is_other_copy(order.choice):
+        from halotile.graphs.clusters.ranks import serve
+
+        serve(private_base())
+        return 0
     kind = kind_of(order.choice)
     start: Start = find("clusters", kind.name).start
     environment = dict(os.environ)

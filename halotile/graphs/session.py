@@ -113,6 +113,7 @@ class Session:
     def _cluster(self) -> Cluster:
         if self._used is None:
             self._used = self._held.enter_context(self._start())
+            self.status.dashboard = self._used.dashboard
             if self._used.dashboard:
                 self.status.say(f"dashboard: {self._used.dashboard}")
         return self._used

@@ -35,6 +35,8 @@ class StatusFile:
         """What a solver's last iteration came to."""
         self.earlier = 0
         """Blocks of the sweeps before the one at hand."""
+        self.dashboard: str | None = None
+        """Where the dashboard is, on the driver's machine."""
         self.resumed = 0
         self.retried = 0
         self.pixels = 0
@@ -160,6 +162,7 @@ class StatusFile:
             "host": socket.gethostname(),
             "updated": time.time(),
             "output": str(self.plan.output),
+            "dashboard": self.dashboard,
         }
         with suppress(OSError):  # as with events
             self.directory.write_status(status)

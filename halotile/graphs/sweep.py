@@ -132,7 +132,8 @@ class Sweep:
         if self.signals.asked and self.left():
             raise Stopped(
                 f"stopped on {self.signals.name}{self.title} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
-                "Run again to go on."
+                "Run again to go on.",
+                self.signals.name,
             )
 
     def progress(self, phase: str) -> Progress:

@@ -13,6 +13,9 @@
 ``lock``        held by the driver while it runs
 ``workers.lock``  held by every worker while it lives
 ``workers/``    what workers on other machines printed, and while they live their certificates
+``batch.json``  the batch job that it was submitted as: its number, and what was asked
+``batch.sh``    the script of that, and ``batch.log`` what it printed
+``finished``, ``failed``  how it ended, as a mark for other programs; the second says why
 ``stop``        there while a run ends early: workers begin no further block
 ==============  ======================================================================
 
@@ -49,6 +52,11 @@ WORKERS_LOCK = "workers.lock"
 STOP = "stop"
 STATE = "state"
 WORKERS = "workers"
+BATCH = "batch.json"
+SCRIPT = "batch.sh"
+LOG = "batch.log"
+FINISHED = "finished"
+FAILED = "failed"
 ITERATIONS = "iterations.jsonl"
 WRITTEN = "written.json"
 _NAMES = {
@@ -65,10 +73,15 @@ _NAMES = {
     ITERATIONS,
     WRITTEN,
     WORKERS,
+    BATCH,
+    SCRIPT,
+    LOG,
+    FINISHED,
+    FAILED,
 }
 
 _DIRECTORY_MODE = 0o700
-_FILE_MODE = 0o600
+FILE_MODE = 0o600
 _LOCK_PATIENCE_SECONDS = 0.5
 """Longer than :meth:`RunDirectory.is_running` holds the lock to see whether it is free."""
 
@@ -208,7 +221,7 @@ class RunDirectory:
         """Replace the status in one step. It is not fsynced: the journal is what counts."""
         data = json.dumps(status).encode()
         try:
-            self.disk.write_file(self.status_path, [data], mode=_FILE_MODE, sync=False)
+            self.disk.write_file(self.status_path, [data], mode=FILE_MODE, sync=False)
         except OSError as error:
             if not is_full(error):
                 raise
@@ -223,12 +236,12 @@ class RunDirectory:
     def append_event(self, event: dict[str, Any]) -> None:
         """Add a line to the events; not fsynced."""
         if not self.events_path.exists():
-            self.disk.write_file(self.events_path, [b""], mode=_FILE_MODE, sync=False)
+            self.disk.write_file(self.events_path, [b""], mode=FILE_MODE, sync=False)
         self.disk.append(self.events_path, json.dumps(event).encode() + b"\n")
 
     def write_iterations(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace what is told of a solver's iterations; not fsynced."""
-        self.disk.write_file(self.iterations_path, [_json_lines(rows)], mode=_FILE_MODE, sync=False)
+        self.disk.write_file(self.iterations_path, [_json_lines(rows)], mode=FILE_MODE, sync=False)
 
     def append_iteration(self, row: Mapping[str, Any]) -> None:
         """Add an iteration to it."""
@@ -263,7 +276,7 @@ class RunDirectory:
             When another driver is: the message says which. Or when something else stands at the path.
         """
         self.create()
-        fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _FILE_MODE)
+        fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         try:
             if not acquire(fd, _LOCK_PATIENCE_SECONDS):
                 raise self._in_use(read_holder(fd))
@@ -307,7 +320,7 @@ class RunDirectory:
     def ask_to_stop(self) -> None:
         """Ask the workers, also those yet to start, to begin no further block. A full disk may cost it."""
         with contextlib.suppress(OSError):
-            self.disk.write_file(self.path / STOP, [b""], mode=_FILE_MODE, sync=False)
+            self.disk.write_file(self.path / STOP, [b""], mode=FILE_MODE, sync=False)
 
     def is_stopping(self) -> bool:
         """Whether workers are to begin no further block."""
@@ -345,7 +358,7 @@ class RunDirectory:
         with _worker_locks_guard:
             if path in _worker_locks:
                 return
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _FILE_MODE)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
             fcntl.flock(fd, fcntl.LOCK_SH)
             now = self.driver()
             if driver is not None and now != driver:
@@ -372,7 +385,7 @@ class RunDirectory:
         OutputRefused
             When some still live after ``timeout_seconds``.
         """
-        fd = os.open(self.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _FILE_MODE)
+        fd = os.open(self.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         try:
             if not acquire(fd, timeout_seconds):
                 seen = ", ".join(os.pread(fd, 4096, 0).decode(errors="replace").split("\n")[:-1])
@@ -394,7 +407,7 @@ class RunDirectory:
         return names <= _NAMES and (JOB in names or not names & {PLAN, JOURNAL, STATUS, EVENTS})
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
-        self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=_FILE_MODE)
+        self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=FILE_MODE)
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,6 +110,7 @@ def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any
         "job_name": NAME,
         "log_directory": str(logs),
         "death_timeout": DEATH_SECONDS,
+        "python": f"{shlex.quote(sys.executable)} -P",
         "worker_command": WORKER,
         "worker_extra_args": extra,
         **{key: value for key, value in told.items() if value},

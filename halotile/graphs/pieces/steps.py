@@ -155,7 +155,15 @@ class Step(ProcessInterface):  # type: ignore[misc]
             "--kill-on-bad-exit=1",
             "--quit-on-interrupt",
         ]
-        worker = [sys.executable, "-m", "halotile.graphs.workers", self.scheduler, "--name", str(self.name)]
+        worker = [
+            sys.executable,
+            "-P",
+            "-m",
+            "halotile.graphs.workers",
+            self.scheduler,
+            "--name",
+            str(self.name),
+        ]
         return ["srun", *step, *worker, "--share", f"{slot.number}/{slot.of}", *self.arguments]
 
     async def start(self) -> None:

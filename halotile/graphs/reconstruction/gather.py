@@ -92,7 +92,8 @@ class Gathering:
         """Raise :class:`Stopped` when a signal came and the sum is not there."""
         if self.signals.asked and self.left():
             raise Stopped(
-                f"stopped on {self.signals.name}{self.title}, before the operators were added up. Run again to go on."
+                f"stopped on {self.signals.name}{self.title}, before the operators were added up. Run again to go on.",
+                self.signals.name,
             )
 
     def through(self, cluster: Cluster, *, preparing: str = "start") -> None:

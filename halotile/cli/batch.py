@@ -1,0 +1,238 @@
+"""Submitted runs on the command line: what is asked of Slurm, and what is told of it from a run directory alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from halotile.cli.screen import print_rows, say
+from halotile.errors import ClusterFailed, ConfigError
+from halotile.storage.batchfiles import BatchFiles
+from halotile.storage.rundir import WORKERS, RunDirectory
+
+if TYPE_CHECKING:
+    from halotile.graphs.job import AnyJob
+    from halotile.graphs.plan import RunPlan
+    from halotile.graphs.submission.attend import Submission
+
+KIND = "slurm-alloc"
+"""Where workers live inside the batch job."""
+END_SECONDS = 60.0
+"""How long a job may take to end."""
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to be submitted.
+
+    Parameters
+    ----------
+    job : Job or Reconstruction
+        What is asked for.
+    plan : RunPlan
+        What it will do.
+    submission : Submission
+        What is kept of it.
+    script : str
+        What Slurm is given.
+    run : RunDirectory
+        Where everything goes.
+    """
+
+    job: AnyJob
+    plan: RunPlan
+    submission: Submission
+    script: str
+    run: RunDirectory
+
+    def submit(self) -> Submission:
+        """Hand it to Slurm."""
+        from halotile.graphs.submission.attend import submit
+
+        return submit(self.submission, self.script, self.run)
+
+
+def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
+    """Plan a job as it will run inside its batch job; nothing is written.
+
+    Raises
+    ------
+    ConfigError
+        When its cluster is of a kind that a batch job does not hold.
+    HalotileError
+        When a run would be refused.
+    """
+    from halotile.graphs.claim import look
+    from halotile.graphs.jobs import engine_of
+    from halotile.graphs.submission.attend import Submission
+    from halotile.graphs.submission.script import batch_script
+
+    if job.cluster.kind not in ("auto", "slurm", KIND):
+        raise ConfigError(
+            f"cluster.kind is {job.cluster.kind}, and submit makes one batch job of Slurm's for all workers. Write kind: auto or "
+            "slurm, or start it with `recon-cli run`."
+        )
+    job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
+    plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input)
+    look(plan)
+    submission = Submission(
+        job=plan.job_json(),
+        options={"fresh": fresh, "same_input": same_input, "allow_import": job.allow_import},
+        submitted_from=_this_machine(),
+    )
+    run = RunDirectory(plan.run_directory.absolute())
+    return Prepared(job, plan, submission, batch_script(job, run.path), run)
+
+
+def show(prepared: Prepared) -> None:
+    """The script and the plan."""
+    from halotile.cli.jobs import words_of
+
+    say(prepared.script)
+    print_rows("plan", words_of(prepared.job).rows(prepared.plan.summary() | {"resumed_blocks": 0}))
+
+
+def submitted_words(made: Submission, run: RunDirectory) -> str:
+    """What to do next."""
+    commands = [
+        f"  recon-cli {word} {run.path}{options}"
+        for word, options in (("status", " --watch"), ("logs", ""), ("dashboard", ""), ("cancel", ""))
+    ]
+    return "\n".join([f"submitted as job {made.number}; from here on:", *commands])
+
+
+def attend(path: Path) -> None:
+    """One attempt at a submitted run, inside its batch job."""
+    from halotile.cli.config import Flags, check_saved_job
+    from halotile.cli.running import go
+    from halotile.graphs.submission.attend import attend as make_attempt
+
+    run = RunDirectory(path)
+
+    def attempt(submission: Submission, fresh: bool) -> None:
+        options = submission.options
+        flags = Flags(allow_import=options["allow_import"])
+        job = check_saved_job(dict(submission.job), path, "batch.json", flags)
+        go(job, fresh=fresh, same_input=options["same_input"], as_json=False, quiet=False)
+
+    make_attempt(run, attempt)
+
+
+def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tuple[str, str]]:
+    """What was printed, the ends of it, by where.
+
+    Raises
+    ------
+    ConfigError
+        When there is no log.
+    """
+    files = BatchFiles(RunDirectory(directory))
+    paths = [files.log_path, *(sorted((directory / WORKERS).glob("*.*")) if with_workers else ())]
+    known = [path for path in paths if path.is_file() and path.stat().st_size]
+    if not known:
+        raise ConfigError(
+            f"{directory}: nothing has been printed yet. `recon-cli status {directory}` tells how it stands."
+        )
+    for path in known:
+        yield path.name, "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def cancel(directory: Path) -> str:
+    """End a run, and wait until it has.
+
+    Raises
+    ------
+    ConfigError
+        When it is over, or its driver is elsewhere.
+    ClusterFailed
+        When Slurm does not answer, or the job does not end.
+    """
+    from halotile.graphs.submission import slurm
+
+    run = RunDirectory(directory)
+    record = BatchFiles(run).read()
+    number = record["number"] if record else ""
+    if number and slurm.state_of(number) is not None:
+        slurm.cancel(number)
+        _await_end(lambda: slurm.state_of(number) is None, f"job {number}")
+        BatchFiles(run).mark_end("cancelled")
+        return f"job {number} is cancelled; `recon-cli submit` or `recon-cli resume {directory}` goes on with the run"
+    holder = run.is_running()
+    if holder is None:
+        raise ConfigError(f"{directory}: nothing runs there.")
+    if holder.get("host") != socket.gethostname():
+        raise ConfigError(
+            f"{directory}: its driver is process {holder.get('pid')} on {holder.get('host')}. Cancel it there."
+        )
+    os.kill(int(holder["pid"]), signal.SIGTERM)
+    _await_end(lambda: run.is_running() is None, f"process {holder['pid']}")
+    return f"stopped; `recon-cli resume {directory}` goes on"
+
+
+def dashboard_words(directory: Path) -> str:
+    """Where the dashboard is, and the line that brings it to another computer.
+
+    Raises
+    ------
+    ConfigError
+        When the run does not say.
+    """
+    from halotile.cli.status import read_status
+
+    status = read_status(directory)
+    address = status.recorded.get("dashboard")
+    if status.over or not address:
+        raise ConfigError(
+            f"{directory}: the run {'is over' if status.over else 'has no dashboard, or its workers are not there yet'}."
+        )
+    record = BatchFiles(RunDirectory(directory)).read()
+    return tunnel_words(
+        str(address),
+        host=str(status.recorded.get("host")),
+        login=record["submitted_from"] if record else _this_machine(),
+        user=getpass.getuser(),
+    )
+
+
+def tunnel_words(address: str, *, host: str, login: str, user: str) -> str:
+    """An address on a machine's loopback, and how to reach it from elsewhere.
+
+    Examples
+    --------
+    >>> print(tunnel_words("http://127.0.0.1:4711/status", host="node7", login="login1.example.org", user="ada"))
+    http://127.0.0.1:4711/status on node7
+    from your own computer:
+      ssh -N -L 4711:127.0.0.1:4711 -J ada@login1.example.org ada@node7
+    and open http://127.0.0.1:4711/status there
+    """
+    port = urlsplit(address).port
+    same = login.split(".")[0] == host.split(".")[0]
+    way = f"{user}@{login}" if same else f"-J {user}@{login} {user}@{host}"
+    return (
+        f"{address} on {host}\nfrom your own computer:\n  ssh -N -L {port}:127.0.0.1:{port} {way}\n"
+        f"and open {address} there"
+    )
+
+
+def _this_machine() -> str:
+    """A name that others know it by."""
+    whole = socket.getfqdn()
+    return socket.gethostname() if whole.startswith("localhost") else whole
+
+
+def _await_end(over: Any, what: str) -> None:
+    deadline = time.monotonic() + END_SECONDS
+    while not over():
+        if time.monotonic() > deadline:
+            raise ClusterFailed(f"{what} has been told to end, and has not after {END_SECONDS:g} s.")
+        time.sleep(POLL_SECONDS)

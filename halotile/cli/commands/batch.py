@@ -1,0 +1,103 @@
+"""Commands about batch jobs: submit, logs, cancel, dashboard, and attend, which runs inside of one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from halotile.cli.app import app, told
+from halotile.cli.arguments import (
+    AllowImport,
+    Config,
+    Debug,
+    Fresh,
+    Json,
+    NoDashboard,
+    Overrides,
+    RunPath,
+    SameInput,
+    Workers,
+    whole,
+)
+from halotile.cli.screen import complain, print_json, say
+
+
+@app.command()
+@told
+def submit(
+    config: Config,
+    workers: Workers = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the script and the plan, and submit nothing.")
+    ] = False,
+    fresh: Fresh = False,
+    same_input: SameInput = False,
+    allow_import: AllowImport = False,
+    no_dashboard: NoDashboard = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a job as a batch job of Slurm's, which goes on in another one when its time is up."""
+    from halotile.cli.batch import prepare, show, submitted_words
+    from halotile.cli.config import Flags, load_job
+
+    flags = Flags(workers=workers, dashboard=not no_dashboard, allow_import=allow_import)
+    prepared = prepare(load_job(config, overrides or (), flags), fresh=fresh, same_input=same_input)
+    if dry_run:
+        show(prepared)
+        return
+    made = prepared.submit()
+    if as_json:
+        print_json({"job": made.number, "run_directory": str(prepared.run.path)})
+    else:
+        say(submitted_words(made, prepared.run))
+
+
+@app.command()
+@told
+def logs(
+    run_path: RunPath,
+    lines: Annotated[
+        int, typer.Option("--lines", metavar="N", parser=whole, help="How many of each log, from its end.")
+    ] = 40,
+    with_workers: Annotated[bool, typer.Option("--workers", help="Those of the workers too.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a run's batch job printed, and its workers."""
+    from halotile.cli.batch import logs_of
+    from halotile.cli.status import find_run
+
+    for title, text in logs_of(find_run(run_path), lines, with_workers=with_workers):
+        say(f"== {title}\n{text}" if with_workers else text)
+
+
+@app.command()
+@told
+def cancel(run_path: RunPath, debug: Debug = False) -> None:
+    """End a run: its batch job, or its driver where it runs on this machine. What is done stays done."""
+    from halotile.cli.batch import cancel as cancel_run
+    from halotile.cli.status import find_run
+
+    say(cancel_run(find_run(run_path)))
+
+
+@app.command()
+@told
+def dashboard(run_path: RunPath, debug: Debug = False) -> None:
+    """Show where the dashboard of a run is, and how to reach it from your own computer."""
+    from halotile.cli.batch import dashboard_words
+    from halotile.cli.status import find_run
+
+    say(dashboard_words(find_run(run_path)))
+
+
+@app.command(hidden=True)
+@told
+def attend(run_path: RunPath, debug: Debug = False) -> None:
+    """Make one attempt at a submitted run; the script of its batch job calls this."""
+    from halotile.cli.batch import attend as attend_run
+
+    complain(f"attempt at {run_path}")
+    attend_run(run_path)

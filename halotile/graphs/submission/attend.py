@@ -1,0 +1,140 @@
+"""A submitted run inside its batch job: it goes on where the last attempt ended, and asks for another one in time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from halotile.errors import ClusterFailed, ConfigError, Stopped
+from halotile.graphs.outcome import ended_by
+from halotile.graphs.submission import slurm
+from halotile.storage.batchfiles import BatchFiles
+from halotile.storage.rundir import RunDirectory
+
+TIME_IS_UP = "SIGUSR1"
+"""What the batch system sends before it ends a job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What was submitted.
+
+    Parameters
+    ----------
+    job : mapping
+        The job, as a run directory keeps one.
+    options : mapping
+        What the command said besides: fresh, same_input, allow_import.
+    submitted_from : str
+        The machine where it was.
+    number : str
+        The batch job's number.
+    attempts : int
+        How often it has begun.
+    """
+
+    job: dict[str, Any]
+    options: dict[str, bool]
+    submitted_from: str
+    number: str = ""
+    attempts: int = 0
+
+    def keep(self, files: BatchFiles) -> None:
+        """Write it down."""
+        files.write(asdict(self))
+
+
+def submission_in(run: RunDirectory) -> Submission:
+    """What a run directory was submitted as.
+
+    Raises
+    ------
+    ConfigError
+        When it was not.
+    """
+    record = BatchFiles(run).read()
+    if record is None:
+        raise ConfigError(f"{run.path} was not submitted: `recon-cli submit CONFIG` does that.")
+    return Submission(**record)
+
+
+def submit(submission: Submission, script: str, run: RunDirectory) -> Submission:
+    """Hand a run to Slurm; everything about it lies in its run directory.
+
+    Raises
+    ------
+    ConfigError
+        When a batch job of this run is waiting or running already.
+    ClusterFailed
+        When Slurm does not take it.
+    """
+    files = BatchFiles(run)
+    before = files.read()
+    if before and before["number"] and (state := slurm.state_of(before["number"])) is not None:
+        raise ConfigError(
+            f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {run.path}`."
+        )
+    run.create()
+    files.forget_end()
+    files.write_script(script)
+    files.log_path.touch(mode=0o600)
+    submission.keep(files)
+    made = replace(submission, number=slurm.submit(files.script_path))
+    made.keep(files)
+    return made
+
+
+def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
+    """Make one attempt at a submitted run.
+
+    Parameters
+    ----------
+    run : RunDirectory
+        Where it lies.
+    go : callable
+        ``go(submission, fresh)`` runs it.
+
+    Raises
+    ------
+    Stopped
+        When its time was up; it has been asked for again.
+    ClusterFailed
+        When its time was up, and nothing was done in it.
+    """
+    files = BatchFiles(run)
+    begun = submission_in(run)
+    # Slurm puts jobs back for reasons of its own too, and a job that was resubmitted has another number.
+    begun = replace(begun, attempts=begun.attempts + 1, number=os.environ.get("SLURM_JOB_ID", begun.number))
+    begun.keep(files)
+    files.forget_end()
+    before = _done_so_far(run)
+    try:
+        go(begun, begun.options["fresh"] and begun.attempts == 1)
+    except Stopped as stopped:
+        if stopped.asked_by != TIME_IS_UP:
+            raise
+        if _done_so_far(run) <= before:
+            reason = "its time was up before anything was done, so it is not asked for again: write a longer cluster.walltime"
+            files.mark_end(reason)
+            raise ClusterFailed(reason) from stopped
+        _ask_again(begun, files)
+        raise
+    except BaseException as error:
+        files.mark_end(ended_by(error))
+        raise
+    files.mark_end(None)
+
+
+def _done_so_far(run: RunDirectory) -> int:
+    """Blocks that all attempts together have done, those of a solver's earlier iterations too."""
+    return int((run.read_status() or {}).get("done", 0))
+
+
+def _ask_again(submission: Submission, files: BatchFiles) -> None:
+    """The same job once more; where jobs may not be put back, another one."""
+    try:
+        slurm.requeue(submission.number)
+    except ClusterFailed:
+        replace(submission, number=slurm.submit(files.script_path)).keep(files)

@@ -1,0 +1,67 @@
+"""The script of one batch job that holds driver, scheduler and workers."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from halotile.graphs.job import AnyJob, parse_bytes
+from halotile.graphs.pieces.batch import NANNY_BYTES
+from halotile.storage.rundir import LOG
+
+NOTICE_SECONDS = 120
+"""How long before its time is up the job is told."""
+DRIVER_BYTES = 2**30
+"""What the machine with the driver needs besides: which one that is, nobody knows before."""
+
+
+def batch_script(job: AnyJob, run: Path) -> str:
+    """What is submitted to Slurm.
+
+    Parameters
+    ----------
+    job : Job or Reconstruction
+        Its ``run`` and ``cluster`` say what is asked for.
+    run : Path
+        The run directory.
+
+    Returns
+    -------
+    str
+        A shell script with directives.
+    """
+    cluster = job.cluster
+    memory = parse_bytes(job.run.memory_per_worker) + NANNY_BYTES + DRIVER_BYTES
+    asked = {
+        "--job-name": Path(job.output.path).name,
+        "--output": str(run / LOG).replace("%", "%%"),
+        "--open-mode": "append",
+        "--ntasks": job.run.workers,
+        "--cpus-per-task": cluster.cores,
+        "--mem-per-cpu": f"{-(-memory // 2**20 // cluster.cores)}M",
+        "--gpus-per-task": cluster.gpus or None,
+        "--time": cluster.walltime,
+        "--partition": cluster.queue,
+        "--account": cluster.account,
+        # To the script itself, which has become the driver: it drains, and asks for another go.
+        "--signal": f"B:USR1@{NOTICE_SECONDS}",
+        "--requeue": "",
+    }
+    lines = [_line(key, str(value)) for key, value in asked.items() if value is not None]
+    kept = [line for line in lines if not any(skip in line for skip in cluster.directives_skip)]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {line}" for line in [*kept, *cluster.directives]),
+            "umask 077",
+            *cluster.prologue,
+            # In the place of the shell, which would hear of a signal only once its command has ended.
+            f"exec {shlex.join([sys.executable, '-P', '-m', 'halotile', 'attend', str(run)])}",
+            "",
+        ]
+    )
+
+
+def _line(key: str, value: str) -> str:
+    return f"{key}={shlex.quote(value)}" if value else key
