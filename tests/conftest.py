@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
+from tests.slurm import Slurm, running, why_not
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As a shell has it for what runs in the background; what tests start would inherit it, and never see Ctrl-C.
@@ -20,6 +23,16 @@ def cluster() -> Iterator[Cluster]:
     """Two worker processes over TLS, started once."""
     with local.start(Order(workers=2, memory_bytes=4 * 2**30)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Slurm]:
+    """A real Slurm of two nodes, started once."""
+    if reason := why_not():
+        pytest.skip(reason)
+    # Not among pytest's own: its daemons want a way to their socket that everybody may go.
+    with TemporaryDirectory(prefix="halotile-slurm-") as folder, running(Path(folder)) as started:
+        yield started
 
 
 @pytest.fixture

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 import dask
 from distributed.cli.dask_worker import main as dask_worker
 
-from halotile.graphs.addresses import address_of_interface, address_towards, host_of
+from halotile.graphs.addresses import LOOPBACK, address_of_interface, address_towards, host_of
 from halotile.graphs.workers.settings import SETTINGS
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+PRIVATE = ("--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0")
+"""Its own web server, which it has without pages too, would listen on every interface."""
 QUIET = "warning"
 """What the logs are for is what went wrong."""
 
@@ -36,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> None:
     logging.getLogger("distributed").setLevel(QUIET.upper())
     encrypted = own.address.startswith("tls://")
     with dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}):
-        dask_worker([own.address, "--host", host, "--no-dashboard", *others, "--nthreads", "1"])
+        dask_worker([own.address, "--host", host, *PRIVATE, *others, "--nthreads", "1"])
 
 
 def share_of(devices: str, share: str) -> str:

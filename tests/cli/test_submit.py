@@ -1,0 +1,136 @@
+"""Runs as batch jobs of a real Slurm: submitted, drained when their time is up, gone on with, cancelled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.hpc import BLOCKS, HpcJob, wait_for
+from tests.slurm import Slurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.cluster, pytest.mark.slow]
+SUBMIT = ("submit", "job.yaml", "--allow-import")
+
+
+@pytest.fixture
+def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
+    """A job that may take ten minutes."""
+    return HpcJob.create(tmp_path, slurm.environment, interface="lo", walltime="10")
+
+
+def status(job: HpcJob) -> dict[str, Any]:
+    """What `recon-cli status` says."""
+    return job.told("status", "out.zarr.run")
+
+
+def end_time(slurm: Slurm, number: str) -> None:
+    """What Slurm does before the time of a job is up."""
+    slurm.call("scancel", "--signal=USR1", "--batch", number)
+
+
+def begin_now(slurm: Slurm, number: str) -> None:
+    """Slurm waits two minutes before it begins a job again."""
+    wait_for(lambda: "PENDING" in slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%T"))
+    slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+
+
+def submitted(job: HpcJob, *words: str) -> str:
+    """The number of the batch job."""
+    return str(job.told(*SUBMIT, *words)["job"])
+
+
+def test_a_dry_run_shows_the_script_and_the_plan_and_writes_nothing(job: HpcJob, slurm: Slurm) -> None:
+    said = job.call(*SUBMIT, "--dry-run")
+    assert "#SBATCH --signal=B:USR1@120" in said
+    assert f"attend {job.run_directory}" in said
+    assert f"blocks    {BLOCKS} of 128 × 128" in said
+    assert not job.run_directory.exists()
+    assert not slurm.jobs()
+
+
+def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.3)
+    number = submitted(job)
+    wait_for(lambda: len(job.log()) > 4)
+    assert f"job {number}: RUNNING, 1 attempt so far" in job.call("status", "out.zarr.run")
+    assert "ssh -N -L" in job.call("dashboard", "out.zarr.run")
+    end_time(slurm, number)
+    wait_for(lambda: status(job)["state"] == "queued")
+    first = [block for block, *_ in job.log()]
+    assert 4 < len(first) < BLOCKS
+    assert len(first) == status(job)["done"]
+    job.set_pace(0)
+    begin_now(slurm, number)
+    wait_for((job.run_directory / "finished").exists)
+    assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
+    assert status(job)["state"] == "finished"
+    assert "SIGUSR1: finishing the blocks in flight" in job.call("logs", "out.zarr.run")
+    job.check_whole()
+
+
+def test_a_run_that_may_not_be_put_back_is_submitted_again(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.3)
+    number = submitted(job)
+    wait_for(lambda: len(job.log()) > 4)
+    slurm.call("scontrol", "update", f"JobId={number}", "Requeue=0")
+    job.set_pace(0)
+    end_time(slurm, number)
+    wait_for((job.run_directory / "finished").exists)
+    record = json.loads((job.run_directory / "batch.json").read_text())
+    assert (record["attempts"], record["number"] == number) == (2, False)
+    job.check_whole()
+
+
+def test_an_attempt_that_did_nothing_is_the_last(job: HpcJob, slurm: Slurm) -> None:
+    number = submitted(job, "--set", 'cluster.prologue=["sleep 1"]')
+    log = job.run_directory / "batch.log"
+    wait_for(lambda: "cluster: slurm-alloc" in log.read_text())
+    end_time(slurm, number)
+    reason = wait_for((job.run_directory / "failed").exists) and (job.run_directory / "failed").read_text()
+    assert "its time was up before anything was done, so it is not asked for again" in reason
+    wait_for(lambda: not slurm.jobs())
+    assert status(job)["state"] == "stopped"
+
+
+def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.3)
+    number = submitted(job)
+    wait_for(lambda: len(job.log()) > 2)
+    assert f"job {number} is cancelled" in job.call("cancel", "out.zarr.run")
+    here = str(job.folder)
+    assert [
+        p.pid for p in psutil.process_iter(["cmdline"]) if here in " ".join(p.info["cmdline"] or ())
+    ] == []
+    assert not slurm.jobs()
+    done = status(job)["done"]
+    assert status(job)["state"] in ("stopped", "interrupted")
+    job.set_pace(0)
+    job.call("resume", "out.zarr.run", "--allow-import", "--cluster", "local")
+    assert len(job.log()) >= BLOCKS
+    assert done < BLOCKS
+    job.check_whole()
+
+
+def test_a_run_that_waits_is_not_submitted_twice(job: HpcJob) -> None:
+    job.set_pace(0.3)
+    number = submitted(job)
+    assert f"job {number} of this run is" in job.call(*SUBMIT, code=2)
+    job.call("cancel", "out.zarr.run")
+
+
+def test_what_slurm_refuses_is_told(job: HpcJob) -> None:
+    assert "invalid partition specified: fast" in job.call(*SUBMIT, "--set", "cluster.queue=fast", code=1)
+
+
+def test_files_of_a_submitted_run_are_for_their_owner(job: HpcJob) -> None:
+    job.set_pace(0.05)
+    submitted(job)
+    wait_for((job.run_directory / "finished").exists)
+    assert job.run_directory.stat().st_mode & 0o777 == 0o700
+    own = [path for path in job.run_directory.iterdir() if path.is_file()]
+    assert {path.stat().st_mode & 0o077 for path in own} == {0}
+    assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)

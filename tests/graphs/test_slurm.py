@@ -1,0 +1,139 @@
+"""Workers on a real Slurm: a job for each, steps of an allocation, copies of a command; lost ones are replaced."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.hpc import BLOCKS, HpcJob, finish, wait_for
+from tests.slurm import Slurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.fixture
+def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
+    """A job whose workers are jobs of Slurm's."""
+    return HpcJob.create(tmp_path, slurm.environment, kind="slurm", interface="lo")
+
+
+def listening(of: str) -> set[str]:
+    """The addresses on which Python listens, in processes that have this in their environment or command line."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            known = [*process.cmdline(), *process.environ().values()]
+            ours = "python" in process.name() and any(of in word for word in known)
+            connections = process.net_connections(kind="inet") if ours else []
+        except psutil.Error:
+            continue
+        found |= {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+    return found
+
+
+def test_each_worker_is_a_job_and_nothing_is_left_of_them(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.2)
+    running = job.start("run", "job.yaml", "--allow-import")
+    wait_for(lambda: len(job.log()) > 4)
+    assert len(slurm.jobs()) == 2
+    certificates = list(job.run_directory.glob("workers/tls-*/*.pem"))
+    assert len(certificates) == 2
+    assert {path.stat().st_mode & 0o777 for path in certificates} == {0o600}
+    assert {path.parent.stat().st_mode & 0o777 for path in certificates} == {0o700}
+    assert listening(str(job.folder)) == {"127.0.0.1"}
+    finish(running)
+    assert len({process for _, process, *_ in job.log()}) == 2
+    job.check_whole()
+    wait_for(lambda: not slurm.jobs())
+
+
+def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.7)
+    running = job.start("run", "job.yaml", "--allow-import")
+    wait_for(lambda: len(job.log()) > 3)
+    before = slurm.jobs()
+    slurm.call("scancel", before[0])
+    after = wait_for(lambda: {*slurm.jobs()} - {*before})
+    finish(running)
+    assert len(after) == 1
+    assert len({process for _, process, *_ in job.log()}) == 3, "the new one has done nothing"
+    job.check_whole()
+
+
+def test_each_job_has_gpus_of_its_own(job: HpcJob) -> None:
+    job.set_pace(0.1)
+    job.call("run", "job.yaml", "--allow-import", "--set", "cluster.gpus=1")
+    assert sorted({(node, gpus) for _, _, node, gpus in job.log()}) == [("n1", "0"), ("n1", "1")]
+
+
+def test_a_wrong_partition_is_told_in_slurms_words(job: HpcJob) -> None:
+    said = job.call("run", "job.yaml", "--allow-import", "--set", "cluster.queue=fast", code=1, timeout=30)
+    assert "Slurm takes no job" in said
+    assert "invalid partition specified: fast" in said
+    assert "`sinfo` lists its queues" in said
+
+
+def test_jobs_that_end_at_once_are_told_with_the_end_of_their_log(job: HpcJob, slurm: Slurm) -> None:
+    prologue = 'cluster.prologue=["echo no module called cuda >&2", "exit 7"]'
+    said = job.call("run", "job.yaml", "--allow-import", "--set", prologue, code=1)
+    assert "4 workers ended before they did anything" in said
+    assert "FAILED (NonZeroExitCode)" in said
+    assert "The end of its log:\nno module called cuda" in said
+    assert not slurm.jobs()
+
+
+def allocate(job: HpcJob, slurm: Slurm, *words: str) -> subprocess.Popen[str]:
+    """A run inside an allocation of both nodes."""
+    command = job.command("run", "job.yaml", "--allow-import", "--set", "cluster.kind=auto", *words)
+    return subprocess.Popen(
+        ["salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=5000", *command],
+        cwd=job.folder,
+        env=slurm.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.1)
+    assert "cluster: slurm-alloc, in Slurm's allocation" in finish(allocate(job, slurm, "--workers", "4"))
+    seen = {(node, gpus) for _, _, node, gpus in job.log()}
+    assert seen == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
+    job.check_whole()
+
+
+def test_a_step_that_is_lost_is_replaced(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.7)
+    process = allocate(job, slurm)
+    wait_for(lambda: len(job.log()) > 3)
+    (number,) = slurm.jobs()
+    steps = [
+        step for step in slurm.call("squeue", "--steps", "--noheader", "--format=%i").split() if "." in step
+    ]
+    slurm.call("scancel", next(step for step in steps if step.split(".")[1].isdecimal()))
+    finish(process)
+    assert len({process for _, process, *_ in job.log()}) == 3
+    job.check_whole()
+    wait_for(lambda: number not in slurm.jobs())
+
+
+def test_copies_of_a_command_become_its_workers(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.05)
+    command = job.command("run", "job.yaml", "--allow-import", "--set", "cluster.kind=auto")
+    done = subprocess.run(
+        ["srun", "--ntasks=3", "--label", *command],
+        cwd=job.folder,
+        env=slurm.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"0:   blocks       {BLOCKS} of {BLOCKS} done" in done.stdout
+    assert len({process for _, process, *_ in job.log()}) == 2
+    job.check_whole()

@@ -1,0 +1,169 @@
+"""Jobs for the tests of batch systems: a picture, a slow denoiser that notes its blocks, and the command that runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from tests.faults import REPOSITORY
+from tests.support import write_zarr
+
+EDGE = 128
+ACROSS = 6
+BLOCKS = ACROSS**2
+
+NOTED = '''
+import os, time
+from pathlib import Path
+
+import numpy as np
+
+
+def noted(pixels, folder):
+    """Twice the pixels, after a while; each call leaves a line."""
+    folder = Path(folder)
+    if float(pixels.max()) < 1:  # what a check of the denoiser tries it on
+        return pixels * 2
+    with open(folder / "log", "a") as log:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "-")
+        node = os.environ.get("SLURMD_NODENAME", "-")
+        log.write(f"{int(pixels[0, 0])} {os.getpid()} {node} {visible}\\n")
+    time.sleep(float((folder / "pace").read_text()))
+    return pixels * 2
+'''
+
+
+@dataclass(frozen=True)
+class HpcJob:
+    """A job in a folder of its own.
+
+    Parameters
+    ----------
+    folder : Path
+        Where everything lies.
+    environment : mapping
+        What the command starts with.
+    """
+
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    @classmethod
+    def create(cls, folder: Path, environment: Mapping[str, str] | None = None, **cluster: Any) -> HpcJob:
+        """A job that is not begun; every block of its picture has a value of its own."""
+        job = cls(folder, environment or dict(os.environ))
+        numbers = np.arange(BLOCKS, dtype="float32").reshape(ACROSS, ACROSS) + 1
+        write_zarr(folder / "in.zarr", np.kron(numbers, np.ones((EDGE, EDGE), "float32")), axes="yx")
+        (folder / "noting.py").write_text(NOTED)
+        (folder / "log").touch()
+        job.set_pace(0)
+        job.config.write_text(
+            json.dumps(
+                {
+                    "version": 1,
+                    "job": "denoise",
+                    "input": {"path": "in.zarr"},
+                    "output": {"path": "out.zarr", "shard": EDGE, "chunk": EDGE},
+                    "denoiser": {
+                        "name": "function",
+                        "import": "noting:noted",
+                        "depth": 0,
+                        "options": {"folder": str(folder)},
+                    },
+                    "tile": {"block": EDGE, "size": EDGE},
+                    "run": {"workers": 2, "memory_per_worker": "1GiB"},
+                    "cluster": cluster,
+                }
+            )
+        )
+        return job
+
+    @property
+    def config(self) -> Path:
+        """The job file."""
+        return self.folder / "job.yaml"
+
+    @property
+    def run_directory(self) -> Path:
+        """The run directory."""
+        return self.folder / "out.zarr.run"
+
+    def set_pace(self, seconds: float) -> None:
+        """How long a block takes."""
+        (self.folder / "pace").write_text(str(seconds))
+
+    def log(self) -> list[list[str]]:
+        """Of each block that was begun: its number, the process, its node, the GPUs that it may see."""
+        return [line.split() for line in (self.folder / "log").read_text().splitlines()]
+
+    def command(self, *words: str) -> list[str]:
+        """``recon-cli`` with these words."""
+        return [str(Path(sys.executable).with_name("recon-cli")), *words]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Begin a command."""
+        return subprocess.Popen(
+            self.command(*words),
+            cwd=self.folder,
+            env=dict(self.environment) | {"PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def call(self, *words: str, code: int = 0, timeout: float = 120) -> str:
+        """What a command prints; it has to end with this exit code."""
+        return finish(self.start(*words), code=code, timeout=timeout)
+
+    def told(self, *words: str) -> dict[str, Any]:
+        """What a command says in JSON."""
+        done = subprocess.run(
+            self.command(*words, "--json"),
+            cwd=self.folder,
+            env=dict(self.environment) | {"PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def check_whole(self) -> None:
+        """Assert that the output is right, and nobody's certificates are left."""
+        given = zarr.open_array(self.folder / "in.zarr", mode="r")[...]
+        np.testing.assert_array_equal(zarr.open_array(self.folder / "out.zarr", mode="r")[...], given * 2)
+        assert list(self.run_directory.glob("workers/tls-*")) == []
+
+
+def finish(process: subprocess.Popen[str], *, code: int = 0, timeout: float = 120) -> str:
+    """What a process has printed once it ends; it has to end with this exit code."""
+    try:
+        said, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        raise AssertionError(f"it did not end within {timeout:g} s\n{said}") from None
+    assert process.returncode == code, f"it ended with {process.returncode}\n{said}"
+    return str(said)
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
+    """What comes true in the end."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.1)
+    return found
