@@ -12,6 +12,7 @@ from halotile.cli import exits
 from halotile.cli.app import app, told
 from halotile.cli.arguments import ClusterKind, Debug, Json, NoDashboard, NoTls, Workers
 from halotile.cli.screen import complain, print_json, print_rows
+from halotile.errors import ConfigError
 
 if TYPE_CHECKING:
     from halotile.graphs.clusters.base import Order
@@ -45,7 +46,7 @@ def execute(
     from halotile.graphs.execute import execute as execute_script
 
     if not script.is_file():
-        raise typer.BadParameter(f"{script} is no file; write the path of a Python script.")
+        raise ConfigError(f"{script} is no file. Write the path of a Python script.")
     order = _order(workers or 2, memory, config, cluster, dashboard=not no_dashboard, tls=not no_tls)
     code = execute_script(
         [sys.executable, str(script), *context.args],
@@ -99,5 +100,5 @@ def _order(
     try:
         memory_bytes = parse_bytes(memory)
     except ValueError as error:
-        raise typer.BadParameter(f"--memory: {error}") from None
+        raise ConfigError(f"--memory: {error}") from None
     return Order(workers=workers, memory_bytes=memory_bytes, choice=load_cluster(config, flags), say=complain)

@@ -31,6 +31,7 @@ from halotile.storage.rundir import WORKERS
 WAIT_SECONDS = 300.0
 """How long they wait for one another: the driver plans the job first."""
 POLL_SECONDS = 0.2
+END_SECONDS = 10.0
 _LAUNCHES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")
 """What names the launch, so that an address of an earlier one is not taken for this one's."""
 _NODES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
@@ -109,6 +110,9 @@ def start(order: Order) -> Iterator[Cluster]:
             finally:
                 with suppress(OSError):
                     point.unlink()
+                # The others share the screen: a scheduler that is suddenly gone has them say so at length.
+                with suppress(TimeoutError, OSError, ValueError):
+                    client.sync(client.retire_workers, callback_timeout=END_SECONDS)
 
 
 def serve(folder: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,8 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
         When dask-jobqueue refuses an option.
     """
     holder = _class_of(system)
+    if order.folder and shlex.quote(str(order.folder)) != str(order.folder):
+        order = replace(order, folder=None)  # dask-jobqueue writes paths into scripts as they are
     interface = _interface(system, order.choice)
     address = address_of_interface(interface) if interface else own_address()
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Sequence
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import dask
 from distributed.cli.dask_worker import main as dask_worker
@@ -37,8 +40,26 @@ def main(words: Sequence[str] | None = None) -> None:
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", QUIET)
     logging.getLogger("distributed").setLevel(QUIET.upper())
     encrypted = own.address.startswith("tls://")
-    with dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}):
+    with (
+        dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}),
+        in_words(own.address),
+    ):
         dask_worker([own.address, "--host", host, *PRIVATE, *others, "--nthreads", "1"])
+
+
+@contextmanager
+def in_words(address: str) -> Iterator[None]:
+    """What keeps a worker from its scheduler, as the one line that ends its log."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        cause: BaseException = error
+        while (deeper := cause.__cause__ or cause.__context__) is not None:
+            cause = deeper
+        sys.exit(
+            f"no worker on {socket.gethostname()}: the scheduler at {address} does not answer it "
+            f"({type(cause).__name__}: {cause})"
+        )
 
 
 def share_of(devices: str, share: str) -> str:

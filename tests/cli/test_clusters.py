@@ -1,0 +1,174 @@
+"""`exec`, `doctor`, and the options that say where workers live."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halotile.cli.config import Flags, load_cluster, load_job
+from halotile.cli.main import app
+from halotile.errors import ConfigError
+from tests.cli.engine import RUNNER
+from tests.faults import REPOSITORY
+from tests.hpc import BLOCKS, HpcJob, finish
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+import torch
+from distributed import Client
+from halotile import DistributedContext, distribute
+
+print("words", sys.argv[1:])
+print("address", os.environ["DASK_SCHEDULER_ADDRESS"])
+with Client() as client:
+    print("sum", client.submit(sum, [1, 2, 3]).result())
+with DistributedContext() as ctx:
+    smooth = distribute(torch.nn.AvgPool2d(3, 1, 1), ctx, type_object="denoiser", patch_size=8, overlap=1)
+    print("workers", ctx.world_size, tuple(smooth(torch.ones(1, 1, 20, 20)).shape))
+print("key", Path(os.environ["DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY"]).parent)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of one's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_script_joins_the_cluster_that_is_up_for_it(home: Path) -> None:
+    (home / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "halotile", "exec", "script.py", "--workers", "3", "one", "--two", "3"],
+        cwd=home,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert said["words"] == "['one', '--two', '3']"
+    assert said["address"].startswith("tls://127.0.0.1:")
+    assert said["sum"] == "6"
+    assert said["workers"] == "3 (1, 1, 20, 20)"
+    assert Path(said["key"]).parent == home / "cache" / "halotile"
+    assert not Path(said["key"]).exists()
+
+
+def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
+    done = RUNNER.invoke(app, ["exec", str(tmp_path / "none.py")])
+    assert done.exit_code == 2
+    assert "is no file. Write the path of a Python script" in " ".join(done.output.split())
+
+
+def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
+    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local", "--json"])
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    assert found["cluster"]["text"] == "local: as written"
+    assert "rename, fsync" in found["file system"]["text"]
+    assert found["encryption"]["verdict"] == "ok"
+    assert done.exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
+    done = RUNNER.invoke(
+        app, ["doctor", "--output", str(tmp_path), "--start", "--workers", "1", "--cluster", "local"]
+    )
+    assert "ok 1 worker of 1 on 127.0.0.1" in done.stdout
+    assert "ok the same on every worker" in done.stdout
+
+
+def test_the_doctor_tells_of_a_file_system_that_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("halotile.graphs.doctor.fcntl.flock", refuse)
+    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local"])
+    assert done.exit_code == 1
+    assert "MISSING:" in done.stdout
+    assert "Operation not supported" in done.stdout
+
+
+def test_options_replace_what_the_file_says(config: Path) -> None:
+    job = load_job(config, flags=Flags(cluster="slurm", dashboard=False))
+    assert (job.cluster.kind, job.cluster.dashboard) == ("slurm", False)
+    assert load_cluster(config, Flags(cluster="pbs")).kind == "pbs"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ("kind: slrum", "no cluster is called slrum; did you mean slurm?"),
+        ("kind: scheduler", "missing; write that of the running scheduler"),
+        ("kind: slurm, address: 'tls://10.0.0.7:8786'", "is for cluster scheduler"),
+        ("address: '10.0.0.7:8786'", "is not the address of a scheduler"),
+        ("address: 'tcp://10.0.0.7:8786'", "write one that begins with tls://"),
+        ("address: 'tcp://127.0.0.1:8786'", "write tls: false"),
+        ("address: 'tls://10.0.0.7:8786', tls: false", "whoever connects could run code as you"),
+        ("address: 'tls://10.0.0.7:8786', scheduler_file: s.json", "leave one of them out"),
+        ("kind: slurm, tls: false", "cluster slurm is reached from other machines"),
+        ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reached from other machines"),
+        ("walltime: four hours", "is not a time; write hours, minutes and seconds"),
+        ("gpus: -1", "-1 is too small; write at least 0"),
+        ("partition: fast", "unknown key"),
+        ("prologue: module load cuda", "is not a list"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_line(config: Path, values: str, words: str) -> None:
+    text = config.read_text()
+    kept = "\n".join(line for line in text.splitlines() if not line.startswith("cluster"))
+    config.write_text(f"{kept}\ncluster: {{{values}}}\n")
+    for load in (load_job, load_cluster):
+        with pytest.raises(ConfigError) as caught:
+            load(config)
+        assert words in str(caught.value)
+        assert f"{config}:" in str(caught.value)
+
+
+def test_no_tls_is_for_this_machine_alone(config: Path) -> None:
+    assert not load_job(config, flags=Flags(tls=False, cluster="local")).cluster.tls
+    with pytest.raises(ConfigError, match=r"cluster\.tls"):
+        load_job(config, flags=Flags(tls=False, cluster="slurm"))
+
+
+def test_a_variable_that_names_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOTILE_CLUSTER", "slrum")
+    done = RUNNER.invoke(app, ["doctor"])
+    assert done.exit_code == 2
+    assert "HALOTILE_CLUSTER is 'slrum', and no cluster is called so. Did you mean slurm?" in done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_copies_that_mpirun_starts_become_workers_of_the_first(tmp_path: Path) -> None:
+    """With the variables of Open MPI, of which nothing else is used."""
+    launch = os.environ | {
+        "OMPI_COMM_WORLD_SIZE": "3",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
+        "PMIX_NAMESPACE": "run/1",
+    }
+    jobs = [HpcJob(tmp_path, launch | {"OMPI_COMM_WORLD_RANK": str(rank)}) for rank in range(3)]
+    HpcJob.create(tmp_path).set_pace(0.05)
+    first, *others = [
+        finish(copy) for copy in [job.start("run", "job.yaml", "--allow-import") for job in jobs]
+    ]
+    assert f"{BLOCKS} of {BLOCKS} done" in first
+    assert others == ["", ""]
+    jobs[0].check_whole()
+    assert len({process for _, process, *_ in jobs[0].log()}) == 2

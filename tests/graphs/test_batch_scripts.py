@@ -1,0 +1,167 @@
+"""What batch systems are given, held to the letter: one system is here, of the others there are but their scripts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from halotile.errors import ConfigError
+from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
+from halotile.graphs.clusters.base import Order
+from halotile.graphs.credentials import Credentials
+from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run
+from halotile.graphs.pieces.base import State
+from halotile.graphs.pieces.batch import BatchSystem, job_script
+from halotile.graphs.submission.script import batch_script
+from halotile.registry import names
+
+pytestmark = pytest.mark.filterwarnings("ignore:OAR Job memory")
+
+SCRIPTS = Path(__file__).with_name("scripts")
+SYSTEMS = {
+    "slurm": slurm.SYSTEM,
+    "pbs": pbs.SYSTEM,
+    "sge": sge.SYSTEM,
+    "lsf": lsf.SYSTEM,
+    "oar": oar.SYSTEM,
+    "htcondor": htcondor.SYSTEM,
+}
+LOGS = Path("/scratch/ada/x.run/workers")
+PLAIN = Cluster(interface="lo")
+SITE = Cluster(
+    interface="lo",
+    queue="gpu",
+    account="phys",
+    walltime="04:00:00",
+    cores=4,
+    gpus=1,
+    prologue=("module load cuda", "source env/bin/activate"),
+    directives=("--constraint=v100",),
+)
+SITES = {
+    "htcondor": Cluster(
+        interface="lo", cores=4, gpus=1, prologue=("module load cuda",), directives=("nice_user = True",)
+    )
+}
+
+
+def script_of(system: BatchSystem, choice: Cluster) -> str:
+    """The script of a job, with the interpreter under one name."""
+    order = Order(workers=2, memory_bytes=4 * 2**30, choice=choice)
+    security = Credentials(LOGS / "tls-1").security
+    text = job_script(system, order, address="tls://10.0.0.7:8786", logs=LOGS, security=security)
+    return text.replace(sys.executable, "PYTHON")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("how", ["plain", "site"])
+def test_the_script_of_a_worker(name: str, how: str) -> None:
+    choice = PLAIN if how == "plain" else SITES.get(name, SITE)
+    assert script_of(SYSTEMS[name], choice) == (SCRIPTS / f"{name}-{how}.txt").read_text()
+
+
+def test_every_batch_system_is_here() -> None:
+    others = {"local", "scheduler", "slurm-alloc", "ranks"}
+    assert {*names("clusters")} == {*SYSTEMS} | others
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_no_script_holds_a_secret(name: str) -> None:
+    text = script_of(SYSTEMS[name], PLAIN)
+    assert "PRIVATE" not in text
+    assert f"--tls-key {LOGS}/tls-1/key.pem" in text
+
+
+def test_directives_are_left_out_by_what_they_contain() -> None:
+    assert "--mem" not in script_of(
+        slurm.SYSTEM, Cluster(interface="lo", directives_skip=("--mem=",))
+    ).replace("--memory", "")
+
+
+def test_what_a_system_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.queue is gpu, and HTCondor has nothing of the kind"):
+        script_of(htcondor.SYSTEM, Cluster(interface="lo", queue="gpu"))
+
+
+def test_the_users_own_configuration_of_dask_jobqueue_counts() -> None:
+    import dask
+
+    with dask.config.set(
+        {"jobqueue.slurm.queue": "theirs", "jobqueue.slurm.job-extra-directives": ["--nice"]}
+    ):
+        ours = script_of(slurm.SYSTEM, Cluster(interface="lo", account="phys"))
+        assert "#SBATCH -p theirs\n" in ours
+        assert "#SBATCH --nice\n" in ours
+        assert "#SBATCH -p fast\n" in script_of(slurm.SYSTEM, Cluster(interface="lo", queue="fast"))
+
+
+@pytest.mark.parametrize("how", ["plain", "site"])
+def test_the_script_of_a_whole_run(how: str) -> None:
+    job = Job(
+        input=Input(path="in.zarr"),
+        output=Output(path="/scratch/ada/my scan.zarr"),
+        denoiser=DenoiserChoice(name="tv"),
+        run=Run(workers=8),
+        cluster=PLAIN if how == "plain" else SITE,
+    )
+    text = batch_script(job, Path("/scratch/ada/my scan.zarr.run")).replace(sys.executable, "PYTHON")
+    assert text == (SCRIPTS / f"submit-{how}.txt").read_text()
+
+
+ANSWERS = {
+    ("slurm", "7|PENDING|Resources\n"): State(False, "PENDING (Resources)"),
+    ("slurm", "7|FAILED|NonZeroExitCode\n"): State(True, "FAILED (NonZeroExitCode)"),
+    ("slurm", "7|NODE_FAIL|None\n"): State(True, "NODE_FAIL"),
+    ("slurm", ""): State(True, "over"),
+    ("pbs", "Job id  Name  User\n"): State(False, "in the queue"),
+    ("lsf", "7 PEND\n"): State(False, "PEND"),
+    ("lsf", "7 EXIT\n"): State(True, "EXIT"),
+    ("oar", "7: Terminated\n"): State(True, "Terminated"),
+    ("oar", "7: Waiting\n"): State(False, "Waiting"),
+    ("htcondor", "7 5 no such file\n"): State(True, "held (no such file)"),
+    ("htcondor", "7 2 undefined\n"): State(False, "running"),
+    ("htcondor", ""): State(True, "completed"),
+}
+COMMANDS = {
+    "slurm": "squeue",
+    "pbs": "qstat",
+    "sge": "qstat",
+    "lsf": "bjobs",
+    "oar": "oarstat",
+    "htcondor": "condor_q",
+}
+
+
+def pretend(folder: Path, name: str, said: str, code: int = 0) -> None:
+    """A command of a batch system that always answers the same."""
+    (folder / "answer").write_text(said)
+    (folder / name).write_text(f'#!/bin/sh\ncat "{folder}/answer"\nexit {code}\n')
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("name", "said"), ANSWERS)
+def test_what_a_batch_system_says_of_a_job(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(tmp_path, COMMANDS[name], said)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert SYSTEMS[name].states(["7"]) == {"7": ANSWERS[name, said]}
+
+
+@pytest.mark.parametrize("name", ["pbs", "sge"])
+def test_a_job_that_the_system_has_forgotten_is_over(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(tmp_path, COMMANDS[name], "Unknown Job Id 7", code=153)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert SYSTEMS[name].states(["7"]) == {"7": State(True, "not in the queue any more")}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_that_does_not_answer_has_lost_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert SYSTEMS[name].states(["7"]) == {}

@@ -1,0 +1,213 @@
+"""A scheduler that runs already is joined with its certificates, and never without where that is not safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+
+from halotile.errors import ConfigError
+from halotile.graphs import job
+from halotile.graphs.clusters import scheduler
+from halotile.graphs.clusters.base import Order
+from halotile.graphs.credentials import Credentials, credentials
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import run
+from halotile.graphs.versions import differing_versions
+from tests.faults import REPOSITORY
+from tests.support import job_of, noisy_picture, write_zarr
+
+pytestmark = pytest.mark.cluster
+
+
+def order(**choice: object) -> Order:
+    return Order(workers=1, memory_bytes=2**31, choice=job.Cluster(kind="scheduler", **choice))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Credentials]:
+    """Somebody's certificates."""
+    with credentials(tmp_path_factory.mktemp("own")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def running(own: Credentials) -> Iterator[LocalCluster]:
+    """Somebody's scheduler, with a worker."""
+    with LocalCluster(
+        n_workers=1,
+        threads_per_worker=1,
+        processes=False,
+        security=own.security,
+        protocol="tls://",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def trusted(own: Credentials) -> Iterator[None]:
+    """Dask's configuration has the certificates."""
+    certificate, key = own.paths
+    tls = "distributed.comm.tls"
+    with dask.config.set(
+        {f"{tls}.ca-file": certificate, f"{tls}.client.cert": certificate, f"{tls}.client.key": key}
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("trusted")
+def test_a_job_runs_on_it_and_leaves_it_running(running: LocalCluster, tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}))
+    with scheduler.start(order(address=running.scheduler_address)) as cluster:
+        assert cluster.workers == 1
+        assert cluster.missing() is None
+        assert run(plan, cluster=cluster).done == len(plan.grid)
+    assert np.isfinite(zarr.open_array(tmp_path / "out.zarr", mode="r")[...]).all()
+    assert running.scheduler.status.name == "running"
+
+
+@pytest.mark.usefixtures("trusted")
+def test_it_is_found_by_its_file_or_in_the_environment(
+    running: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps({"address": running.scheduler_address}))
+    with scheduler.start(order(scheduler_file=str(file))) as cluster:
+        assert cluster.client.scheduler.address == running.scheduler_address
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", running.scheduler_address)
+    with scheduler.start(order()) as cluster:
+        assert cluster.client.scheduler.address == running.scheduler_address
+
+
+def refused(choice: Order) -> str:
+    with pytest.raises(ConfigError) as caught, scheduler.start(choice):
+        pass
+    return str(caught.value)
+
+
+def test_what_is_missing_or_not_safe_is_told(tmp_path: Path, running: LocalCluster) -> None:
+    assert "nothing says where it is" in refused(order())
+    assert "has no scheduler's address" in refused(order(scheduler_file=str(tmp_path / "none.json")))
+    assert "with which certificate to connect" in refused(order(address=running.scheduler_address))
+    assert "write tls: false, or --no-tls" in refused(order(address="tcp://127.0.0.1:9"))
+    for tls in (True, False):
+        assert "Start it with TLS" in refused(order(address="tcp://10.9.8.7:9", tls=tls)).replace(
+            "start it", "Start it"
+        )
+
+
+def test_workers_that_lack_halotile_or_have_another_version_are_told(
+    running: LocalCluster, own: Credentials
+) -> None:
+    with Client(running.scheduler_address, security=own.security, set_as_default=False) as client:
+        assert differing_versions(client) == ()
+
+
+KNOCK = """
+import asyncio, os, sys
+from distributed.comm import connect
+from distributed.security import Security
+if len(sys.argv) > 3:
+    os.setgid(65534); os.setuid(65534)
+arguments = Security(
+    tls_ca_file=sys.argv[2], tls_client_cert=sys.argv[2], tls_client_key=sys.argv[2].replace("certificate", "key")
+).get_connection_args("client") if sys.argv[2] else {}
+
+async def knock():
+    comm = await connect(sys.argv[1], timeout=5, **arguments)
+    await comm.write({"op": "identity", "reply": True})
+    print(await asyncio.wait_for(comm.read(), 5))
+
+asyncio.run(knock())
+"""
+
+
+def knock(address: str, certificate: str, *, as_nobody: bool) -> subprocess.CompletedProcess[str]:
+    """Ask a scheduler who it is, from another process."""
+    return subprocess.run(
+        [sys.executable, "-c", KNOCK, address, certificate, *(["nobody"] if as_nobody else [])],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_its_owner_gets_an_answer(running: LocalCluster, own: Credentials) -> None:
+    """Else the refusals below would say nothing."""
+    done = knock(running.scheduler_address, own.paths[0], as_nobody=False)
+    assert "'type': 'Scheduler'" in done.stdout, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("how", ["plain", "no certificate", "another authority", "the files themselves"])
+def test_another_user_is_refused(running: LocalCluster, own: Credentials, how: str, tmp_path: Path) -> None:
+    address = running.scheduler_address
+    if how == "plain":
+        done = knock(address.replace("tls://", "tcp://"), "", as_nobody=True)
+    elif how == "no certificate":
+        done = knock(address, "", as_nobody=True)
+    elif how == "the files themselves":
+        done = knock(address, own.paths[0], as_nobody=True)
+        assert "Permission denied" in done.stderr
+    else:
+        with credentials(tmp_path) as other, TemporaryDirectory() as theirs:
+            Path(theirs).chmod(0o755)
+            for path in other.paths:
+                shutil.copy(path, theirs)
+                (Path(theirs) / Path(path).name).chmod(0o644)
+            done = knock(address, f"{theirs}/certificate.pem", as_nobody=True)
+            assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
+    assert done.returncode != 0
+    assert "Scheduler" not in done.stdout
+
+
+def test_a_worker_with_another_authority_is_refused(running: LocalCluster, tmp_path: Path) -> None:
+    with credentials(tmp_path) as other:
+        certificate, key = other.paths
+        words = [
+            "--tls-ca-file",
+            certificate,
+            "--tls-cert",
+            certificate,
+            "--tls-key",
+            key,
+            "--death-timeout",
+            "5",
+        ]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "halotile.graphs.workers",
+                running.scheduler_address,
+                *words,
+            ],
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert re.search(
+        r"^no worker on .*CERTIFICATE_VERIFY_FAILED|^no worker on .*TimeoutError", done.stderr, re.MULTILINE
+    ), done.stderr
+    assert len(running.scheduler.workers) == 1

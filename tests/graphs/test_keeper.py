@@ -1,0 +1,160 @@
+"""Lost pieces are replaced; pieces that keep ending at once are given up, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from halotile.errors import ClusterFailed
+from halotile.graphs.pieces.base import Piece, State
+from halotile.graphs.pieces.keeper import Keeper
+
+
+@dataclass(eq=False)
+class FakePiece:
+    """A piece that stands as it is told."""
+
+    title: str
+    refusal: str | None = None
+    state: State = field(default_factory=lambda: State(False, "PENDING (Resources)"))
+
+    def log_tail(self) -> str:
+        """What it printed."""
+        return "no such module"
+
+
+class FakeCluster:
+    """Pieces by name, and those whose workers are there."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, FakePiece] = {}
+        self.here: set[str] = set()
+        self.made = 0
+        self.refusal: str | None = None
+
+    @property
+    def scheduler_info(self) -> dict[str, Any]:
+        """As Dask has it."""
+        return {"workers": {name: {"name": name} for name in self.here}}
+
+    def scale(self, count: int) -> None:
+        """As many pieces as are asked for."""
+        while len(self.workers) < count:
+            self.made += 1
+            self.workers[f"w{self.made}"] = FakePiece(f"job {self.made}", self.refusal)
+
+    def scale_down(self, names: Sequence[str]) -> None:
+        """Let go of pieces."""
+        for name in names:
+            del self.workers[name]
+
+    def sync(self, function: Any, *arguments: Any, **_: Any) -> Any:
+        """At once."""
+        return function(*arguments)
+
+
+class Watch:
+    """A keeper that is taken through its rounds by hand, with a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("halotile.graphs.pieces.keeper.time.monotonic", lambda: self.now)
+        self.cluster = FakeCluster()
+        self.said: list[str] = []
+        self.keeper = Keeper(self.cluster, workers, look, self.said.append)
+
+    def rounds(self, count: int, seconds: float = 5.0) -> None:
+        """Some rounds."""
+        for _ in range(count):
+            self.keeper._round()
+            self.now += seconds
+
+    def end(self, name: str) -> None:
+        """A piece ends."""
+        self.cluster.here.discard(name)
+        self.cluster.workers[name].state = State(True, "FAILED (NonZeroExitCode)")
+
+
+def look(pieces: Sequence[Piece]) -> dict[Piece, State]:
+    return {piece: piece.state for piece in pieces if isinstance(piece, FakePiece)}
+
+
+def test_as_many_pieces_are_asked_for_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 3)
+    watch.rounds(2)
+    assert [*watch.cluster.workers] == ["w1", "w2", "w3"]
+    assert watch.keeper.missing() == "3 PENDING (Resources)"
+    watch.cluster.here.add("w2")
+    assert watch.keeper.missing() is None
+
+
+def test_a_piece_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 2)
+    watch.rounds(1)
+    watch.cluster.here |= {"w1", "w2"}
+    watch.rounds(1)
+    watch.end("w1")
+    watch.rounds(2)
+    assert [*watch.cluster.workers] == ["w2", "w3"]
+    assert watch.said == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
+
+
+def test_pieces_that_keep_ending_at_once_are_given_up_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 2)
+    for _ in range(20):
+        watch.rounds(1, seconds=60)
+        for name in [*watch.cluster.workers]:
+            watch.end(name)
+    assert watch.cluster.made == 4
+    with pytest.raises(ClusterFailed, match=r"4 workers ended before .* job 3: FAILED .*\n.*no such module"):
+        watch.keeper.check()
+
+
+def test_a_pause_lies_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 1)
+    watch.rounds(1)
+    watch.end("w1")
+    watch.rounds(2, seconds=0.5)
+    assert watch.cluster.made == 1
+    watch.rounds(5, seconds=0.5)
+    assert watch.cluster.made == 2
+
+
+def test_pieces_that_worked_a_while_are_replaced_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 1)
+    for number in range(1, 30):
+        watch.rounds(1)
+        name = f"w{number}"
+        assert [*watch.cluster.workers] == [name]
+        watch.cluster.here.add(name)
+        watch.rounds(14)
+        watch.end(name)
+        watch.rounds(2)
+    watch.keeper.check()
+
+
+def test_a_cluster_goes_on_with_the_workers_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 2)
+    watch.rounds(1)
+    watch.cluster.here.add("w1")
+    for _ in range(20):
+        watch.rounds(1, seconds=40)
+        for name in {*watch.cluster.workers} - {"w1"}:
+            watch.end(name)
+    assert "no more workers are asked for" in watch.said[-1]
+    assert next(iter(watch.cluster.workers)) == "w1"
+    watch.keeper.check()
+    watch.cluster.here.clear()
+    with pytest.raises(ClusterFailed):
+        watch.keeper.check()
+
+
+def test_a_piece_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 1)
+    watch.cluster.refusal = "sbatch: error: invalid partition."
+    watch.rounds(10, seconds=30)
+    with pytest.raises(ClusterFailed, match="invalid partition"):
+        watch.keeper.check()
