@@ -25,7 +25,7 @@ def cost_rows(figures: Figures) -> list[Row]:
     return [
         ("memory", _memory(figures)),
         ("disk", _disk(figures)),
-        ("workers", str(figures["workers"])),
+        ("workers", _workers(figures)),
         *[("note", str(note)) for note in figures.get("notes", ())],
     ]
 
@@ -48,3 +48,8 @@ def _disk(figures: Figures) -> str:
     scratch = figures["scratch_bytes"]
     text += f" and {bytes_text(scratch)} of scratch" if scratch else ", no scratch"
     return f"{text}; {bytes_text(figures['free_disk_bytes'])} free"
+
+
+def _workers(figures: Figures) -> str:
+    where = figures.get("cluster")
+    return f"{figures['workers']}, on cluster {where}" if where else str(figures["workers"])

@@ -62,6 +62,7 @@ def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool,
     from halotile.cli.report import make_report
     from halotile.errors import ConfigError
     from halotile.graphs.job import Reconstruction
+    from halotile.graphs.resolution import is_other_copy
     from halotile.graphs.simulation.plan import make_simulation_plans
     from halotile.graphs.simulation.run import run_simulation
 
@@ -69,6 +70,8 @@ def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool,
         raise ConfigError(
             "job is denoise: it has no operators whose measurements could be simulated. Write job: reconstruct."
         )
+    if is_other_copy(job.cluster):
+        raise ConfigError("simulate is a command for one copy. Start it without mpirun and srun.")
     plans = make_simulation_plans(job, noise, overwrite=overwrite)
     with make_report(quiet=quiet) as report:
         run_simulation(plans, choice=job.cluster, observer=report, import_folder=job.import_folder)

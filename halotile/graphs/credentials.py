@@ -70,7 +70,7 @@ def credentials(base: Path) -> Iterator[Credentials]:
 
     Folders there whose owners are gone are removed.
     """
-    sweep(base)
+    sweep_stale(base)
     # It gets its name once it is owned: nobody sweeps it in between.
     unnamed = Path(tempfile.mkdtemp(dir=base))  # of mode 0700
     folder = unnamed.with_name(PREFIX + unnamed.name)
@@ -86,7 +86,7 @@ def credentials(base: Path) -> Iterator[Credentials]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(base: Path) -> None:
+def sweep_stale(base: Path) -> None:
     """Remove certificates that were left behind by owners that are gone."""
     for folder in base.glob(f"{PREFIX}*"):
         with suppress(OSError), _owned(folder):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
+from halotile.graphs.arguments import Words, cluster_of
 from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
 from halotile.graphs.paths import whole_path
 from halotile.graphs.planner import make_plan
@@ -25,6 +26,7 @@ def denoise(
     *,
     workers: int = 2,
     memory_per_worker: str | int = "4GiB",
+    cluster: str | Words = "auto",
     depth: int | None = None,
     boundary: str = "auto",
     overwrite: bool = False,
@@ -33,7 +35,8 @@ def denoise(
     sides: Mapping[str, str | Path] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Denoise a picture of any size from disk to disk, on worker processes of this machine.
+    """Denoise a picture of any size from disk to disk, on worker processes of this machine
+    or of a cluster.
 
     The result has the same bits as the denoiser gives on the whole picture. Call it again after an
     interruption, and it goes on where it was.
@@ -52,6 +55,9 @@ def denoise(
         Number of worker processes.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
+    cluster : str or mapping
+        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
+        environment says, else this machine.
     depth : int, optional
         Halo width in pixels; by default the denoiser's receptive field.
     boundary : str
@@ -106,6 +112,7 @@ def denoise(
         denoiser=choice,
         tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
+        cluster=cluster_of(cluster),
         allow_import=True,
     )
     return run(make_plan(job, fresh=fresh), observer=observer)

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 from halotile.errors import Stalled
 from halotile.graphs.arrival import await_workers
 from halotile.graphs.clusters.base import Cluster, Order, Start
+from halotile.graphs.credentials import sweep_stale
 from halotile.graphs.job import Cluster as ClusterChoice
 from halotile.graphs.job import Run, parse_bytes
 from halotile.graphs.progress import Progress
@@ -17,6 +18,7 @@ from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.status import StatusFile
 from halotile.registry import find
 from halotile.storage.journal import Journal
+from halotile.storage.rundir import WORKERS
 
 RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
@@ -128,6 +130,7 @@ class Session:
         kind = kind_of(self.choice)
         if kind.name != DEFAULT:
             self.status.say(f"cluster: {kind.name}, {kind.why}")
+        sweep_stale(self.folder / WORKERS)  # what a driver that was killed has left there
         start: Start = find("clusters", kind.name).start
         return start(
             Order(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile.graphs.credentials import credentials, private_base, sweep
+from halotile.graphs.credentials import credentials, private_base, sweep_stale
 from tests.faults import REPOSITORY
 
 
@@ -59,7 +59,7 @@ def test_what_a_killed_run_left_behind_is_swept_and_what_lives_stays(tmp_path: P
     ) as holder:
         assert holder.stdout
         left = Path(holder.stdout.readline().strip())
-        sweep(tmp_path)
+        sweep_stale(tmp_path)
         assert (left / "key.pem").exists(), "its owner lives"
         holder.send_signal(signal.SIGKILL)
         holder.wait(30)

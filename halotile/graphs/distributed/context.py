@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs import job
+from halotile.graphs.arguments import Words, cluster_of
 from halotile.graphs.arrival import await_workers
 from halotile.graphs.awaiting import await_all, results
 from halotile.graphs.clusters.base import Cluster, Order, Start
@@ -69,8 +70,9 @@ class DistributedContext(OneRank):
     workers : int, optional
         Processes to start on this machine. Left out, the cluster that the environment variable
         ``DASK_SCHEDULER_ADDRESS`` names is joined; where it is not set, up to four processes start.
-    cluster : Cluster, distributed.Client or graphs.job.Cluster, optional
-        A running cluster, which is used, and left running; or what kind of cluster to start, in the words of a job.
+    cluster : Cluster, distributed.Client, str or mapping, optional
+        A running cluster, which is used, and left running; or what to start: a kind such as ``"slurm"``, or the cluster section of
+        a job file.
     memory_per_worker : str or int, optional
         Such as ``4GB``: a worker that grows past it is ended. By default an equal share of the machine.
     scratch : path, optional
@@ -110,7 +112,7 @@ class DistributedContext(OneRank):
         device_mode: str | None = None,
         *,
         workers: int | None = None,
-        cluster: Cluster | Client | job.Cluster | None = None,
+        cluster: Cluster | Client | job.Cluster | str | Words | None = None,
         memory_per_worker: str | int | None = None,
         scratch: str | os.PathLike[str] | None = None,
         results: str | os.PathLike[str] | None = None,
@@ -182,13 +184,14 @@ class DistributedContext(OneRank):
         given = self._given
         if isinstance(given, Client):
             yield given, count_workers(given)
-        elif given is not None and not isinstance(given, job.Cluster):
+        elif given is not None and not isinstance(given, job.Cluster | str | Mapping):
             yield given.client, given.workers
         elif given is None and self._workers is None and ADDRESS in os.environ:
             with joined(ADDRESS, os.environ[ADDRESS]) as client:
                 yield client, count_workers(client)
         else:
-            with self._started(given or job.Cluster(dashboard=False)) as started:
+            choice = job.Cluster(dashboard=False) if given is None else cluster_of(given)
+            with self._started(choice) as started:
                 await_workers(started, warnings.warn)
                 yield started.client, started.workers
 

@@ -6,9 +6,9 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from halotile.errors import ConfigError
+from halotile.graphs.arguments import Words, cluster_of, section
 from halotile.graphs.job import (
     DenoiserChoice,
     FidelityChoice,
@@ -23,12 +23,7 @@ from halotile.graphs.outcome import Outcome
 from halotile.graphs.progress import Observer
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.reconstruction.run import reconstruct as run_reconstruction
-from halotile.graphs.words import nearest, shown
 from halotile.tasks.denoisers.function import GivenFunction
-
-T = TypeVar("T")
-Words = Mapping[str, Any]
-"""A section of a job in the words of a job file."""
 
 
 def reconstruct(
@@ -44,6 +39,7 @@ def reconstruct(
     exact: bool = False,
     workers: int = 2,
     memory_per_worker: str | int = "4GiB",
+    cluster: str | Words = "auto",
     overwrite: bool = False,
     fresh: bool = False,
     observer: Observer | None = None,
@@ -80,6 +76,9 @@ def reconstruct(
         Number of worker processes.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
+    cluster : str or mapping
+        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
+        environment says, else this machine.
     overwrite : bool
         Replace a Zarr that stands at ``output``.
     fresh : bool
@@ -111,39 +110,22 @@ def reconstruct(
     job = Reconstruction(
         output=Output(path=os.path.expanduser(os.fspath(output)), overwrite=overwrite),
         operators=tuple(measurements),
-        fidelity=_section("fidelity", FidelityChoice, fidelity),
+        fidelity=section("fidelity", FidelityChoice, fidelity),
         prior=_prior(prior),
-        solver=_section("solver", SolverChoice, solver),
+        solver=section("solver", SolverChoice, solver),
         shape="auto" if shape is None else tuple(shape),
         start=None if start is None else os.fspath(start),
         reference=None if reference is None else os.fspath(reference),
         exact=exact,
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
+        cluster=cluster_of(cluster),
         allow_import=True,
     )
     return run_reconstruction(make_reconstruction_plan(job, fresh=fresh), observer=observer)
 
 
-def _section(name: str, kind: type[T], written: str | Words) -> T:
-    """A section from its words."""
-    values = {"name": written} if isinstance(written, str) else written
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f'{name} is {shown(written)}: that is neither a name nor a mapping. Write {{"name": ...}}.'
-        )
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
-            near = nearest(str(key), known)
-            raise ConfigError(
-                f"{name} has no key {key!r}; "
-                + (f"did you mean {near}?" if near else f"write some of {', '.join(known)}.")
-            )
-    return kind(**values)
-
-
 def _prior(written: str | Words) -> PriorChoice:
-    choice = _section("prior", PriorChoice, written)
+    choice = section("prior", PriorChoice, written)
     if isinstance(choice.denoiser, str):
         raise ConfigError(
             f'prior: denoiser is {choice.denoiser!r}, without its options. Write {{"name": {choice.denoiser!r}, ...}}.'

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from halotile.errors import BlockInputFailed, DiskRefused
 from halotile.graphs.amounts import counted, first_line
+from halotile.graphs.arguments import Words, cluster_of
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
@@ -40,6 +41,7 @@ def simulate(
     seed: int = 0,
     workers: int = 2,
     memory_per_worker: str | int = "4GiB",
+    cluster: str | Words = "auto",
     overwrite: bool = False,
     observer: Observer | None = None,
 ) -> tuple[Path, ...]:
@@ -66,6 +68,9 @@ def simulate(
         Number of worker processes.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
+    cluster : str or mapping
+        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
+        environment says, else this machine.
     overwrite : bool
         Replace Zarrs that stand at the measurements' paths.
     observer : callable, optional
@@ -101,6 +106,7 @@ def simulate(
         reference=whole_path("reference", reference),
         start=whole_path("reference", reference),
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
+        cluster=cluster_of(cluster),
     )
     plans = make_simulation_plans(job, wanted, overwrite=overwrite)
     return run_simulation(plans, choice=job.cluster, observer=observer)
