@@ -1,6 +1,6 @@
 """Every fenced block of the pages that a newcomer reads runs as it stands there.
 
-A comment above a fence says how: ``<!-- example: NAME needs FILE ...; cluster -->``. Blocks of one NAME run in
+A comment above a fence says how: ``<!-- example: NAME needs FILE ...; cluster -->``, or ``slurm`` for ``cluster``. Blocks of one NAME run in
 order in one folder, in which the files it needs are made first. YAML and Python blocks are saved under the name
 in their first line (``# job.yaml``), YAML is validated (unless a later block simulates its data), Python is run. Of a
 console block the lines that begin with ``$`` are run. ``make`` and ``pip`` cannot run inside a test: there, targets and extras are looked up.
@@ -8,6 +8,7 @@ console block the lines that begin with ``$`` are run. ``make`` and ``pip`` cann
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -25,11 +26,21 @@ import zarr
 
 from halotile import registry
 from halotile.cli import exits
+from tests.slurm import Slurm
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/distribute.md", "examples/tiff/README.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/distribute.md",
+    "docs/hpc.md",
+    "docs/security.md",
+    "examples/tiff/README.md",
+)
+SITE = {"queue: gpu ": "queue: debug ", "account: phys123": "account: root", "ib0": "lo"}
+"""What the pages call things of some site, and what they are called in a Slurm of our own."""
 FENCE = re.compile(
-    r"(?:<!-- example: (?P<name>[\w-]+)(?: needs (?P<needs>[^;]*?))?(?P<cluster>; cluster)? -->\n)?"
+    r"(?:<!-- example: (?P<name>[\w-]+)(?: needs (?P<needs>[^;]*?))?(?:; (?P<mark>cluster|slurm))? -->\n)?"
     r"```(?P<kind>\w*)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -40,7 +51,7 @@ class Example:
     """The blocks of one name, in order."""
 
     needs: list[str] = field(default_factory=list)
-    cluster: bool = False
+    marks: set[str] = field(default_factory=set)
     blocks: list[tuple[str, str]] = field(default_factory=list)
 
     def simulated(self) -> set[str]:
@@ -63,25 +74,31 @@ def examples() -> dict[str, Example]:
         loose = f"{page}-{match.start()}"
         example = found.setdefault(match["name"] or loose, Example())
         example.needs += (match["needs"] or "").split()
-        example.cluster |= match["cluster"] is not None
+        example.marks |= {match["mark"], "cluster"} if match["mark"] else set()
         example.blocks.append((match["kind"], match["body"]))
     return found
 
 
 def cases() -> list[object]:
     return [
-        pytest.param(example, id=name, marks=[pytest.mark.cluster] if example.cluster else [])
+        pytest.param(example, id=name, marks=[getattr(pytest.mark, mark) for mark in example.marks])
         for name, example in examples().items()
     ]
 
 
 @pytest.mark.parametrize("example", cases())
-def test_an_example_runs_as_it_is_written(example: Example, tmp_path: Path) -> None:
+def test_an_example_runs_as_it_is_written(
+    example: Example, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    slurm: Slurm | None = request.getfixturevalue("slurm") if "slurm" in example.marks else None
+    environment = slurm.environment if slurm else dict(os.environ)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for name in example.needs:
         make_file(name, tmp_path)
     for kind, body in example.blocks:
-        run_block(kind, body, tmp_path, without_data=example.simulated())
+        for word, ours in SITE.items() if slurm else ():
+            body = body.replace(word, ours)
+        run_block(kind, body, tmp_path, environment, without_data=example.simulated())
 
 
 def make_file(name: str, folder: Path) -> None:
@@ -98,34 +115,53 @@ def make_file(name: str, folder: Path) -> None:
         shutil.copy(ROOT / "examples/tiff/job.yaml", folder)
         if not (folder / "scan.tif").exists():
             make_file("scan.tif", folder)
+    elif name == "scan.yaml":
+        page = (ROOT / "docs/hpc.md").read_text()
+        block = re.search(r"```yaml\n(# scan\.yaml\n.*?)```", page, re.DOTALL)
+        assert block
+        text = block[1]
+        for word, ours in SITE.items():
+            text = text.replace(word, ours)
+        (folder / name).write_text(text)
     else:
         raise AssertionError(f"no file called {name} can be made: teach make_file, or correct the comment")
 
 
-def run_block(kind: str, body: str, folder: Path, *, without_data: set[str]) -> None:
+def run_block(
+    kind: str, body: str, folder: Path, environment: dict[str, str], *, without_data: set[str]
+) -> None:
     if kind == "console":
         for line in body.splitlines():
             if line.startswith("$ "):
-                run_command(shlex.split(line[2:]), folder)
+                run_command(shlex.split(line[2:]), folder, environment)
         return
     title = re.match(r"# ([\w-]+\.\w+)\n", body)
     path = folder / (title[1] if title else f"example.{kind}")
     path.write_text(body)
     if path.name in without_data:
         return
-    run_command(["recon-cli", "validate", path.name] if kind == "yaml" else ["python", path.name], folder)
+    run_command(
+        ["recon-cli", "validate", path.name] if kind == "yaml" else ["python", path.name], folder, environment
+    )
 
 
-def run_command(words: list[str], folder: Path) -> None:
+def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> None:
     program, *rest = words
     if program == "make":
         return check_target(*rest)
     if program == "pip":
         return check_extras(rest)
     # The command itself: unlike `python -m`, it does not put the folder it is called in on the path.
-    start = {"python": sys.executable, "recon-cli": str(Path(sys.executable).with_name("recon-cli"))}[program]
+    ours = {"python": sys.executable, "recon-cli": str(Path(sys.executable).with_name("recon-cli"))}
+    assert program in {*ours, "salloc", "srun"}
     done = subprocess.run(
-        [start, *rest], cwd=folder, capture_output=True, text=True, timeout=240, check=False
+        [ours.get(word, word) for word in words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, (
         f"{shlex.join(words)} exits with {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -24,6 +24,7 @@ from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.credentials import Credentials, credentials
 from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS
 from halotile.graphs.resolution import rank_of
+from halotile.graphs.workers.__main__ import LEVEL
 from halotile.graphs.workers.__main__ import main as worker_command
 from halotile.graphs.workers.environment import own_environment
 from halotile.storage.rundir import WORKERS
@@ -110,9 +111,15 @@ def start(order: Order) -> Iterator[Cluster]:
             finally:
                 with suppress(OSError):
                     point.unlink()
-                # The others share the screen: a scheduler that is suddenly gone has them say so at length.
-                with suppress(TimeoutError, OSError, ValueError):
-                    client.sync(client.retire_workers, callback_timeout=END_SECONDS)
+                _dismiss(client, count)
+
+
+def _dismiss(client: Client, count: int) -> None:
+    """Send the others home in good order; one that has not even come yet is given a moment to."""
+    with suppress(TimeoutError, OSError, ValueError):
+        client.wait_for_workers(count, timeout=END_SECONDS)
+    with suppress(TimeoutError, OSError, ValueError):
+        client.sync(client.retire_workers, callback_timeout=END_SECONDS)
 
 
 def serve(folder: Path) -> None:
@@ -129,8 +136,15 @@ def serve(folder: Path) -> None:
         When no driver comes.
     """
     rank, _ = rank_of() or (0, 1)
-    told = _await_driver(meeting_point(folder))
-    worker_command([told["address"], "--name", f"rank-{rank}", *told["arguments"]])
+    point = meeting_point(folder)
+    told = _await_driver(point)
+    # All copies share a screen: what a worker says of a scheduler that ends is nobody's concern.
+    os.environ.setdefault(LEVEL, "critical")
+    try:
+        worker_command([told["address"], "--name", f"rank-{rank}", *told["arguments"]])
+    except SystemExit:
+        if point.exists():
+            raise  # else the driver has ended: there was nothing left to do
 
 
 def _await_driver(point: Path) -> Mapping[str, Any]:

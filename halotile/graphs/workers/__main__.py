@@ -23,6 +23,7 @@ from halotile.graphs.workers.settings import SETTINGS
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PRIVATE = ("--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0")
 """Its own web server, which it has without pages too, would listen on every interface."""
+LEVEL = "DASK_LOGGING__DISTRIBUTED"
 QUIET = "warning"
 """What the logs are for is what went wrong."""
 
@@ -37,8 +38,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if own.share and os.environ.get(VISIBLE):
         os.environ[VISIBLE] = share_of(os.environ[VISIBLE], own.share)
     host = address_of_interface(own.interface) if own.interface else address_towards(host_of(own.address))
-    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", QUIET)
-    logging.getLogger("distributed").setLevel(QUIET.upper())
+    level = os.environ.setdefault(LEVEL, QUIET)
+    logging.getLogger("distributed").setLevel(level.upper())
     encrypted = own.address.startswith("tls://")
     with (
         dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}),
