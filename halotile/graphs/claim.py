@@ -14,6 +14,7 @@ from halotile.storage.journal import Journal
 from halotile.storage.output import create_output, documents_digest, metadata_digest
 from halotile.storage.place import check_path, check_place
 from halotile.storage.rundir import RunDirectory
+from halotile.storage.workerlock import WorkerLock
 
 ORPHAN_SECONDS = 60.0
 """How long workers of a killed driver may take to end before a new one may write."""
@@ -63,7 +64,7 @@ def look(plan: RunPlan) -> int:
 
 
 def _open(plan: RunPlan, directory: RunDirectory) -> Journal:
-    directory.wait_for_workers(ORPHAN_SECONDS)
+    WorkerLock(directory).wait_for_all(ORPHAN_SECONDS)
     directory.clear_stop()
     if _resumable(plan, directory):
         sweep_partials(plan.output)

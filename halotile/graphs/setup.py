@@ -15,6 +15,7 @@ from distributed import Client, WorkerPlugin
 
 from halotile.graphs.stream import answering
 from halotile.storage.rundir import RunDirectory
+from halotile.storage.workerlock import WorkerLock
 from halotile.tasks.block import BlockRunner, BlockTask, Receipt
 from halotile.tasks.device import prepare_process
 from halotile.tasks.options import import_from
@@ -74,7 +75,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
             self._publish(_runners, runner)
 
     def _load(self) -> BlockRunner:
-        self.directory.hold_worker_lock(self.driver)
+        WorkerLock(self.directory).hold(self.driver)
         _holders[self.token] = self.directory
         import_from(self.import_folder)
         prepare_process(threads=1)
@@ -150,4 +151,4 @@ def _let_go(token: str) -> None:
         return
     directory = _holders.pop(token, None)
     if directory is not None and directory not in _holders.values():
-        directory.release_worker_lock()
+        WorkerLock(directory).release()

@@ -29,8 +29,6 @@ import contextlib
 import fcntl
 import json
 import os
-import socket
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,9 +82,6 @@ _DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 _LOCK_PATIENCE_SECONDS = 0.5
 """Longer than :meth:`RunDirectory.is_running` holds the lock to see whether it is free."""
-
-_worker_locks: dict[Path, int] = {}
-_worker_locks_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -338,62 +333,6 @@ class RunDirectory:
             return {}
         try:
             return read_holder(fd)
-        finally:
-            os.close(fd)
-
-    def hold_worker_lock(self, driver: dict[str, Any] | None = None) -> None:
-        """Show that this process may write to the output, until it ends or lets go. May be called again.
-
-        Parameters
-        ----------
-        driver : dict, optional
-            The :meth:`driver` that it works for.
-
-        Raises
-        ------
-        OutputRefused
-            When another driver has begun in the meantime: it has looked for workers already, and saw none.
-        """
-        path = Path(os.path.abspath(self.path / WORKERS_LOCK))
-        with _worker_locks_guard:
-            if path in _worker_locks:
-                return
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            now = self.driver()
-            if driver is not None and now != driver:
-                os.close(fd)
-                raise OutputRefused(
-                    f"{self.path}: this worker belongs to {in_words(driver)}, and {in_words(now)} has the run now. "
-                    "Nothing is to be done; the worker ends."
-                )
-            os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())
-            _worker_locks[path] = fd
-
-    def release_worker_lock(self) -> None:
-        """Let go of the lock: this process will write nothing more to the output."""
-        with _worker_locks_guard:
-            fd = _worker_locks.pop(Path(os.path.abspath(self.path / WORKERS_LOCK)), None)
-            if fd is not None:
-                os.close(fd)
-
-    def wait_for_workers(self, timeout_seconds: float) -> None:
-        """Wait until no worker of an earlier driver is left that could still write.
-
-        Raises
-        ------
-        OutputRefused
-            When some still live after ``timeout_seconds``.
-        """
-        fd = os.open(self.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
-        try:
-            if not acquire(fd, timeout_seconds):
-                seen = ", ".join(os.pread(fd, 4096, 0).decode(errors="replace").split("\n")[:-1])
-                raise OutputRefused(
-                    f"workers of an earlier run still hold {self.path} after {timeout_seconds:g} s; "
-                    f"these have been seen there: processes {seen}. End them, then run again."
-                )
-            os.ftruncate(fd, 0)
         finally:
             os.close(fd)
 

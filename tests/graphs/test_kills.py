@@ -23,6 +23,7 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.progress import Progress
 from halotile.storage.rundir import RunDirectory
+from halotile.storage.workerlock import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 
 pytestmark = pytest.mark.cluster
@@ -95,8 +96,8 @@ def test_a_driver_waits_for_workers_of_an_earlier_one_and_gives_up_with_a_text(
     scene.directory.create()
     scene.directory.job_path.write_text("{}")
     code = (
-        "import pathlib, sys, time; from halotile.storage.rundir import RunDirectory\n"
-        "RunDirectory(pathlib.Path(sys.argv[1])).hold_worker_lock(); print('held', flush=True); time.sleep(600)"
+        "import pathlib, sys, time; from halotile.storage.rundir import RunDirectory; from halotile.storage.workerlock import WorkerLock\n"
+        "WorkerLock(RunDirectory(pathlib.Path(sys.argv[1]))).hold(); print('held', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(scene.directory.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as orphan:
@@ -118,8 +119,8 @@ def test_a_worker_that_starts_for_a_driver_that_is_gone_may_not_write(scene: Sce
     with scene.directory.lock():
         gone = scene.directory.driver()
     with scene.directory.lock(), pytest.raises(OutputRefused, match="this worker belongs to process"):
-        scene.directory.hold_worker_lock(gone)
-    scene.directory.wait_for_workers(0)
+        WorkerLock(scene.directory).hold(gone)
+    WorkerLock(scene.directory).wait_for_all(0)
 
 
 def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
@@ -134,7 +135,7 @@ def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
         scene.run(cluster, observer=break_off)
     with pytest.raises(OutputRefused, match="still hold"):
         # The tasks that were handed out end with the block at hand; until then the output is not free.
-        scene.directory.wait_for_workers(0)
+        WorkerLock(scene.directory).wait_for_all(0)
     assert scene.status()["state"] == "failed"
     check_resumes()
 

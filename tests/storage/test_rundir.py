@@ -18,6 +18,7 @@ import pytest
 from halotile.errors import DamagedData, OutputRefused
 from halotile.storage.disk import Disk
 from halotile.storage.rundir import RunDirectory
+from halotile.storage.workerlock import WorkerLock
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Popen[str]]:
     """Another process that has run ``body`` and waits."""
     code = (
-        "import sys, pathlib; from halotile.storage.rundir import RunDirectory\n"
+        "import sys, pathlib; from halotile.storage.rundir import RunDirectory; from halotile.storage.workerlock import WorkerLock\n"
         f"directory = RunDirectory(pathlib.Path(sys.argv[1]))\n{body}\nprint('ready', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
@@ -48,7 +49,7 @@ def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Pop
 
 
 LOCKS = "lock = directory.lock(); lock.__enter__()"
-HOLDS = "directory.hold_worker_lock()"
+HOLDS = "WorkerLock(directory).hold()"
 
 
 def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
@@ -57,8 +58,8 @@ def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
         directory.write_plan({"b": 2})
         directory.write_status({"c": 3})
         directory.append_event({"d": 4})
-        directory.hold_worker_lock()
-    directory.release_worker_lock()
+        WorkerLock(directory).hold()
+    WorkerLock(directory).release()
     modes = {entry.name: entry.stat().st_mode & 0o777 for entry in directory.path.iterdir()}
     assert modes == dict.fromkeys(
         ("job.json", "plan.json", "status.json", "events.jsonl", "lock", "workers.lock"), 0o600
@@ -229,25 +230,25 @@ def test_a_driver_waits_for_the_workers_of_a_killed_one(directory: RunDirectory)
     directory.create()
     with other_process(directory, HOLDS) as worker, other_process(directory, HOLDS + "\n" + HOLDS) as other:
         with pytest.raises(OutputRefused, match=r"still hold .* after 0.1 s.*processes") as refused:
-            directory.wait_for_workers(0.1)
+            WorkerLock(directory).wait_for_all(0.1)
         assert f"{worker.pid} on" in str(refused.value)
         assert f"{other.pid} on" in str(refused.value)
         worker.kill()
         threading.Timer(0.2, other.kill).start()
-        directory.wait_for_workers(60)
+        WorkerLock(directory).wait_for_all(60)
         other.wait()
     assert (directory.path / "workers.lock").read_bytes() == b""
 
 
 def test_a_worker_that_lets_go_is_not_waited_for(directory: RunDirectory) -> None:
     directory.create()
-    directory.hold_worker_lock()
-    directory.hold_worker_lock()
+    WorkerLock(directory).hold()
+    WorkerLock(directory).hold()
     with pytest.raises(OutputRefused):
-        directory.wait_for_workers(0)
-    directory.release_worker_lock()
-    directory.release_worker_lock()
-    directory.wait_for_workers(0)
+        WorkerLock(directory).wait_for_all(0)
+    WorkerLock(directory).release()
+    WorkerLock(directory).release()
+    WorkerLock(directory).wait_for_all(0)
 
 
 @pytest.mark.parametrize("kind", ["file", "documents", "journal", "link"])

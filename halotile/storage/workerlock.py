@@ -1,0 +1,87 @@
+"""The lock that every worker holds while it may write to an output: a new driver waits until the last has let go of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import OutputRefused
+from halotile.storage.locks import acquire, in_words
+from halotile.storage.rundir import FILE_MODE, WORKERS_LOCK, RunDirectory
+
+_held: dict[Path, int] = {}
+_guard = threading.Lock()
+
+
+@dataclass(frozen=True)
+class WorkerLock:
+    """The workers' lock of one run.
+
+    Parameters
+    ----------
+    run : RunDirectory
+        Where it lies.
+    """
+
+    run: RunDirectory
+
+    def hold(self, driver: dict[str, Any] | None = None) -> None:
+        """Show that this process may write to the output, until it ends or lets go. May be called again.
+
+        Parameters
+        ----------
+        driver : dict, optional
+            The :meth:`RunDirectory.driver` that it works for.
+
+        Raises
+        ------
+        OutputRefused
+            When another driver has begun in the meantime: it has looked for workers already, and saw none.
+        """
+        path = Path(os.path.abspath(self.run.path / WORKERS_LOCK))
+        with _guard:
+            if path in _held:
+                return
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            now = self.run.driver()
+            if driver is not None and now != driver:
+                os.close(fd)
+                raise OutputRefused(
+                    f"{self.run.path}: this worker belongs to {in_words(driver)}, and {in_words(now)} has the run now. "
+                    "Nothing is to be done; the worker ends."
+                )
+            os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())
+            _held[path] = fd
+
+    def release(self) -> None:
+        """Let go of the lock: this process will write nothing more to the output."""
+        with _guard:
+            fd = _held.pop(Path(os.path.abspath(self.run.path / WORKERS_LOCK)), None)
+            if fd is not None:
+                os.close(fd)
+
+    def wait_for_all(self, timeout_seconds: float) -> None:
+        """Wait until no worker of an earlier driver is left that could still write.
+
+        Raises
+        ------
+        OutputRefused
+            When some still live after ``timeout_seconds``.
+        """
+        fd = os.open(self.run.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+        try:
+            if not acquire(fd, timeout_seconds):
+                seen = ", ".join(os.pread(fd, 4096, 0).decode(errors="replace").split("\n")[:-1])
+                raise OutputRefused(
+                    f"workers of an earlier run still hold {self.run.path} after {timeout_seconds:g} s; "
+                    f"these have been seen there: processes {seen}. End them, then run again."
+                )
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
