@@ -34,6 +34,18 @@ def listening(of: str) -> set[str]:
     return found
 
 
+def secrets_told(job: HpcJob) -> list[str]:
+    """Where a key is to be seen: among the arguments of processes, in scripts and logs."""
+    key = next(job.run_directory.glob("workers/tls-*/key.pem")).read_text().splitlines()[1]
+    seen = [
+        str(process.pid)
+        for process in psutil.process_iter(["cmdline"])
+        if key in " ".join(process.info["cmdline"] or ())
+    ]
+    files = [path for path in job.run_directory.rglob("*") if path.is_file() and path.name != "key.pem"]
+    return seen + [str(path) for path in files if key in path.read_text(errors="replace")]
+
+
 def test_each_worker_is_a_job_and_nothing_is_left_of_them(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.2)
     running = job.start("run", "job.yaml", "--allow-import")
@@ -44,6 +56,7 @@ def test_each_worker_is_a_job_and_nothing_is_left_of_them(job: HpcJob, slurm: Sl
     assert {path.stat().st_mode & 0o777 for path in certificates} == {0o600}
     assert {path.parent.stat().st_mode & 0o777 for path in certificates} == {0o700}
     assert listening(str(job.folder)) == {"127.0.0.1"}
+    assert secrets_told(job) == []
     finish(running)
     assert len({process for _, process, *_ in job.log()}) == 2
     job.check_whole()
@@ -99,8 +112,11 @@ def allocate(job: HpcJob, slurm: Slurm, *words: str) -> subprocess.Popen[str]:
 
 
 def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, slurm: Slurm) -> None:
-    job.set_pace(0.1)
-    assert "cluster: slurm-alloc, in Slurm's allocation" in finish(allocate(job, slurm, "--workers", "4"))
+    job.set_pace(0.3)
+    running = allocate(job, slurm, "--workers", "4")
+    wait_for(lambda: len(job.log()) > 4)
+    assert listening(str(job.folder)) == {"127.0.0.1"}
+    assert "cluster: slurm-alloc, in Slurm's allocation" in finish(running)
     seen = {(node, gpus) for _, _, node, gpus in job.log()}
     assert seen == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
     job.check_whole()
@@ -122,18 +138,30 @@ def test_a_step_that_is_lost_is_replaced(job: HpcJob, slurm: Slurm) -> None:
 
 
 def test_copies_of_a_command_become_its_workers(job: HpcJob, slurm: Slurm) -> None:
-    job.set_pace(0.05)
+    job.set_pace(0.2)
     command = job.command("run", "job.yaml", "--allow-import", "--set", "cluster.kind=auto")
-    done = subprocess.run(
+    running = subprocess.Popen(
         ["srun", "--ntasks=3", "--label", *command],
         cwd=job.folder,
         env=slurm.environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"0:   blocks       {BLOCKS} of {BLOCKS} done" in done.stdout
+    wait_for(lambda: len(job.log()) > 4)
+    assert listening(str(job.folder)) == {"127.0.0.1"}
+    assert f"0:   blocks       {BLOCKS} of {BLOCKS} done" in finish(running)
     assert len({process for _, process, *_ in job.log()}) == 2
+    job.check_whole()
+
+
+def test_jobs_of_a_driver_that_was_killed_end_by_themselves(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.3)
+    with job.start("run", "job.yaml", "--allow-import") as running:
+        wait_for(lambda: len(job.log()) > 4)
+        running.kill()
+    wait_for(lambda: not slurm.jobs())
+    assert [*job.run_directory.glob("workers/tls-*")], "nobody was there to remove them"
+    job.set_pace(0)
+    job.call("resume", "out.zarr.run", "--allow-import", "--cluster", "local")
     job.check_whole()
