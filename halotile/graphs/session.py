@@ -15,6 +15,7 @@ from halotile.graphs.job import Run, parse_bytes
 from halotile.graphs.progress import Progress
 from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.status import StatusFile
+from halotile.graphs.watching.report import write_report
 from halotile.registry import find
 from halotile.storage.journal import Journal
 
@@ -70,8 +71,10 @@ class Session:
         self.choice = choice
         self.status = status
         self.given = given
-        self.folder = status.directory.path
+        self.directory = status.directory
         self._used: Cluster | None = None
+        self._began = 0.0
+        """When it was started, in Unix time."""
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -80,7 +83,12 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._end(report=kind is not KeyboardInterrupt)
+
+    def follow(self, status: StatusFile) -> None:
+        """Tell another from now on."""
+        status.watch = self.status.watch
+        self.status = status
 
     def through(self, sweep: Pass) -> None:
         """Until nothing of the sweep is left to do, or its disk is full.
@@ -114,8 +122,9 @@ class Session:
     def _cluster(self) -> Cluster:
         if self._used is None:
             self._used = self._held.enter_context(self._start())
-            if self._used.dashboard:
-                self.status.say(f"dashboard: {self._used.dashboard}")
+            self._began = time.time()
+            if address := self.status.watch.open(self._used):
+                self.status.say(f"dashboard: {address}")
         return self._used
 
     def _await_workers(self, cluster: Cluster, sweep: Pass) -> None:
@@ -129,7 +138,11 @@ class Session:
             sweep.stop_if_asked()
             time.sleep(POLL_SECONDS)
 
-    def _end(self) -> None:
+    def _end(self, *, report: bool = True) -> None:
+        self.status.watch.close()
+        # A cluster that was given goes on, and its report is its owner's.
+        if report and self._used is not None and self._used.dashboard and self.given is None:
+            write_report(self._used.client, self.directory, self._began)
         self._used = None
         self._held.close()
 
@@ -145,7 +158,7 @@ class Session:
                 workers=self.run.workers,
                 memory_bytes=parse_bytes(self.run.memory_per_worker),
                 choice=self.choice,
-                folder=self.folder,
+                folder=self.directory.path,
                 say=self.status.say,
             )
         )

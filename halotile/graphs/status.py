@@ -7,13 +7,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.progress import Observer, Progress
+from halotile.graphs.watching.watch import Watch
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import Receipt
 
@@ -33,6 +34,10 @@ class StatusFile:
         self.observer = observer
         self.figures: Mapping[str, float] = {}
         """What a solver's last iteration came to."""
+        self.rows: Sequence[Mapping[str, float]] = ()
+        """What each iteration came to."""
+        self.watch = Watch()
+        """Who tells the page on the dashboard."""
         self.earlier = 0
         """Blocks of the sweeps before the one at hand."""
         self.resumed = 0
@@ -75,6 +80,7 @@ class StatusFile:
         self.read_bytes += receipt.read_bytes
         self.written_bytes += receipt.written_bytes
         self.peak_memory_bytes = max(self.peak_memory_bytes, receipt.peak_memory_bytes)
+        self.watch.take(receipt)
 
     def progress(self, phase: str, *, done: int, failed: int) -> Progress:
         """The sums as a value."""
@@ -163,3 +169,4 @@ class StatusFile:
         }
         with suppress(OSError):  # as with events
             self.directory.write_status(status)
+        self.watch.show(self.plan, status, self.rows)

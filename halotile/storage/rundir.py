@@ -8,6 +8,7 @@
 ``status.json`` how far the run is, replaced about once a second
 ``events.jsonl``  what happened, one JSON object a line
 ``iterations.jsonl``  what each iteration of a solver came to
+``performance.html``  Dask's report of the run, where its dashboard was on
 ``written.json``  the iterations up to the one whose image the output holds
 ``state``       a solver's images and numbers between two iterations
 ``lock``        held by the driver while it runs
@@ -51,6 +52,7 @@ STATE = "state"
 WORKERS = "workers"
 ITERATIONS = "iterations.jsonl"
 WRITTEN = "written.json"
+REPORT = "performance.html"
 _NAMES = {
     JOB,
     CONFIG,
@@ -65,6 +67,7 @@ _NAMES = {
     ITERATIONS,
     WRITTEN,
     WORKERS,
+    REPORT,
 }
 
 _DIRECTORY_MODE = 0o700
@@ -169,6 +172,7 @@ class RunDirectory:
             self.events_path,
             self.iterations_path,
             self.path / WRITTEN,
+            self.path / REPORT,
         ):
             self.disk.remove(path)
         self.forget_state()
@@ -243,6 +247,10 @@ class RunDirectory:
         with contextlib.suppress(DamagedData):
             return list((self._read(self.path / WRITTEN) or {}).get("iterations", []))
         return []
+
+    def write_report(self, html: str) -> None:
+        """Replace Dask's report of the run; not fsynced."""
+        self.disk.write_file(self.path / REPORT, [html.encode()], mode=_FILE_MODE, sync=False)
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The events in order; lines that cannot be read are left out."""
