@@ -127,8 +127,8 @@ class Board:
         if not timed.any():
             return {"least": None, "most": None, "seconds": UNKNOWN * timed.size}
         means = np.maximum(self._seconds[timed] / self._timed[timed], 1e-6)
-        least, most = float(means.min()), float(means.max())
-        scale = math.log(most / least) or 1.0
+        least, most = _apart(float(means.min()), float(means.max()))
+        scale = math.log(most / least)
         levels = np.full(timed.size, len(LEVELS))
         levels[timed] = np.rint(np.log(means / least) / scale * (len(LEVELS) - 1))
         seconds = "".join(map((LEVELS + UNKNOWN).__getitem__, levels))
@@ -142,6 +142,12 @@ class Board:
         ]
         cells: Numbers = places[-1]
         return cells if len(places) == 1 else cells + places[0] * self.columns
+
+
+def _apart(least: float, most: float) -> tuple[float, float]:
+    """Two durations at least a factor of two apart: what is nearly the same looks the same."""
+    middle = math.sqrt(least * most)
+    return min(least, middle / math.sqrt(2)), max(most, middle * math.sqrt(2))
 
 
 def _array(numbers: Iterable[int]) -> Numbers:

@@ -8,8 +8,8 @@ from typing import Any
 
 COUNTERS = {
     "pixels": ("pixels_done", "Pixels computed by this run"),
-    "read_bytes": ("read_bytes", "Bytes read by this run"),
-    "written_bytes": ("written_bytes", "Bytes written by this run"),
+    "bytes_read": ("read_bytes", "Bytes read by this run"),
+    "bytes_written": ("written_bytes", "Bytes written by this run"),
     "retries": ("retried", "Times that a block of this run was tried again"),
 }
 GAUGES = {

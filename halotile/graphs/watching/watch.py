@@ -83,7 +83,8 @@ class Watch:
         if self.client is None:
             return
         self.board = Board(counts, done.ranges(), quarantined)
-        self.sweep = {"phase": phase, "title": f"{phase}{title}"}
+        which = title.removeprefix(" in ")
+        self.sweep = {"phase": phase, "title": which if which != title else f"{phase}{title}"}
         self.stages = dict.fromkeys(STAGES, 0.0)
 
     def take(self, receipt: Receipt) -> None:
