@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 Picture = NDArray[np.float32]
 
 CONFIG = Path(__file__).with_name("dashboard.yaml")
-ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
 SIZE = 3072
 OFTEN, NEVER = 29, 401
 """One block in so many fails at first, and for good."""
@@ -80,7 +86,9 @@ def photograph(address: str, picture: Path, *, width: int, height: int, share: f
 
 def main() -> None:
     """Make the input, run the job, look at it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("demo"))
     parser.add_argument("--picture", type=Path, default=Path("docs/images/dashboard.png"))
     given = parser.parse_args()

@@ -75,6 +75,8 @@ class Session:
         self._used: Cluster | None = None
         self._began = 0.0
         """When it was started, in Unix time."""
+        self._sweep: Pass | None = None
+        """What went through it last."""
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -101,6 +103,7 @@ class Session:
             When clusters are lost one after the other.
         """
         restarts = 0
+        self._sweep = sweep
         while sweep.left() and not sweep.disk_error:
             sweep.stop_if_asked()
             before = len(sweep.journal.done)
@@ -139,6 +142,8 @@ class Session:
             time.sleep(POLL_SECONDS)
 
     def _end(self, *, report: bool = True) -> None:
+        if self._used is not None and self._sweep is not None:
+            self.status.tell_now(self._sweep.progress(self._sweep.phase))
         self.status.watch.close()
         # A cluster that was given goes on, and its report is its owner's.
         if report and self._used is not None and self._used.dashboard and self.given is None:

@@ -111,6 +111,11 @@ class StatusFile:
         if now - self._written >= STATUS_SECONDS:
             self._write("draining" if progress.phase == "drain" else "running", progress)
 
+    def tell_now(self, progress: Progress) -> None:
+        """Tell them at once."""
+        self._told = self._written = 0.0
+        self.tell(progress)
+
     @contextmanager
     def ticking(self, progress: Callable[[], Progress]) -> Iterator[None]:
         """Tell the progress again and again while the driver waits for something in this context."""

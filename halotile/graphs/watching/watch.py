@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client
@@ -61,7 +62,7 @@ class Watch:
         self.in_flight: Callable[[], Iterable[int]] = tuple
         """The blocks that the workers have at hand."""
         self.stages = dict.fromkeys(STAGES, 0.0)
-        self._message: dict[str, Any] = {}
+        self._latest: Callable[[], dict[str, Any]] = dict
         self._facts: dict[str, Any] = {}
         self._sending: Future[Any] | None = None
 
@@ -107,11 +108,12 @@ class Watch:
 
     def show(self, plan: RunPlan, status: Mapping[str, Any], rows: Rows) -> None:
         """Send what is to be seen, unless what was sent last is still on its way. Does not wait."""
-        if self.client is None or (self._sending is not None and not self._sending.done()):
+        if self.client is None:
             return
-        with suppress(Exception):
-            self._message = self._told(plan, status, rows)
-            self._send(self._message)
+        self._latest = partial(self._told, plan, status, rows)
+        if self._sending is None or self._sending.done():
+            with suppress(Exception):
+                self._send(self._latest())
 
     def close(self) -> None:
         """The job is over, or its cluster is lost."""
@@ -120,7 +122,7 @@ class Watch:
         with suppress(Exception):
             if self._sending is not None:
                 self._sending.result(LAST_SECONDS)
-            self._send(self._message | {"over": True})
+            self._send(self._latest() | {"over": True})
             assert self._sending is not None
             self._sending.result(LAST_SECONDS)
         self.client = self.board = self._sending = None
