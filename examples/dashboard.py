@@ -92,7 +92,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"))
     parser.add_argument("--picture", type=Path, default=Path("docs/images/dashboard.png"))
     given = parser.parse_args()
-    sys.path.insert(0, str(CONFIG.parent))
     from retina import Retina
 
     Retina(SIZE, sigma=0.01).write(given.out)

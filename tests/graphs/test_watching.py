@@ -382,7 +382,7 @@ def test_a_run_keeps_dasks_report(scene: Scene) -> None:
     kept = (scene.directory.path / "performance.html").read_text()
     assert "Dask Performance Report" in kept
     assert "denoise" in kept
-    assert not re.search(r"<(script|link)[^>]* (src|href)=\"http", kept), "it loads something"
+    assert not re.search(r"<script[^>]* src=", kept), "it needs a network"
     scene.directory.check_place()
     scene.directory.forget()
     assert not (scene.directory.path / "performance.html").exists()
