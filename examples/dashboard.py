@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,6 +79,7 @@ def photograph(address: str, picture: Path, *, width: int, height: int, share: f
         browser.get(address)
         ready = f"return Boolean(last && last.blocks && last.progress.done > {share} * last.progress.total && last.blocks.retried)"
         WebDriverWait(browser, 600, poll_frequency=0.1).until(lambda _: browser.execute_script(ready))
+        time.sleep(0.7)  # until the bar has come to rest
         picture.parent.mkdir(parents=True, exist_ok=True)
         browser.save_screenshot(str(picture))
     finally:

@@ -124,6 +124,7 @@ class BlockRunner:
                 result = self.stages.compute(block, self._timed(receipt, fetched), receipt)
             except Exception as error:
                 receipt.bad.append(self._bad(block, error))
+                turned = time.perf_counter()
                 continue
             self.lanes.behind(block, partial(self._write, block, result, receipt))
             now = time.perf_counter()
