@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client
 
 from halotile.cli.config import Flags, load_job
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.clusters.local import LocalWorkers
+from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.progress import Progress
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
@@ -36,11 +41,11 @@ from halotile.graphs.watching.board import (
     Board,
 )
 from halotile.graphs.watching.metrics import Metrics
-from halotile.graphs.watching.page import ADDRESS, NAME, JobPage
+from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage
 from halotile.graphs.watching.watch import ROWS, Watch, curve
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.runs import Runs
-from tests.faults import BLOCKS, Scene
+from tests.faults import BLOCKS, REPOSITORY, Scene, until
 from tests.graphs.test_reconstruct import Scene as Reconstructing
 
 COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
@@ -337,6 +342,36 @@ def test_without_a_dashboard_there_is_no_page(cluster: Cluster) -> None:
     watch = Watch()
     assert watch.open(LocalWorkers(cluster.client, 2, None)) is None
     assert watch.client is None
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[JoinedWorkers]:
+    """A scheduler of its own process, without workers."""
+    file = tmp_path / "scheduler.json"
+    words = ["--host", "tcp://127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *words, "--scheduler-file", str(file)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as scheduler:
+        try:
+            until(file.exists)
+            with Client(json.loads(file.read_text())["address"], set_as_default=False) as client:
+                yield JoinedWorkers(client)
+        finally:
+            scheduler.terminate()
+
+
+@pytest.mark.cluster
+def test_a_scheduler_of_another_process_has_the_same_page(joined: JoinedWorkers) -> None:
+    for _ in range(2):  # one run after the other
+        watch = Watch()
+        address = watch.open(joined)
+        assert address is not None
+        assert address.endswith(f"/{ADDRESS}")
+        assert not json.loads(fetched(f"{address}.json")[0])["over"]
+        assert fetched(address)[0] == HTML.read_text()
+        watch.close()
+        told = json.loads(fetched(f"{address}.json")[0])
+        assert (told["over"], told["workers_now"]) == (True, 0)
 
 
 def test_a_driver_that_is_gone_ends_its_page() -> None:
