@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -309,6 +310,20 @@ def test_the_page_is_one_file_that_loads_nothing_else(scene: Scene, cluster: Clu
     assert "innerHTML" not in page
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert "connect-src 'self'" in headers["Content-Security-Policy"]
+
+
+@pytest.mark.cluster
+def test_who_has_seen_all_waits_for_news(cluster: Cluster) -> None:
+    watch = Watch()
+    address = watch.open(cluster)
+    first = json.loads(fetched(f"{address}.json")[0])
+    assert not first["over"]
+    threading.Timer(0.5, watch.close).start()
+    began = time.perf_counter()
+    second = json.loads(fetched(f"{address}.json?seen={first['serial']}")[0])
+    assert 0.3 < time.perf_counter() - began < 4
+    assert second["over"]
+    assert second["serial"] != first["serial"]
 
 
 @pytest.mark.cluster

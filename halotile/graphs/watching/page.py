@@ -6,8 +6,10 @@ lives in the driver and where it was joined, and what goes wrong with a page sta
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ NAME = "halotile-page"
 TOPIC = "halotile"
 """Of the messages from the driver."""
 ADDRESS = "halotile"
+WAIT_SECONDS = 5.0
+"""How long a browser is kept waiting for news."""
 HTML = Path(__file__).with_name("page.html")
 HEADERS = {
     "Cache-Control": "no-store",
@@ -52,11 +56,14 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
         self.told: dict[str, Any] = {}
         self.over = False
         self.heard = 0.0
+        self.serial = f"{uuid.uuid4().hex[:8]}-0"
+        """Of the last message."""
 
     def start(self, scheduler: Any) -> None:
         """Take the place of an earlier run's page, or be the first."""
         self.scheduler = scheduler
         self.heard = time.monotonic()
+        self.news = asyncio.Event()
         earlier = scheduler.plugins.pop(NAME, None)
         if earlier is None:
             scheduler.http_application.add_application(application(scheduler))
@@ -73,6 +80,7 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
         self.heard = time.monotonic()
         if msg.get("over"):
             self.end()
+        self._wake()
         with suppress(Exception):  # else Dask keeps many of them
             self.scheduler._broker.truncate(TOPIC)
 
@@ -89,10 +97,19 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
         """The job is over: what was told last stays to be seen."""
         self.over = True
         self.metrics.end()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Answer those who wait for news."""
+        name, _, count = self.serial.partition("-")
+        self.serial = f"{name}-{int(count) + 1}"
+        self.news.set()
+        self.news = asyncio.Event()
 
     def to_json(self) -> bytes:
         """What was told last, with what the scheduler itself knows."""
         own = {
+            "serial": self.serial,
             "over": self.over,
             "workers_now": len(self.scheduler.workers),
             "silent_seconds": time.monotonic() - self.heard,
@@ -123,6 +140,11 @@ class _Job(_Quiet):
     def initialize(self, scheduler: Any) -> None:
         self.scheduler = scheduler
 
-    def get(self) -> None:
+    async def get(self) -> None:
+        """At once, or once there is something else than what was seen: the last message comes just before the end."""
+        page = self.scheduler.plugins[NAME]
+        if self.get_query_argument("seen", "") == page.serial:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(page.news.wait(), WAIT_SECONDS)
         self.set_header("Content-Type", "application/json")
         self.write(self.scheduler.plugins[NAME].to_json())
