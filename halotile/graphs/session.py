@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
@@ -16,6 +17,7 @@ from halotile.graphs.job import Run, parse_bytes
 from halotile.graphs.progress import Progress
 from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.status import StatusFile
+from halotile.graphs.watching.report import write_report
 from halotile.registry import find
 from halotile.storage.journal import Journal
 from halotile.storage.rundir import WORKERS
@@ -71,8 +73,12 @@ class Session:
         self.choice = choice
         self.status = status
         self.given = given
-        self.folder = status.directory.path
+        self.directory = status.directory
         self._used: Cluster | None = None
+        self._began = 0.0
+        """When it was started, in Unix time."""
+        self._sweep: Pass | None = None
+        """What went through it last."""
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -81,7 +87,12 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._end(report=kind is not KeyboardInterrupt)
+
+    def follow(self, status: StatusFile) -> None:
+        """Tell another from now on."""
+        status.watch = self.status.watch
+        self.status = status
 
     def through(self, sweep: Pass) -> None:
         """Until nothing of the sweep is left to do, or its disk is full.
@@ -94,6 +105,7 @@ class Session:
             When clusters are lost one after the other.
         """
         restarts = 0
+        self._sweep = sweep
         while sweep.left() and not sweep.disk_error:
             sweep.stop_if_asked()
             before = len(sweep.journal.done)
@@ -115,12 +127,19 @@ class Session:
     def _cluster(self) -> Cluster:
         if self._used is None:
             self._used = self._held.enter_context(self._start())
-            self.status.dashboard = self._used.dashboard
-            if self._used.dashboard:
-                self.status.say(f"dashboard: {self._used.dashboard}")
+            self._began = time.time()
+            if address := self.status.watch.open(self._used):
+                self.status.dashboard = address
+                self.status.say(f"dashboard: {address}")
         return self._used
 
-    def _end(self) -> None:
+    def _end(self, *, report: bool = True) -> None:
+        if self._used is not None and self._sweep is not None:
+            self.status.tell_now(self._sweep.progress(self._sweep.phase))
+        self.status.watch.close()
+        # A cluster that was given goes on, and its report is its owner's.
+        if report and self._used is not None and self._used.dashboard and self.given is None:
+            write_report(self._used.client, self.directory, self._began)
         self._used = None
         self._held.close()
 
@@ -130,14 +149,14 @@ class Session:
         kind = kind_of(self.choice)
         if kind.name != DEFAULT:
             self.status.say(f"cluster: {kind.name}, {kind.why}")
-        sweep_stale(self.folder / WORKERS)  # what a driver that was killed has left there
+        sweep_stale(self.directory.path / WORKERS)  # what a driver that was killed has left there
         start: Start = find("clusters", kind.name).start
         return start(
             Order(
                 workers=self.run.workers,
                 memory_bytes=parse_bytes(self.run.memory_per_worker),
                 choice=self.choice,
-                folder=self.folder,
+                folder=self.directory.path,
                 say=self.status.say,
             )
         )

@@ -7,13 +7,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.progress import Observer, Progress
+from halotile.graphs.watching.watch import Watch
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import Receipt
 
@@ -33,6 +34,10 @@ class StatusFile:
         self.observer = observer
         self.figures: Mapping[str, float] = {}
         """What a solver's last iteration came to."""
+        self.rows: Sequence[Mapping[str, float]] = ()
+        """What each iteration came to."""
+        self.watch = Watch()
+        """Who tells the page on the dashboard."""
         self.earlier = 0
         """Blocks of the sweeps before the one at hand."""
         self.dashboard: str | None = None
@@ -77,6 +82,7 @@ class StatusFile:
         self.read_bytes += receipt.read_bytes
         self.written_bytes += receipt.written_bytes
         self.peak_memory_bytes = max(self.peak_memory_bytes, receipt.peak_memory_bytes)
+        self.watch.take(receipt)
 
     def progress(self, phase: str, *, done: int, failed: int) -> Progress:
         """The sums as a value."""
@@ -106,6 +112,11 @@ class StatusFile:
             self._notify(progress)
         if now - self._written >= STATUS_SECONDS:
             self._write("draining" if progress.phase == "drain" else "running", progress)
+
+    def tell_now(self, progress: Progress) -> None:
+        """Tell them at once."""
+        self._told = self._written = 0.0
+        self.tell(progress)
 
     @contextmanager
     def ticking(self, progress: Callable[[], Progress]) -> Iterator[None]:
@@ -166,3 +177,4 @@ class StatusFile:
         }
         with suppress(OSError):  # as with events
             self.directory.write_status(status)
+        self.watch.show(self.plan, status, self.rows)

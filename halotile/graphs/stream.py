@@ -19,7 +19,7 @@ from distributed import CancelledError, Client, Future, KilledWorker
 from distributed.comm import CommClosedError
 
 from halotile.errors import Stalled
-from halotile.graphs.bars import task_key
+from halotile.graphs.bars import group_of, task_key
 
 RPC_SECONDS = 60.0
 """Longest wait for any single answer from the scheduler."""
@@ -109,6 +109,8 @@ class Stream:
         ``function(numbers)``, run on a worker; its result is small.
     name : str
         Phase that the dashboard shows, at most 15 characters: the prefix of every key.
+    iteration : int, optional
+        Which of several sweeps it is: the tasks of each are a group of their own.
     grouping : Grouping
         Decides the size of each task.
     stall_seconds : float
@@ -122,11 +124,12 @@ class Stream:
         *,
         name: str,
         grouping: Grouping,
+        iteration: int | None = None,
         stall_seconds: float = 300.0,
     ) -> None:
         self.client = client
         self.function = function
-        self.name = name
+        self.group = group_of(name, iteration)
         self.grouping = grouping
         self.stall_seconds = stall_seconds
         self.draining = False
@@ -220,14 +223,18 @@ class Stream:
         return group
 
     def _submit(self, group: tuple[int, ...]) -> Future:
-        key = task_key(self.name, next(self._serial), len(group))
+        key = task_key(self.group, next(self._serial), len(group))
         future = self.client.submit(self.function, group, key=key, pure=False)
         self._in_flight[future] = group
         future.add_done_callback(self._arrived.put)
         return future
 
+    def in_flight(self) -> list[int]:
+        """The blocks that were handed out and are not back."""
+        return list(itertools.chain.from_iterable(self._in_flight.values()))
+
     def _words_in_flight(self) -> str:
-        numbers = sorted(itertools.chain.from_iterable(self._in_flight.values()))
+        numbers = sorted(self.in_flight())
         return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
     def _wait(self, seconds: float) -> list[Future]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -55,6 +55,10 @@ class Sweep:
         Where the sums of the blocks go.
     title : str
         Which of several sweeps it is, such as ``" in iteration 3 of 20"``.
+    iteration : int, optional
+        Its number among sweeps of this kind.
+    stages : sequence of str
+        What is done to a block, in the dashboard's words.
     seconds_per_block : float, optional
         What a block took in an earlier sweep of this kind; what it took in this one, once it is through.
     """
@@ -72,6 +76,8 @@ class Sweep:
         import_folder: str | None,
         ledger: Ledger | None = None,
         title: str = "",
+        iteration: int | None = None,
+        stages: Sequence[str] = (),
         seconds_per_block: float | None = None,
     ) -> None:
         self.task = task
@@ -84,6 +90,8 @@ class Sweep:
         self.import_folder = import_folder
         self.ledger = ledger
         self.title = title
+        self.iteration = iteration
+        self.stages = stages
         self.seconds_per_block = seconds_per_block
         self.attempts: dict[int, int] = {}
         self.bad: dict[int, BadBlock] = {}
@@ -121,8 +129,7 @@ class Sweep:
                 held.enter_context(prepared(cluster.client, plugin))
             self.stop_if_asked()
             if cluster.dashboard:
-                done, total = len(self.journal.done), len(self.task.grid)
-                show_blocks(cluster.client, self.phase, done=done, total=total)
+                self._show(cluster)
             self._pass_through(cluster, token)
         if not self.disk_error:
             self.stop_if_asked()
@@ -140,6 +147,15 @@ class Sweep:
         """How far the sweep is now."""
         return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
 
+    def _show(self, cluster: Cluster) -> None:
+        """Have the dashboard begin with this sweep."""
+        done = self.journal.done
+        total = len(self.task.grid)
+        show_blocks(cluster.client, self.phase, done=len(done), total=total, stages=self.stages)
+        self.status.watch.begin(
+            self.task.grid.counts, done=done, quarantined=self.bad, phase=self.phase, title=self.title
+        )
+
     def _pass_through(self, cluster: Cluster, token: str) -> None:
         least = 4 if self.task.overlap else 1
         grouping = Grouping(cluster.workers, least=least, seconds_per_block=self.seconds_per_block)
@@ -148,9 +164,11 @@ class Sweep:
             partial(run_blocks, token=token, directory=self.directory),
             name=self.phase,
             grouping=grouping,
+            iteration=self.iteration,
             stall_seconds=self.options.stall_seconds,
         )
         self.status.work_begins()
+        self.status.watch.in_flight = stream.in_flight
         try:
             for answers in stream.answers(self._todo(), self.left()):
                 for answer in sorted(answers, key=lambda answer: answer.error is not None):
@@ -217,10 +235,12 @@ class Sweep:
         # What is refused once is refused again.
         if bad.kind != "input" and tried <= self.options.retries:
             self.status.retried += 1
+            self.status.watch.retry(bad.number)
             self.status.event("retry", block=bad.number, error=bad.error)
             stream.again([bad.number], alone=alone)
             return
         self.bad[bad.number] = bad
+        self.status.watch.give_up(bad.number)
         self.status.event(
             "bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback
         )

@@ -26,6 +26,8 @@ from halotile.storage.runs import Runs
 __all__ = ["Outcome", "run"]
 
 PHASE = "denoise"
+STAGES = ("read", "write")
+"""What else is done to a block."""
 
 
 def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None = None) -> Outcome:
@@ -75,6 +77,7 @@ class _Driver:
         self.sweep = Sweep(
             plan.task,
             phase=PHASE,
+            stages=STAGES,
             options=plan.job.run,
             journal=journal,
             directory=directory,

@@ -1,13 +1,13 @@
 """The directory of a run: what it was asked, how far it is, and who may write.
 
-==============  ======================================================================
-``job.json``    the job as it was asked for; the first file, it claims the output
+==============  ===============================================================``job.json``    the job as it was asked for; the first file, it claims the output
 ``config.json``  the same job as a configuration with every size decided
 ``plan.json``   the plan and its fingerprint; the last file, without it nothing resumes
 ``journal``     which blocks are done
 ``status.json`` how far the run is, replaced about once a second
 ``events.jsonl``  what happened, one JSON object a line
 ``iterations.jsonl``  what each iteration of a solver came to
+``performance.html``  Dask's report of the run, where its dashboard was on
 ``written.json``  the iterations up to the one whose image the output holds
 ``state``       a solver's images and numbers between two iterations
 ``lock``        held by the driver while it runs
@@ -17,8 +17,7 @@
 ``batch.sh``    the script of that, and ``batch.log`` what it printed
 ``finished``, ``failed``  how it ended, as a mark for other programs; the second says why
 ``stop``        there while a run ends early: workers begin no further block
-==============  ======================================================================
-
+==============  ===============================================================
 Only the owner may enter it: it names paths, and whoever can write it can steer a resumed run. The locks
 are ``flock``: the system lets go of them when a process dies, however it dies.
 """
@@ -57,6 +56,7 @@ FINISHED = "finished"
 FAILED = "failed"
 ITERATIONS = "iterations.jsonl"
 WRITTEN = "written.json"
+REPORT = "performance.html"
 _NAMES = {
     JOB,
     CONFIG,
@@ -76,6 +76,7 @@ _NAMES = {
     LOG,
     FINISHED,
     FAILED,
+    REPORT,
 }
 
 _DIRECTORY_MODE = 0o700
@@ -177,6 +178,7 @@ class RunDirectory:
             self.events_path,
             self.iterations_path,
             self.path / WRITTEN,
+            self.path / REPORT,
         ):
             self.disk.remove(path)
         self.forget_state()
@@ -251,6 +253,10 @@ class RunDirectory:
         with contextlib.suppress(DamagedData):
             return list((self._read(self.path / WRITTEN) or {}).get("iterations", []))
         return []
+
+    def write_report(self, html: str) -> None:
+        """Replace Dask's report of the run; not fsynced."""
+        self.disk.write_file(self.path / REPORT, [html.encode()], mode=FILE_MODE, sync=False)
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The events in order; lines that cannot be read are left out."""

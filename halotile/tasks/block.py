@@ -46,6 +46,8 @@ class Receipt:
     peak_memory_bytes: int = 0
     batch: int = 0
     worker: str = ""
+    took: dict[int, float] = field(default_factory=dict)
+    """How long the computing thread was at each block that is done, in seconds."""
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
     """What was added up over each block, by block and name: one number for each shard."""
 
@@ -114,6 +116,7 @@ class BlockRunner:
         began = time.perf_counter()
         receipt = Receipt()
         blocks = (self.grid.block_at(number) for number in numbers)
+        turned = began
         for block, fetched in self.lanes.ahead(blocks, self.stages.read):
             if not is_wanted():
                 break
@@ -121,8 +124,11 @@ class BlockRunner:
                 result = self.stages.compute(block, self._timed(receipt, fetched), receipt)
             except Exception as error:
                 receipt.bad.append(self._bad(block, error))
+                turned = time.perf_counter()
                 continue
             self.lanes.behind(block, partial(self._write, block, result, receipt))
+            now = time.perf_counter()
+            receipt.took[block.number], turned = now - turned, now
             self._collect(receipt)
         self.lanes.finish()
         self._collect(receipt)

@@ -52,6 +52,19 @@ def test_the_bar_counts_blocks_from_those_that_were_done_before_to_all(cluster: 
 
 
 @pytest.mark.cluster
+def test_iterations_are_groups_of_one_bar_and_stages_are_bars_of_their_own(cluster: Cluster) -> None:
+    for iteration in range(2):
+        show_blocks(cluster.client, "twice", done=10, total=60, stages=("load", "store", "twice"))
+        stream = Stream(cluster.client, noop, name="twice", grouping=Grouping(2), iteration=iteration)
+        groups: set[str] = set()
+        for _ in stream.answers(iter(range(10, 60)), 50):
+            groups |= cluster.client.run_on_scheduler(lambda dask_scheduler: set(dask_scheduler.task_groups))
+            assert bar_of(cluster, "twice")["all"] == 60
+        assert f"twice-it{iteration + 1:03d}" in groups
+        assert all(ends_at(cluster, bar, 60) for bar in ("twice", "load", "store"))
+
+
+@pytest.mark.cluster
 def test_a_second_run_on_the_same_scheduler_counts_anew(cluster: Cluster) -> None:
     for total in (30, 20):
         show_blocks(cluster.client, "again", done=0, total=total)

@@ -111,6 +111,7 @@ class Gathering:
         shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed
         self.folder.mkdir(parents=True)
         self.status.work_begins()
+        self.status.watch.begin((1,), done=self.journal.done, quarantined=(), phase=PHASE, title=self.title)
         try:
             (part,) = self._results(cluster)
             sums = {name: [add_exactly(values.values())] for name, values in part.sums.items()}

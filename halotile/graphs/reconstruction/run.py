@@ -37,6 +37,13 @@ from halotile.tasks.step import Sight, StepTask
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
 """What the dashboard calls the sweeps."""
+STAGES = {
+    NORM: ("read", "forward", "adjoint", "reduce"),
+    ADJOINT: ("read", "reduce", "write"),
+    ITERATE: ("read", "forward", "adjoint", "reduce", "write"),
+    WRITE: ("read",),
+}
+"""What is done to a block in each of them; its sums are those of the solver."""
 NORM_SEED = 0
 
 
@@ -132,6 +139,7 @@ class _Driver:
         solver, job = self.plan.solver, self.plan.job.solver
         with suppress(OSError):
             self.directory.write_iterations(iterations.rows)
+        self.status.rows = iterations.rows
         self._note(iterations.rows[-1:])
         for row in iterations.run(job.iterations, lambda _, row: is_done(job.tol, row)):
             self._note([row])
@@ -239,6 +247,8 @@ class _Driver:
             import_folder=self.plan.job.import_folder,
             ledger=ledger,
             title=self._title(phase, iteration),
+            iteration=iteration if phase in (NORM, ITERATE) else None,
+            stages=(*STAGES[phase], *(("denoise",) if task.denoised else ())),
             seconds_per_block=self.paces.get(phase),
         )
         self._through(sweep)

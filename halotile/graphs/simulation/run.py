@@ -177,6 +177,7 @@ class _Making:
         sweep = Sweep(
             self.plan.task,
             phase="simulate",
+            stages=("read", "forward", "write"),
             options=self.plan.run,
             journal=self.journal,
             directory=self.directory,
@@ -185,7 +186,7 @@ class _Making:
             import_folder=import_folder,
             title=f" while {self.plan.data.name} was made",
         )
-        session.status = self.status
+        session.follow(self.status)
         self.status.begin(sweep.progress("start"))
         self.status.say(self.plan.told)
         try:

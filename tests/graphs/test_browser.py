@@ -1,0 +1,196 @@
+"""The page of a run in a real browser: it appears, its map fills, nothing goes wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.progress import Progress
+from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
+from tests.faults import Scene, until
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.cluster,
+    pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="chromium or chromedriver is not installed"),
+]
+
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--window-size=1120,1100",
+)
+COLOURS = """
+const canvas = document.getElementById(arguments[0]), found = new Map();
+const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+for (let place = 0; place < pixels.length; place += 4) {
+  const colour = pixels.slice(place, place + 3).join(",");
+  found.set(colour, (found.get(colour) || 0) + 1);
+}
+return Object.fromEntries(found);
+"""
+"""How many pixels of a canvas have each colour."""
+PAINTED = "readColours(); return Object.fromEntries(STATES.map((name) => [name, colours[name]]));"
+"""The colour of each state."""
+CURVE = {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25.2, None]}
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Headless Chromium, which notes what its pages complain of."""
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield opened
+    opened.quit()
+
+
+def page_of(cluster: Cluster) -> str:
+    """Its address."""
+    assert cluster.dashboard is not None
+    return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
+
+
+def text(browser: Any, name: str) -> str:
+    """What stands somewhere on the page."""
+    return str(browser.execute_script("return document.getElementById(arguments[0]).textContent", name))
+
+
+def done_in(browser: Any) -> int:
+    """How many blocks the page says are done."""
+    shown = text(browser, "done")
+    return int(shown) if shown.isdecimal() else 0
+
+
+def painted(browser: Any, state: str) -> int:
+    """Pixels of the map in the colour of a state."""
+    colour = browser.execute_script(PAINTED)[state].lstrip("#")
+    wanted = ",".join(str(int(colour[place : place + 2], 16)) for place in (0, 2, 4))
+    return int(browser.execute_script(COLOURS, "states").get(wanted, 0))
+
+
+def follows(browser: Any, condition: Callable[[], bool]) -> None:
+    """Something comes to be so, and meanwhile the page complains of nothing."""
+    until(condition, seconds=30)
+    own = "getImageData"  # it is these tests that read the canvas
+    assert [entry for entry in browser.get_log("browser") if own not in entry["message"]] == []
+
+
+def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: Cluster, browser: Any, tmp_path: Path) -> None:
+    scene.set_pace(0.4)
+    scene.make_trouble("flaky", 9, "2")
+    scene.make_trouble("raise", 2)
+    begun = threading.Event()
+
+    def look(progress: Progress) -> None:
+        if ADDRESS in progress.message:
+            begun.set()
+
+    running = threading.Thread(
+        target=scene.run, args=(cluster,), kwargs={"observer": look, "on_bad_block": "quarantine"}
+    )
+    running.start()
+    try:
+        assert begun.wait(60)
+        browser.get(page_of(cluster))
+        follows(browser, lambda: done_in(browser) > 4)
+        early, speed = painted(browser, "done"), text(browser, "speed")
+        assert early > 0
+        assert painted(browser, "running") > 0
+        follows(browser, lambda: done_in(browser) > 20)
+        assert painted(browser, "done") > 2 * early
+        assert painted(browser, "quarantined") > 0
+        assert painted(browser, "todo") > 0
+        assert text(browser, "speed") != speed
+        assert len(browser.execute_script(COLOURS, "seconds")) > 2
+        assert text(browser, "name") == "clean.zarr"
+        assert text(browser, "word") == "running"
+        picture = tmp_path / "page.png"
+        assert browser.save_screenshot(str(picture))
+        assert picture.stat().st_size > 10_000
+        scene.set_pace(0)
+        follows(browser, lambda: text(browser, "word") == "the run is over")
+        assert text(browser, "done") == "63"
+        assert painted(browser, "todo") == 0
+    finally:
+        scene.set_pace(0)
+        running.join()
+
+
+def test_names_are_text_and_a_curve_is_drawn(cluster: Cluster, browser: Any) -> None:
+    page = JobPage(cluster.client.id)
+    cluster.client.register_plugin(page)
+    told = json.loads(json.dumps(TOLD))
+    cluster.client.log_event(TOPIC, told)
+    browser.get(page_of(cluster))
+    follows(browser, lambda: text(browser, "name") == TOLD["job"]["name"])
+    assert browser.execute_script("return document.getElementsByTagName('img').length") == 0
+    assert browser.execute_script("return window.taken") is None
+    names = [button.text for button in browser.find_elements("css selector", "#choices button")]
+    assert names == ["residual", "PSNR"]
+    for button in browser.find_elements("css selector", "#choices button"):
+        button.click()
+        assert len(browser.execute_script(COLOURS, "curve")) > 2
+    for width in (360, 1600):
+        browser.set_window_size(width, 900)
+        wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert browser.execute_script(wide) == 0
+    cluster.client.log_event(TOPIC, told | {"over": True})
+    follows(browser, lambda: text(browser, "word") == "the run is over")
+
+
+TOLD: dict[str, Any] = {
+    "job": {
+        "name": "<img src=x onerror='window.taken = 1'>.zarr",
+        "shape": [4, 6],
+        "block": [2, 2],
+        "workers": 2,
+        "planned_memory_bytes": None,
+        "allowed_memory_bytes": 2**30,
+    },
+    "progress": {
+        "phase": "<b>iterate</b>",
+        "done": 3,
+        "resumed": 0,
+        "total": 18,
+        "seconds": 4.0,
+        "pixels_done": 24,
+        "peak_memory_bytes": 2**29,
+        "retried": 1,
+        "failed": 0,
+        "megapixels_per_second": 6e-6,
+        "megabytes_per_second": 1e-5,
+        "eta_seconds": 20.0,
+    },
+    "curve": CURVE,
+    "sweep": {"phase": "<b>iterate</b>", "title": "<b>iteration 4 of 9</b>"},
+    "stages": {"read": 1.0, "compute": 2.0, "write": 1.0},
+    "blocks": {"todo": 2, "running": 0, "done": 3, "retried": 1, "quarantined": 0},
+    "map": {
+        "rows": 2,
+        "columns": 3,
+        "states": "222300",
+        "filled": "999000",
+        "least": 0.1,
+        "most": 0.2,
+        "seconds": "0Za...",
+        "extent": [4, 6],
+    },
+}

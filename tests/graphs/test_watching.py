@@ -1,0 +1,444 @@
+"""The page of a run: its map, what it is told, and that it costs the run nothing when it fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from halotile.cli.config import Flags, load_job
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.local import LocalWorkers
+from halotile.graphs.clusters.scheduler import JoinedWorkers
+from halotile.graphs.job import Reconstruction
+from halotile.graphs.progress import Progress
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct
+from halotile.graphs.watching import report
+from halotile.graphs.watching.board import (
+    DONE,
+    EDGE,
+    LEVELS,
+    QUARANTINED,
+    RETRIED,
+    STATES,
+    TODO,
+    UNKNOWN,
+    Board,
+)
+from halotile.graphs.watching.metrics import Metrics
+from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage
+from halotile.graphs.watching.watch import ROWS, Watch, curve
+from halotile.storage.rundir import RunDirectory
+from halotile.storage.runs import Runs
+from tests.faults import BLOCKS, REPOSITORY, Scene, until
+from tests.graphs.test_reconstruct import Scene as Reconstructing
+
+COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
+"""Blocks along each axis: a line, a picture, a stack, channels last, more than a map has room for."""
+
+
+def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, Any], dict[int, float]]:
+    """A board on which much has happened, and by plain bookkeeping what it should show."""
+    rng = np.random.default_rng(seed)
+    total = math.prod(counts)
+    first = int(rng.integers(0, total + 1))
+    states = np.where(np.arange(total) < first, DONE, TODO)
+    board, took = Board(counts, [range(first)]), dict[int, float]()
+    for _ in range(20):
+        numbers = rng.choice(total, size=min(total, 9), replace=False)
+        state = int(rng.choice([DONE, RETRIED, QUARANTINED]))
+        seconds = {int(n): float(rng.random()) for n in numbers} if state == DONE else {}
+        board.mark(map(int, numbers), state, seconds)
+        states[numbers] = state
+        took |= seconds
+    return board, states, took
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_board_counts_what_plain_bookkeeping_counts(counts: tuple[int, ...], seed: int) -> None:
+    board, states, _ = walked(counts, seed)
+    in_flight = range(0, len(states), 5)
+    expected = Counter(STATES[s] for s in states)
+    running = sum(states[n] == TODO for n in in_flight)
+    counted = board.counted(in_flight)
+    assert sum(counted.values()) == len(states)
+    assert counted == {name: expected[name] for name in STATES} | {
+        "todo": expected["todo"] - running,
+        "running": running,
+    }
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], seed: int) -> None:
+    board, states, took = walked(counts, seed)
+    shown = board.cells()
+    size = shown["rows"] * shown["columns"]
+    assert max(shown["rows"], shown["columns"]) <= EDGE
+    assert {len(shown[name]) for name in ("states", "filled", "seconds")} == {size}
+    cells: list[list[int]] = [[] for _ in range(size)]
+    for number, cell in enumerate(board._cells_of(np.arange(len(states)))):
+        cells[cell].append(number)
+    assert all(cells)
+    for cell, numbers in enumerate(cells):
+        inside = {int(states[n]) for n in numbers}
+        alone = DONE if inside == {DONE} else TODO
+        expected = next((s for s in (QUARANTINED, RETRIED) if s in inside), alone)
+        assert int(shown["states"][cell]) == expected
+        assert int(shown["filled"][cell]) == 9 * sum(states[n] == DONE for n in numbers) // len(numbers)
+        assert (shown["seconds"][cell] == UNKNOWN) == took.keys().isdisjoint(numbers)
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "columns", "axes"),
+    [
+        ((5,), 1, 5, (0,)),
+        ((4, 5), 4, 5, (0, 1)),
+        ((9, 4, 5), 4, 5, (1, 2)),
+        ((4, 5, 1), 4, 5, (0, 1)),
+        ((40, 1, 1), 1, 40, (0,)),
+        ((1000, 3), EDGE, 3, (0, 1)),
+        ((1, 1), 1, 1, (0,)),
+    ],
+)
+def test_the_map_has_the_last_two_axes_that_are_cut(
+    counts: tuple[int, ...], rows: int, columns: int, axes: tuple[int, ...]
+) -> None:
+    board = Board(counts)
+    assert (board.rows, board.columns, board.axes) == (rows, columns, axes)
+
+
+def test_a_block_that_is_retried_stays_so_until_it_is_done() -> None:
+    board = Board((2, 2), done=[range(1)])
+    board.mark([2], RETRIED)
+    assert board.cells(in_flight=[1, 2])["states"] == "2130"
+    board.mark([2], DONE, {2: 0.5})
+    assert board.cells(in_flight=[1])["states"] == "2120"
+    board.mark([3], QUARANTINED)
+    assert board.counted([1]) == {"todo": 0, "running": 1, "done": 2, "retried": 0, "quarantined": 1}
+
+
+def test_durations_that_are_nearly_the_same_look_nearly_the_same() -> None:
+    board = Board((4,))
+    board.mark(range(3), DONE, {0: 0.50, 1: 0.51, 2: 0.50})
+    shown = board.cells()
+    assert shown["seconds"][3] == UNKNOWN
+    places = [LEVELS.index(letter) for letter in shown["seconds"][:3]]
+    assert max(places) - min(places) <= 3
+    assert shown["most"] / shown["least"] == pytest.approx(2)
+    board.mark([3], DONE, {3: 50.0})
+    assert board.cells()["seconds"] == f"{LEVELS[0]}{board.cells()['seconds'][1]}{LEVELS[0]}{LEVELS[-1]}"
+
+
+def test_a_million_blocks_are_quick_and_small() -> None:
+    began = time.perf_counter()
+    board = Board((1000, 1000), done=[range(400_000)])
+    made = time.perf_counter()
+    for start in range(400_000, 440_000, 200):
+        board.mark(range(start, start + 200), DONE, dict.fromkeys(range(start, start + 200), 0.01))
+    marked = time.perf_counter()
+    told = json.dumps(board.cells(range(440_000, 442_000)) | board.counted(range(440_000, 442_000)))
+    shown = time.perf_counter()
+    assert len(told) < 100_000
+    # Measured on one busy core: 0.15 s, 0.04 s and 0.01 s.
+    assert made - began < 3
+    assert marked - made < 1
+    assert shown - marked < 0.3
+
+
+def test_a_long_curve_keeps_its_ends_and_fits() -> None:
+    rows = [{"iteration": float(n), "residual": 1 / n, "seconds": 0.1} for n in range(1, 5001)]
+    told = curve(rows)
+    assert list(told) == ["iteration", "residual"]
+    assert len(told["iteration"]) == len(told["residual"]) == ROWS
+    assert (told["iteration"][0], told["iteration"][-1]) == (1, 5000)
+
+
+def test_a_curve_with_numbers_that_are_none_is_still_json() -> None:
+    told = curve([{"iteration": 1, "misfit": math.inf}, {"iteration": 2, "misfit": math.nan, "change": 0.5}])
+    assert told == {"iteration": [1, 2], "misfit": [None, None], "change": [None, 0.5]}
+    json.dumps(told, allow_nan=False)
+
+
+def test_a_watch_that_was_not_opened_does_nothing() -> None:
+    watch = Watch()
+    watch.begin((2, 2), done=Runs(range(2)), quarantined=(), phase="denoise", title="")
+    watch.retry(1)
+    watch.give_up(1)
+    watch.show(object(), {}, [])  # type: ignore[arg-type]
+    watch.close()
+    assert watch.board is None
+
+
+def test_metrics_without_their_package_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    metrics = Metrics(dict)
+    metrics.end()
+    metrics.end()
+
+
+def test_a_scheduler_that_keeps_other_books_costs_the_report_and_nothing_else(tmp_path: Path) -> None:
+    report.keep_tasks(SimpleNamespace())
+    client = SimpleNamespace(status="running", scheduler=SimpleNamespace())
+    report.write_report(client, RunDirectory(tmp_path), 0.0)
+    report.write_report(SimpleNamespace(status="closed"), RunDirectory(tmp_path), 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def fetched(address: str) -> tuple[str, Any]:
+    """What is served, and with which headers."""
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return answer.read().decode(), answer.headers
+
+
+class Looking:
+    """An observer that looks at the page whenever it is told of progress."""
+
+    def __init__(self, dashboard: str | None, path: str = "halotile.json") -> None:
+        assert dashboard is not None
+        self.address = f"{dashboard.rpartition('/')[0]}/{path}"
+        self.seen: list[dict[str, Any]] = []
+        self.said = ""
+
+    def __call__(self, progress: Progress) -> None:
+        self.said += progress.message
+        if ADDRESS in self.said:
+            self.seen.append(json.loads(fetched(self.address)[0]))
+
+    @property
+    def boards(self) -> list[dict[str, Any]]:
+        """What was seen of the sweeps of this run."""
+        return [told for told in self.seen if not told["over"] and "blocks" in told]
+
+
+@pytest.mark.cluster
+def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Cluster) -> None:
+    scene.set_pace(0.15)
+    scene.make_trouble("flaky", 9, "2")
+    scene.make_trouble("raise", 12)
+    looking = Looking(cluster.dashboard)
+    outcome = scene.run(cluster, observer=looking, on_bad_block="quarantine")
+    assert f"/{ADDRESS}" in looking.said
+    boards = looking.boards
+    done = [told["blocks"]["done"] for told in boards]
+    assert len(set(done)) > 2
+    assert done == sorted(done)
+    assert all(sum(told["blocks"].values()) == BLOCKS for told in boards)
+    assert any(told["blocks"]["running"] for told in boards)
+    assert boards[-1]["stages"]["compute"] > BLOCKS / 2 * 0.15
+    assert 0.1 < boards[-1]["map"]["least"] < boards[-1]["map"]["most"] < 5
+    job = boards[-1]["job"]
+    assert (job["name"], job["shape"], job["workers"]) == ("clean.zarr", [256, 256], 2)
+    assert 0 < job["planned_memory_bytes"] < job["allowed_memory_bytes"]
+    assert str(scene.folder) not in json.dumps(boards)
+    after = json.loads(fetched(looking.address)[0])
+    assert after["over"]
+    assert after["map"]["states"] == "".join(str(QUARANTINED if n == 12 else DONE) for n in range(BLOCKS))
+    assert after["blocks"]["done"] == after["progress"]["done"] == outcome.done == BLOCKS - 1
+    assert after["progress"]["retried"] == 4
+
+
+@pytest.mark.cluster
+def test_iterations_are_shown_one_after_the_other(cluster: Cluster, tmp_path: Path) -> None:
+    scene = Reconstructing.create(tmp_path)
+    scene.set_pace(0.1)
+    job = load_job(scene.config, flags=Flags(allow_import=True))
+    assert isinstance(job, Reconstruction)
+    looking = Looking(cluster.dashboard)
+    groups: set[str] = set()
+
+    def look(progress: Progress) -> None:
+        looking(progress)
+        groups.update(
+            cluster.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_groups))
+        )
+
+    reconstruct(make_reconstruction_plan(job), observer=look, cluster=cluster)
+    boards = looking.boards
+    titles = list(dict.fromkeys(told["sweep"]["title"] for told in boards))
+    assert {"iteration 2 of 6", "iteration 5 of 6"} <= set(titles)
+    assert titles == sorted(titles)
+    assert {"iterate-it002", "iterate-it005"} <= groups
+    told = boards[-1]["curve"]
+    assert {"iteration", "misfit", "change", "psnr"} <= told.keys()
+    assert told["iteration"] == list(range(1, len(told["iteration"]) + 1))
+    in_order = [len(told["curve"].get("iteration", ())) for told in boards]
+    assert in_order == sorted(in_order)
+
+
+@pytest.mark.cluster
+def test_a_run_that_goes_on_begins_with_what_was_done(scene: Scene, cluster: Cluster) -> None:
+    for block in range(20, BLOCKS):
+        scene.make_trouble("raise", block)
+    scene.run(cluster, on_bad_block="quarantine", retries=0)
+    for file in scene.folder.glob("raise-*"):
+        file.unlink()
+    scene.set_pace(0.1)
+    looking = Looking(cluster.dashboard)
+    assert scene.run(cluster, observer=looking, on_bad_block="quarantine", retries=0).resumed == 20
+    first, last = looking.boards[0], looking.boards[-1]
+    assert first["map"]["states"].startswith(str(DONE) * 20)
+    assert first["map"]["seconds"].startswith(UNKNOWN * 20)
+    assert last["map"]["seconds"].startswith(UNKNOWN * 20)
+    assert last["progress"]["resumed"] == 20
+
+
+@pytest.mark.cluster
+def test_the_page_is_one_file_that_loads_nothing_else(scene: Scene, cluster: Cluster) -> None:
+    scene.run(cluster)
+    looking = Looking(cluster.dashboard, ADDRESS)
+    page, headers = fetched(looking.address)
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page
+    assert "innerHTML" not in page
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "connect-src 'self'" in headers["Content-Security-Policy"]
+
+
+@pytest.mark.cluster
+def test_who_has_seen_all_waits_for_news(cluster: Cluster) -> None:
+    watch = Watch()
+    address = watch.open(cluster)
+    first = json.loads(fetched(f"{address}.json")[0])
+    assert not first["over"]
+    threading.Timer(0.5, watch.close).start()
+    began = time.perf_counter()
+    second = json.loads(fetched(f"{address}.json?seen={first['serial']}")[0])
+    assert 0.3 < time.perf_counter() - began < 4
+    assert second["over"]
+    assert second["serial"] != first["serial"]
+
+
+@pytest.mark.cluster
+def test_a_dask_without_the_hook_costs_the_page_and_nothing_else(
+    scene: Scene, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster.dashboard is not None
+    scheduler = cluster.client.cluster.scheduler
+    monkeypatch.delitem(scheduler.plugins, NAME, raising=False)
+    monkeypatch.delattr(scheduler, "http_application")
+    said: list[str] = []
+    scene.run(cluster, observer=lambda progress: said.append(progress.message))
+    assert scene.status()["done"] == BLOCKS
+    assert f"dashboard: {cluster.dashboard}" in "".join(said)
+
+
+@pytest.mark.cluster
+def test_a_dask_that_loses_messages_costs_the_page_and_nothing_else(
+    scene: Scene, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise AttributeError("moved")
+
+    monkeypatch.setattr(Watch, "_send", broken)
+    scene.run(cluster)
+    assert scene.status()["done"] == BLOCKS
+
+
+@pytest.mark.cluster
+def test_without_a_dashboard_there_is_no_page(cluster: Cluster) -> None:
+    watch = Watch()
+    assert watch.open(LocalWorkers(cluster.client, 2, None)) is None
+    assert watch.client is None
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[JoinedWorkers]:
+    """A scheduler of its own process, without workers."""
+    file = tmp_path / "scheduler.json"
+    words = ["--host", "tcp://127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *words, "--scheduler-file", str(file)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as scheduler:
+        try:
+            until(file.exists)
+            with Client(json.loads(file.read_text())["address"], set_as_default=False) as client:
+                yield JoinedWorkers(client)
+        finally:
+            scheduler.terminate()
+
+
+@pytest.mark.cluster
+def test_a_scheduler_of_another_process_has_the_same_page(joined: JoinedWorkers) -> None:
+    for _ in range(2):  # one run after the other
+        watch = Watch()
+        address = watch.open(joined)
+        assert address is not None
+        assert address.endswith(f"/{ADDRESS}")
+        assert not json.loads(fetched(f"{address}.json")[0])["over"]
+        assert fetched(address)[0] == HTML.read_text()
+        watch.close()
+        told = json.loads(fetched(f"{address}.json")[0])
+        assert (told["over"], told["workers_now"]) == (True, 0)
+
+
+def test_a_driver_that_is_gone_ends_its_page() -> None:
+    page = JobPage("a client")
+    page.start(SimpleNamespace(plugins={NAME: JobPageBefore()}))
+    page.remove_client(page.scheduler, "another")
+    assert not page.over
+    page.remove_client(page.scheduler, "a client")
+    page.log_event("halotile", {"job": {}})
+    assert page.over
+    assert page.told == {}
+
+
+class JobPageBefore:
+    """The page of an earlier run."""
+
+    def end(self) -> None:
+        """It is over."""
+
+
+@pytest.mark.cluster
+def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: Cluster) -> None:
+    pytest.importorskip("prometheus_client")
+    scene.set_pace(0.1)
+    looking = Looking(cluster.dashboard, "metrics")
+    told: list[str] = []
+    scene.run(cluster, observer=lambda _: told.append(fetched(looking.address)[0]))
+    done = [
+        line
+        for text in told
+        for line in text.splitlines()
+        if line.startswith('halotile_blocks{state="done"}')
+    ]
+    assert len(set(done)) > 1
+    for name in ("halotile_pixels_total", "halotile_bytes_read_total", "halotile_peak_memory_bytes"):
+        assert any(f"\n{name} " in text for text in told)
+    assert "halotile_" not in fetched(looking.address)[0]
+
+
+@pytest.mark.cluster
+def test_a_run_keeps_dasks_report(scene: Scene) -> None:
+    scene.run()
+    kept = (scene.directory.path / "performance.html").read_text()
+    assert "Dask Performance Report" in kept
+    assert "denoise" in kept
+    assert not re.search(r"<script[^>]* src=", kept), "it needs a network"
+    scene.directory.check_place()
+    scene.directory.forget()
+    assert not (scene.directory.path / "performance.html").exists()
+
+
+@pytest.mark.cluster
+def test_a_cluster_that_is_given_keeps_its_report_to_itself(scene: Scene, cluster: Cluster) -> None:
+    scene.run(cluster)
+    assert not (scene.directory.path / "performance.html").exists()
