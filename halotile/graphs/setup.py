@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import Counter
@@ -115,16 +116,25 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
                 client.sync(client.unregister_worker_plugin, plugin.name, callback_timeout=TEARDOWN_SECONDS)
 
 
-def run_blocks(numbers: tuple[int, ...], token: str, directory: RunDirectory) -> Receipt:
-    """The task itself: process these blocks with the runner that the plugin made."""
+def run_blocks(
+    numbers: tuple[int, ...], token: str, directory: RunDirectory, limit_seconds: float | None = None
+) -> Receipt:
+    """The task itself: process these blocks with the runner that the plugin made.
+
+    One block is always done. After ``limit_seconds`` no other is begun: a faster worker takes them.
+    """
     with _ready:
         runner = _await_runner(token, directory)
         if runner is None:
             return Receipt()
         _busy[token] += 1
     try:
+        late = time.monotonic() + (math.inf if limit_seconds is None else limit_seconds)
         # A run that ends early, or is torn down, ends with the block at hand.
-        return runner.run(numbers, lambda: token in _runners and not directory.is_stopping())
+        return runner.run(
+            numbers,
+            lambda: token in _runners and time.monotonic() < late and not directory.is_stopping(),
+        )
     finally:
         with _ready:
             _busy[token] -= 1

@@ -28,6 +28,8 @@ TASKS_PER_WORKER = 3
 SHARES = 2
 """A task takes at most one of so many equal shares that each worker could have of what is left."""
 LARGEST_GROUP = 256
+PATIENCE = 2.0
+"""Times what a task should last after which its worker hands back what it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")
 """States of a task that no worker has."""
 
@@ -50,6 +52,12 @@ def answering() -> Iterator[None]:
         yield
     except (TimeoutError, CommClosedError, CancelledError) as error:
         raise ConnectionError(f"the cluster does not answer ({type(error).__name__}: {error}).") from error
+
+
+def workers_of(client: Client) -> set[str]:
+    """Addresses of the workers that are there now; one that is started anew gets another."""
+    with answering():
+        return set(client.sync(client.scheduler.ncores, callback_timeout=RPC_SECONDS))
 
 
 class Grouping:
@@ -97,6 +105,18 @@ class Grouping:
         fair = -(-remaining // (self.workers * SHARES))
         return max(1, min(max(wanted, self.least), fair))
 
+    def limit_seconds(self, blocks: int) -> float | None:
+        """How long a task of so many blocks may go on beginning blocks; None while that is not known.
+
+        Examples
+        --------
+        >>> Grouping(2).limit_seconds(4), Grouping(2, seconds_per_block=3.0).limit_seconds(4)
+        (None, 24.0)
+        """
+        if self.seconds_per_block is None:
+            return None
+        return PATIENCE * max(self.target_seconds, blocks * self.seconds_per_block)
+
 
 class Stream:
     """Sends numbered blocks through a cluster and yields the answers as they come.
@@ -106,13 +126,16 @@ class Stream:
     client : distributed.Client
         Connected to the cluster.
     function : callable
-        ``function(numbers)``, run on a worker; its result is small.
+        ``function(numbers)``, run on a worker; its result is small. With ``limited``, ``function(numbers, limit_seconds=...)``.
     name : str
         Phase that the dashboard shows, at most 15 characters: the prefix of every key.
     grouping : Grouping
         Decides the size of each task.
     stall_seconds : float
         Raise :class:`Stalled` when nothing comes back for this long.
+    limited : bool
+        Whether the function is told after how many seconds it is to begin no more blocks. What it leaves goes to
+        :meth:`hand_back`.
     """
 
     def __init__(
@@ -123,12 +146,14 @@ class Stream:
         name: str,
         grouping: Grouping,
         stall_seconds: float = 300.0,
+        limited: bool = False,
     ) -> None:
         self.client = client
         self.function = function
         self.name = name
         self.grouping = grouping
         self.stall_seconds = stall_seconds
+        self.limited = limited
         self.draining = False
         self._in_flight: dict[Future, tuple[int, ...]] = {}
         self._arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
@@ -151,6 +176,11 @@ class Stream:
         """
         queue = self._suspects if alone else self._again
         queue.extend((number,) for number in numbers)
+
+    def hand_back(self, numbers: Iterable[int]) -> None:
+        """Send these blocks once more, which a worker was too slow to begin: to whoever is free first."""
+        if left := tuple(numbers):
+            self._again.append(left)
 
     def answers(
         self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
@@ -221,7 +251,8 @@ class Stream:
 
     def _submit(self, group: tuple[int, ...]) -> Future:
         key = task_key(self.name, next(self._serial), len(group))
-        future = self.client.submit(self.function, group, key=key, pure=False)
+        limit = {"limit_seconds": self.grouping.limit_seconds(len(group))} if self.limited else {}
+        future = self.client.submit(self.function, group, key=key, pure=False, **limit)
         self._in_flight[future] = group
         future.add_done_callback(self._arrived.put)
         return future
