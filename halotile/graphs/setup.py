@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections import Counter
@@ -129,11 +128,11 @@ def run_blocks(
             return Receipt()
         _busy[token] += 1
     try:
-        late = time.monotonic() + (math.inf if limit_seconds is None else limit_seconds)
         # A run that ends early, or is torn down, ends with the block at hand.
         return runner.run(
             numbers,
-            lambda: token in _runners and time.monotonic() < late and not directory.is_stopping(),
+            lambda: token in _runners and not directory.is_stopping(),
+            limit_seconds,
         )
     finally:
         with _ready:

@@ -28,6 +28,8 @@ TASKS_PER_WORKER = 3
 SHARES = 2
 """A task takes at most one of so many equal shares that each worker could have of what is left."""
 LARGEST_GROUP = 256
+SECONDS_PER_WORKER = 0.004
+"""A task lasts as many times this as there are workers: one scheduler bears about 500 tasks a second, and is to be half idle."""
 PATIENCE = 2.0
 """Times what a task should last after which its worker hands back what it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")
@@ -64,14 +66,15 @@ class Grouping:
     """How many blocks go into one task.
 
     A task should last about ``target_seconds``, so that Dask's 2 ms for each task stay small beside
-    it, and towards the end groups shrink so that all workers finish together.
+    it, and longer with many workers, so that one scheduler serves them all. Towards the end groups shrink so that all
+    workers finish together.
 
     Parameters
     ----------
     workers : int
         How many take them.
     target_seconds : float
-        How long a task should last.
+        How long a task should last at least.
     least : int
         Blocks of a task, where so many are left for each worker.
     seconds_per_block : float, optional
@@ -86,7 +89,7 @@ class Grouping:
         seconds_per_block: float | None = None,
     ) -> None:
         self.workers = workers
-        self.target_seconds = target_seconds
+        self.target_seconds = max(target_seconds, workers * SECONDS_PER_WORKER)
         self.least = least
         self.seconds_per_block = seconds_per_block
 

@@ -169,7 +169,7 @@ def test_a_task_that_took_too_long_hands_back_what_it_has_not_begun(
     check_whole()
 
 
-def test_a_task_without_a_limit_does_all_its_blocks(scene: Scene) -> None:
+def test_tasks_have_a_limit_once_it_is_known_how_long_blocks_take() -> None:
     assert Grouping(2).limit_seconds(4) is None
     assert Grouping(2, seconds_per_block=0.01).limit_seconds(4) == 2.0
     assert Grouping(2, seconds_per_block=3.0).limit_seconds(4) == 24.0
