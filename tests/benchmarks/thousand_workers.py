@@ -123,9 +123,12 @@ def work(address: str, security: Security, count: int) -> None:
         await asyncio.gather(*workers)
         await asyncio.gather(*(worker.finished() for worker in workers))
 
-    with as_in_a_run(), tempfile.TemporaryDirectory() as folder:
-        with dask.config.set({"temporary-directory": folder}):
-            asyncio.run(run())
+    with (
+        as_in_a_run(),
+        tempfile.TemporaryDirectory() as folder,
+        dask.config.set({"temporary-directory": folder}),
+    ):
+        asyncio.run(run())
 
 
 @contextmanager
@@ -180,8 +183,16 @@ def measure(
         seconds = time.perf_counter() - began
         driver, after = time.process_time() - driver, spent(scheduler)
     assert len(journal.done) == total
-    parts = (after - before - heartbeat * seconds, driver, stream.filling, stream.collecting)
-    return Measured(workers, blocks, *(part / tasks for part in parts), stream.first_fill, tasks / seconds)
+    return Measured(
+        workers=workers,
+        blocks=blocks,
+        scheduler=(after - before - heartbeat * seconds) / tasks,
+        driver=driver / tasks,
+        fill=stream.filling / tasks,
+        collect=stream.collecting / tasks,
+        first_fill=stream.first_fill,
+        tasks_per_second=tasks / seconds,
+    )
 
 
 def fitted(points: list[tuple[int, float]]) -> Cost:
