@@ -29,7 +29,7 @@ SHARES = 2
 """A task takes at most one of so many equal shares that each worker could have of what is left."""
 LARGEST_GROUP = 256
 SECONDS_PER_WORKER = 0.004
-"""A task lasts as many times this as there are workers: one scheduler bears about 500 tasks a second, and is to be half idle."""
+"""A task lasts this for each worker: with a thousand, one scheduler bears some 330 tasks a second."""
 PATIENCE = 2.0
 """Times what a task should last after which its worker hands back what it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")

@@ -1,7 +1,7 @@
 """A model of one scheduler and one driver with many workers: how many blocks pass, and how large they must be to keep all busy.
 
-A task of ``g`` blocks costs the scheduler ``a + b g`` seconds of one core, and the driver likewise; each of the two
-does one thing at a time. A worker computes one task at a time, and has others in hand meanwhile. Messages take a fixed time.
+A task of ``g`` blocks costs the scheduler ``a + b g`` seconds of one core, and the driver likewise. In one process they
+do one thing at a time between them, else each. A worker computes one task at a time, and has others in hand meanwhile. Messages take a fixed time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Machine:
         Seconds that a message takes.
     in_flight : int
         Tasks that each worker has at hand.
+    together : bool
+        Whether scheduler and driver are one process, as with every kind of cluster but ``scheduler``.
     """
 
     scheduler: Cost
@@ -47,23 +49,29 @@ class Machine:
     heartbeat: float = 0.0
     latency: float = 0.001
     in_flight: int = 3
+    together: bool = True
 
     def tasks_per_second(self, blocks: int) -> float:
-        """The most tasks of so many blocks that pass: the busier of the two has no time left.
+        """The most tasks of so many blocks that pass: the one process, or the busier of the two, has no time left.
 
         Examples
         --------
-        >>> Machine(Cost(0.001, 0), Cost(0.0005, 0)).tasks_per_second(1)
-        1000.0
+        >>> from dataclasses import replace
+        >>> one = Machine(Cost(0.0005, 0), Cost(0.0003, 0))
+        >>> round(one.tasks_per_second(1)), round(replace(one, together=False).tasks_per_second(1))
+        (1250, 2000)
         """
-        return min((1 - self.heartbeat) / self.scheduler.of(blocks), 1 / self.driver.of(blocks))
+        scheduler, driver = self.scheduler.of(blocks), self.driver.of(blocks)
+        if self.together:
+            return (1 - self.heartbeat) / (scheduler + driver)
+        return min((1 - self.heartbeat) / scheduler, 1 / driver)
 
     def least_task_seconds(self, workers: int, blocks: int, busy: float = 0.95) -> float:
         """How long a task of so many blocks must last for the workers to compute this share of the time.
 
         Examples
         --------
-        >>> round(Machine(Cost(0.001, 0), Cost(0.0005, 0)).least_task_seconds(1000, 1), 3)
+        >>> round(Machine(Cost(0.0005, 0), Cost(0.0005, 0)).least_task_seconds(1000, 1), 3)
         0.95
         """
         return busy * workers / self.tasks_per_second(blocks)
@@ -108,8 +116,9 @@ class Simulation:
         self.task_seconds = task_seconds
         self.spread = spread
         self.scheduling = machine.scheduler.of(blocks) / 2 / (1 - machine.heartbeat)
-        self.driving = machine.driver.of(blocks)
-        self.scheduler, self.driver = Server(), Server()
+        self.driving = machine.driver.of(blocks) / (1 - machine.heartbeat if machine.together else 1)
+        self.scheduler = Server()
+        self.driver = self.scheduler if machine.together else Server()
         self.draws = random.Random(0)
         self.waiting = Counter[int]()
         self.idle = set(range(workers))

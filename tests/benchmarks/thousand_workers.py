@@ -30,11 +30,11 @@ from distributed import Client, Future, Scheduler, Worker
 from distributed.security import Security
 
 from halotile.graphs.bars import show_blocks
-from halotile.graphs.stream import Answer, Grouping, Stream
+from halotile.graphs.stream import SECONDS_PER_WORKER, Answer, Grouping, Stream
 from halotile.graphs.workers.settings import SETTINGS
 from halotile.storage.journal import Journal
 from tests.benchmarks.denoising import do_nothing
-from tests.benchmarks.saturation import Cost, Machine
+from tests.benchmarks.saturation import Cost, Machine, Simulation
 
 WORKERS = (10, 100, 500, 1000)
 GROUPS = (1, 64, 256)
@@ -213,6 +213,10 @@ def fit(rows: list[Measured], heartbeat: float) -> Machine:
 def tell(machine: Machine) -> None:
     """Print where it saturates, and how large blocks of 1,000 workers must be."""
     print(f"  {machine}")
+    busy = Simulation(machine, 1000, 64, 1000 * SECONDS_PER_WORKER).busy(60_000)
+    print(
+        f"  simulated with 1,000 workers, tasks of {1000 * SECONDS_PER_WORKER:g} s in groups of 64: {busy:.3f} busy"
+    )
     for blocks in (1, 4, 16, 64, 256):
         rate = machine.tasks_per_second(blocks)
         pixels = [machine.least_pixels(1000, blocks, speed * 1e6) for speed in (50, 200, 500)]
