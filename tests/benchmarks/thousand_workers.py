@@ -210,20 +210,19 @@ def fit(rows: list[Measured], heartbeat: float) -> Machine:
     )
 
 
-def tell(machine: Machine) -> None:
-    """Print where it saturates, and how large blocks of 1,000 workers must be."""
+def tell(machine: Machine, workers: int) -> None:
+    """Print where it saturates with so many workers, and how large their blocks must be."""
     print(f"  {machine}")
-    busy = Simulation(machine, 1000, 64, 1000 * SECONDS_PER_WORKER).busy(60_000)
-    print(
-        f"  simulated with 1,000 workers, tasks of {1000 * SECONDS_PER_WORKER:g} s in groups of 64: {busy:.3f} busy"
-    )
+    seconds = max(1.0, workers * SECONDS_PER_WORKER)
+    busy = Simulation(machine, workers, 64, seconds).busy(100 * workers)
+    print(f"  simulated with tasks of {seconds:g} s in groups of 64: {busy:.3f} busy")
     for blocks in (1, 4, 16, 64, 256):
         rate = machine.tasks_per_second(blocks)
-        pixels = [machine.least_pixels(1000, blocks, speed * 1e6) for speed in (50, 200, 500)]
+        pixels = [machine.least_pixels(workers, blocks, speed * 1e6) for speed in (50, 200, 500)]
         edges = ", ".join(f"{size**0.5:.0f}²" for size in pixels)
         print(
-            f"  groups of {blocks}: {rate:.0f} tasks/s, {rate * blocks:.0f} blocks/s; 1,000 workers need tasks of "
-            f"{machine.least_task_seconds(1000, blocks):.2f} s, blocks of {edges} at 50, 200, 500 Mpixel/s"
+            f"  groups of {blocks}: {rate:.0f} tasks/s, {rate * blocks:.0f} blocks/s; the workers need tasks of "
+            f"{machine.least_task_seconds(workers, blocks):.2f} s, blocks of {edges} at 50, 200, 500 Mpixel/s"
         )
 
 
@@ -242,7 +241,7 @@ def main() -> None:
             for blocks in GROUPS:
                 rows.append(measure(client, scheduler, workers, blocks, max(2000, 4 * workers), heartbeat))
                 print(f"  {rows[-1]}", flush=True)
-        tell(fit(rows, heartbeat))
+        tell(fit(rows, heartbeat), workers)
 
 
 if __name__ == "__main__":
