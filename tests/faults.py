@@ -55,7 +55,8 @@ def watched(pixels: Picture, folder: str) -> Picture:
     block = place // EDGE // BLOCK * ACROSS + place % EDGE // BLOCK
     with open(f"{folder}/log", "a") as log:
         log.write(f"{block} {os.getpid()}\n")
-    time.sleep(float(Path(folder, "pace").read_text()))
+    own_pace = Path(folder, f"pace-{os.getpid()}")
+    time.sleep(float((own_pace if own_pace.exists() else Path(folder, "pace")).read_text()))
     for kind, make in TROUBLE.items():
         file = Path(folder, f"{kind}-{block}")
         if file.exists():
@@ -89,12 +90,29 @@ def _hang(result: Picture, file: Path) -> Picture:
     return result
 
 
+def _hang_in_the_write(result: Picture, file: Path) -> Picture:
+    """The block is on the disk and has not got its name when the process stops."""
+
+    replace = os.replace
+
+    def stop_and_replace(*paths: str) -> None:
+        os.replace = replace
+        file.unlink()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.5)  # another thread may take the signal: this one stops a moment later
+        replace(*paths)
+
+    os.replace = stop_and_replace  # type: ignore[assignment]
+    return result
+
+
 TROUBLE: dict[str, Callable[[Picture, Path], Picture]] = {
     "raise": _raise,
     "flaky": _fail_twice,
     "die": _die,
     "missing": _miss_a_file,
     "hang": _hang,
+    "tear": _hang_in_the_write,
     "nan": lambda result, _: np.full_like(result, np.nan),
     "shape": lambda result, _: result[1:],
 }
@@ -132,6 +150,10 @@ class Scene:
     def set_pace(self, seconds: float) -> None:
         """How long every block takes."""
         (self.folder / "pace").write_text(str(seconds))
+
+    def set_pace_of(self, process: int, seconds: float) -> None:
+        """How long every block takes one worker."""
+        (self.folder / f"pace-{process}").write_text(str(seconds))
 
     def make_trouble(self, kind: str, block: int, text: str = "") -> Path:
         """See :data:`TROUBLE`."""
@@ -199,6 +221,10 @@ class Scene:
     def seen(self) -> list[int]:
         """The blocks that the denoiser was given, in order."""
         return [block for block, _ in self._log()]
+
+    def blocks_of(self, process: int) -> list[int]:
+        """The blocks that one worker was given, in order."""
+        return [block for block, pid in self._log() if pid == process]
 
     def workers(self) -> set[int]:
         """Process ids that have computed a block and still live."""

@@ -123,7 +123,7 @@ class Run:
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the computation; bfloat16 is faster on some processors, at about 1 % error."""
     stall_seconds: float = 300.0
-    """Time without a finished block after which the cluster is started anew."""
+    """Time without a finished block after which the cluster is started anew; a worker that is silent for so long is replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)

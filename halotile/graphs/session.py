@@ -157,6 +157,7 @@ class Session:
                 memory_bytes=parse_bytes(self.run.memory_per_worker),
                 choice=self.choice,
                 folder=self.directory.path,
+                stall_seconds=self.run.stall_seconds,
                 say=self.status.say,
             )
         )

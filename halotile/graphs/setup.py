@@ -116,8 +116,13 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
                 client.sync(client.unregister_worker_plugin, plugin.name, callback_timeout=TEARDOWN_SECONDS)
 
 
-def run_blocks(numbers: tuple[int, ...], token: str, directory: RunDirectory) -> Receipt:
-    """The task itself: process these blocks with the runner that the plugin made."""
+def run_blocks(
+    numbers: tuple[int, ...], token: str, directory: RunDirectory, limit_seconds: float | None = None
+) -> Receipt:
+    """The task itself: process these blocks with the runner that the plugin made.
+
+    One block is always done. After ``limit_seconds`` no other is begun: a faster worker takes them.
+    """
     with _ready:
         runner = _await_runner(token, directory)
         if runner is None:
@@ -125,7 +130,11 @@ def run_blocks(numbers: tuple[int, ...], token: str, directory: RunDirectory) ->
         _busy[token] += 1
     try:
         # A run that ends early, or is torn down, ends with the block at hand.
-        return runner.run(numbers, lambda: token in _runners and not directory.is_stopping())
+        return runner.run(
+            numbers,
+            lambda: token in _runners and not directory.is_stopping(),
+            limit_seconds,
+        )
     finally:
         with _ready:
             _busy[token] -= 1

@@ -28,6 +28,10 @@ TASKS_PER_WORKER = 3
 SHARES = 2
 """A task takes at most one of so many equal shares that each worker could have of what is left."""
 LARGEST_GROUP = 256
+SECONDS_PER_WORKER = 0.004
+"""A task lasts this for each worker: with a thousand, one scheduler bears some 330 tasks a second."""
+PATIENCE = 2.0
+"""Times what a task should last after which its worker hands back what it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")
 """States of a task that no worker has."""
 
@@ -52,18 +56,25 @@ def answering() -> Iterator[None]:
         raise ConnectionError(f"the cluster does not answer ({type(error).__name__}: {error}).") from error
 
 
+def workers_of(client: Client) -> set[str]:
+    """Addresses of the workers that are there now; one that is started anew gets another."""
+    with answering():
+        return set(client.sync(client.scheduler.ncores, callback_timeout=RPC_SECONDS))
+
+
 class Grouping:
     """How many blocks go into one task.
 
     A task should last about ``target_seconds``, so that Dask's 2 ms for each task stay small beside
-    it, and towards the end groups shrink so that all workers finish together.
+    it, and longer with many workers, so that one scheduler serves them all. Towards the end groups shrink so that all
+    workers finish together.
 
     Parameters
     ----------
     workers : int
         How many take them.
     target_seconds : float
-        How long a task should last.
+        How long a task should last at least.
     least : int
         Blocks of a task, where so many are left for each worker.
     seconds_per_block : float, optional
@@ -78,7 +89,7 @@ class Grouping:
         seconds_per_block: float | None = None,
     ) -> None:
         self.workers = workers
-        self.target_seconds = target_seconds
+        self.target_seconds = max(target_seconds, workers * SECONDS_PER_WORKER)
         self.least = least
         self.seconds_per_block = seconds_per_block
 
@@ -97,6 +108,18 @@ class Grouping:
         fair = -(-remaining // (self.workers * SHARES))
         return max(1, min(max(wanted, self.least), fair))
 
+    def limit_seconds(self, blocks: int) -> float | None:
+        """How long a task of so many blocks may go on beginning blocks; None while that is not known.
+
+        Examples
+        --------
+        >>> Grouping(2).limit_seconds(4), Grouping(2, seconds_per_block=3.0).limit_seconds(4)
+        (None, 24.0)
+        """
+        if self.seconds_per_block is None:
+            return None
+        return PATIENCE * max(self.target_seconds, blocks * self.seconds_per_block)
+
 
 class Stream:
     """Sends numbered blocks through a cluster and yields the answers as they come.
@@ -106,7 +129,7 @@ class Stream:
     client : distributed.Client
         Connected to the cluster.
     function : callable
-        ``function(numbers)``, run on a worker; its result is small.
+        ``function(numbers)``, run on a worker; its result is small. With ``limited``, ``function(numbers, limit_seconds=...)``.
     name : str
         Phase that the dashboard shows, at most 15 characters: the prefix of every key.
     iteration : int, optional
@@ -115,6 +138,9 @@ class Stream:
         Decides the size of each task.
     stall_seconds : float
         Raise :class:`Stalled` when nothing comes back for this long.
+    limited : bool
+        Whether the function is told after how many seconds it is to begin no more blocks. What it leaves goes to
+        :meth:`hand_back`.
     """
 
     def __init__(
@@ -126,12 +152,14 @@ class Stream:
         grouping: Grouping,
         iteration: int | None = None,
         stall_seconds: float = 300.0,
+        limited: bool = False,
     ) -> None:
         self.client = client
         self.function = function
         self.group = group_of(name, iteration)
         self.grouping = grouping
         self.stall_seconds = stall_seconds
+        self.limited = limited
         self.draining = False
         self._in_flight: dict[Future, tuple[int, ...]] = {}
         self._arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
@@ -154,6 +182,11 @@ class Stream:
         """
         queue = self._suspects if alone else self._again
         queue.extend((number,) for number in numbers)
+
+    def hand_back(self, numbers: Iterable[int]) -> None:
+        """Send these blocks once more, which a worker was too slow to begin: to whoever is free first."""
+        if left := tuple(numbers):
+            self._again.append(left)
 
     def answers(
         self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
@@ -224,7 +257,8 @@ class Stream:
 
     def _submit(self, group: tuple[int, ...]) -> Future:
         key = task_key(self.group, next(self._serial), len(group))
-        future = self.client.submit(self.function, group, key=key, pure=False)
+        limit = {"limit_seconds": self.grouping.limit_seconds(len(group))} if self.limited else {}
+        future = self.client.submit(self.function, group, key=key, pure=False, **limit)
         self._in_flight[future] = group
         future.add_done_callback(self._arrived.put)
         return future

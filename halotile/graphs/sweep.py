@@ -20,7 +20,7 @@ from halotile.graphs.progress import Progress
 from halotile.graphs.setup import BlockPlugin, prepared, run_blocks
 from halotile.graphs.signals import Signals
 from halotile.graphs.status import StatusFile
-from halotile.graphs.stream import Answer, Grouping, Stream
+from halotile.graphs.stream import Answer, Grouping, Stream, workers_of
 from halotile.storage.checkpoints import Ledger
 from halotile.storage.disk import is_full
 from halotile.storage.journal import Journal
@@ -166,14 +166,18 @@ class Sweep:
             grouping=grouping,
             iteration=self.iteration,
             stall_seconds=self.options.stall_seconds,
+            limited=True,
         )
         self.status.work_begins()
         self.status.watch.in_flight = stream.in_flight
+        present = workers_of(cluster.client)
         try:
             for answers in stream.answers(self._todo(), self.left()):
                 for answer in sorted(answers, key=lambda answer: answer.error is not None):
                     self._take(answer, stream)
                 self._watch(stream)
+            # A scheduler of somebody else's may have sent a lost worker's tasks elsewhere by itself.
+            self.untidy |= not present <= workers_of(cluster.client)
         finally:
             self.seconds_per_block = grouping.seconds_per_block
             self.untidy |= stream.lost > 0
@@ -193,6 +197,8 @@ class Sweep:
         self.status.count(receipt)
         for bad in receipt.bad:
             self._retry(bad, stream)
+        begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
+        stream.hand_back(number for number in answer.numbers if number not in begun)
 
     def _mark(self, receipt: Receipt, stream: Stream) -> None:
         try:

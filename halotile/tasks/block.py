@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -103,7 +104,12 @@ class BlockRunner:
         self.stages = task.stages()
         self.lanes = Lanes(overlap=task.overlap)
 
-    def run(self, numbers: Iterable[int], is_wanted: Callable[[], bool] = lambda: True) -> Receipt:
+    def run(
+        self,
+        numbers: Iterable[int],
+        is_wanted: Callable[[], bool] = lambda: True,
+        limit_seconds: float | None = None,
+    ) -> Receipt:
         """Process these blocks. One that fails is reported; the others go on.
 
         Parameters
@@ -112,13 +118,16 @@ class BlockRunner:
             The blocks.
         is_wanted : callable
             Asked before each block: once it says no, none is begun any more. What is done is in the receipt.
+        limit_seconds : float, optional
+            After so long no block is begun either, but for the first.
         """
         began = time.perf_counter()
         receipt = Receipt()
         blocks = (self.grid.block_at(number) for number in numbers)
         turned = began
-        for block, fetched in self.lanes.ahead(blocks, self.stages.read):
-            if not is_wanted():
+        late = began + (math.inf if limit_seconds is None else limit_seconds)
+        for place, (block, fetched) in enumerate(self.lanes.ahead(blocks, self.stages.read)):
+            if not is_wanted() or (place and time.perf_counter() > late):
                 break
             try:
                 result = self.stages.compute(block, self._timed(receipt, fetched), receipt)

@@ -15,15 +15,15 @@ CNN_REACH = CNN["depth"]
 BOX = 9
 
 
-def picture(folder: Path, edge: int, chunk: int = 512) -> Path:
-    """A noisy float32 picture as a plain Zarr of uncompressed chunks."""
-    path = folder / f"picture-{edge}-{chunk}.zarr"
+def picture(folder: Path, edge: int, chunk: int = 512, squares: int = 1) -> Path:
+    """A noisy float32 picture as a plain Zarr of uncompressed chunks: so many squares, one below the other."""
+    path = folder / f"picture-{squares}-{edge}-{chunk}.zarr"
     if not path.exists():
         array = zarr.create_array(
-            path, shape=(edge, edge), dtype="float32", chunks=(chunk, chunk), compressors=None
+            path, shape=(squares * edge, edge), dtype="float32", chunks=(chunk, chunk), compressors=None
         )
         rng = np.random.default_rng(0)
-        for row in range(0, edge, chunk):
+        for row in range(0, squares * edge, chunk):
             y = np.arange(row, row + chunk, dtype="float32")[:, None]
             x = np.arange(edge, dtype="float32")[None]
             smooth = 0.5 + 0.3 * np.sin(y / 37) * np.cos(x / 53)

@@ -31,7 +31,13 @@ TILE = 512
 
 
 def run_job(
-    source: Path, output: Path, denoiser: Any, block: int | None = None, *, watch: bool = False
+    source: Path,
+    output: Path,
+    denoiser: Any,
+    block: int | None = None,
+    *,
+    workers: int = 2,
+    watch: bool = False,
 ) -> Result:
     """One job on a cluster that is up: plan, run, everything on disk and synced.
 
@@ -48,12 +54,12 @@ def run_job(
         output=Output(path=str(output)),
         denoiser=denoiser,
         tile=Tile() if block is None else Tile(block=block),
-        run=Run(workers=2),
+        run=Run(workers=workers),
         cluster=Cluster(),
         allow_import=True,
     )
     watching = watched_memory() if watch else nullcontext(lambda: 0)
-    with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster, watching as peak:
+    with local.start(Order(workers=workers, memory_bytes=8 * 2**30)) as cluster, watching as peak:
         warm(cluster.client)
         began = time.perf_counter()
         outcome = run(make_plan(job), cluster=cluster)
@@ -70,12 +76,23 @@ def ours_box(folder: Path, edge: int) -> Result:
     return run_job(picture(folder, edge), fresh(folder / "ours-box.zarr"), choice)
 
 
-def ours_cnn(folder: Path, edge: int) -> Result:
+def ours_cnn(folder: Path, edge: int, workers: int = 2, squares: int = 1) -> Result:
     """The network as a job."""
     from halotile.graphs.job import DenoiserChoice
 
     choice = DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN})
-    return run_job(picture(folder, edge), fresh(folder / "ours-cnn.zarr"), choice)
+    source = picture(folder, edge, squares=squares)
+    return run_job(source, fresh(folder / "ours-cnn.zarr"), choice, workers=workers)
+
+
+def ours_cnn_one_worker(folder: Path, edge: int) -> Result:
+    """The same by one worker."""
+    return ours_cnn(folder, edge, workers=1)
+
+
+def ours_cnn_two_squares(folder: Path, edge: int) -> Result:
+    """Twice the pixels by two workers."""
+    return ours_cnn(folder, edge, squares=2)
 
 
 def ours_gaussian(folder: Path, edge: int) -> Result:
@@ -268,7 +285,7 @@ def _bare_spawn(folder: Path, edge: int, parts: list[range], built: str) -> floa
     environment = os.environ | WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from pathlib import Path; "
-        "from tests.benchmarks.programs import bare_tiles; "
+        "from tests.benchmarks.denoising import bare_tiles; "
         "a = [int(v) for v in sys.argv[3:]]; "
         "print(bare_tiles(Path(sys.argv[1]), a[0], range(a[1], a[2], a[3]), a[4], sys.argv[2]))"
     )

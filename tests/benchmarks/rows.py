@@ -178,6 +178,15 @@ RATIOS = [
         0.62,
     ),
     Ratio(
+        "scaling",
+        "the same network, weak scaling: 2 · 4096² pixels with 2 workers / 4096² with 1 (efficiency ≥ 0.9)",
+        "denoising.ours_cnn_two_squares",
+        "denoising.ours_cnn_one_worker",
+        4096,
+        1.11,
+        5,
+    ),
+    Ratio(
         "stack",
         "AᵀA of 8 circular blurs 5×5…15×15 at 2048², exact / deepinv.distributed, 2 processes",
         "stacks.ours_exact",
@@ -293,7 +302,7 @@ FIGURES = [
 ]
 
 GROUPS = {
-    "denoise": ("box", "cnn", "memory", "noop", "start"),
+    "denoise": ("box", "cnn", "scaling", "memory", "noop", "start"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""

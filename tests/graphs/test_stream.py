@@ -137,3 +137,8 @@ def test_the_first_group_is_as_large_as_an_earlier_sweep_allows() -> None:
     assert Grouping(workers=2).size(16) == 1
     assert Grouping(workers=2, seconds_per_block=0.05).size(16) == 4
     assert Grouping(workers=2, seconds_per_block=3.0).size(16) == 1
+
+
+def test_tasks_last_longer_where_one_scheduler_serves_many_workers() -> None:
+    few, many = (Grouping(workers, seconds_per_block=0.05).size(10**6) for workers in (100, 1000))
+    assert (few, many) == (20, 80)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from halotile.graphs import job
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from halotile.graphs.credentials import Credentials
+
+
+LEAST_SILENCE_SECONDS = 60.0
+"""A worker is not given up before it was silent this long: it is while it loads a model, and where a function of one's own
+keeps Python's lock."""
 
 
 def _silent(_: str) -> None:
@@ -39,6 +44,8 @@ class Order:
     deaths : int
         How many workers may die with a task, which then runs elsewhere. With none it comes back to the driver at once, which
         finds out which block was to blame.
+    stall_seconds : float
+        A worker of which nothing is heard for this long, and for a minute at least, is ended, and its blocks run elsewhere.
     say : callable
         Takes a line for whoever watches.
     """
@@ -49,7 +56,17 @@ class Order:
     folder: Path | None = None
     credentials: Credentials | None = None
     deaths: int = 0
+    stall_seconds: float = 300.0
     say: Callable[[str], None] = _silent
+
+    @property
+    def scheduler_options(self) -> dict[str, Any]:
+        """What the scheduler is told of it."""
+        return {
+            "dashboard": self.choice.dashboard,
+            "allowed_failures": self.deaths,
+            "worker_ttl": max(self.stall_seconds, LEAST_SILENCE_SECONDS),
+        }
 
 
 class Cluster(Protocol):

@@ -90,10 +90,7 @@ def _start_processes(order: Order) -> LocalCluster:
                 processes=True,
                 worker_class=OwnNanny,
                 host=LOOPBACK,
-                scheduler_kwargs={
-                    "dashboard": order.choice.dashboard,
-                    "allowed_failures": order.deaths,
-                },
+                scheduler_kwargs=order.scheduler_options,
                 # Also without pages: Dask takes its usual port otherwise.
                 dashboard_address=f"{LOOPBACK}:0",
                 memory_limit=order.memory_bytes,

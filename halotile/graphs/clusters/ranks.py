@@ -99,7 +99,7 @@ def start(order: Order) -> Iterator[Cluster]:
             protocol="tls://",
             security=made.security,
             dashboard_address=f"{LOOPBACK}:0",
-            scheduler_kwargs={"dashboard": choice.dashboard, "allowed_failures": order.deaths},
+            scheduler_kwargs=order.scheduler_options,
             silence_logs=50,
         )
         with scheduler, Client(scheduler, timeout=START_SECONDS, set_as_default=False) as client:

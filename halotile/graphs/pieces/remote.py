@@ -73,9 +73,8 @@ def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster
         "host": address,
         "protocol": "tls://",
         "port": 0,
-        "dashboard": order.choice.dashboard,
         "dashboard_address": f"{LOOPBACK}:0",
-        "allowed_failures": order.deaths,
+        **order.scheduler_options,
     }
     given = nullcontext(order.credentials) if order.credentials else credentials(base)
     with own_environment(), dask.config.set(REMOTE_SETTINGS), given as made:

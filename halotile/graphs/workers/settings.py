@@ -8,6 +8,8 @@ from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
 
 SETTINGS: dict[str, Any] = {
     "distributed.scheduler.worker-saturation": "inf",
+    # How soon an idle worker takes what waits at a slow one.
+    "distributed.scheduler.work-stealing-interval": "200ms",
     "distributed.comm.timeouts.connect": "30s",
     # What Dask remembers of past tasks: a million of them pass through.
     "distributed.admin.low-level-log-length": 100,

@@ -1,0 +1,176 @@
+"""Workers that are slow, hang, or are gone with their whole node: the others do their blocks, with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from distributed import LocalCluster
+
+from halotile.errors import OutputRefused
+from halotile.graphs import job
+from halotile.graphs.clusters import base, local, scheduler
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.stream import Grouping
+from halotile.storage.workerlock import WorkerLock
+from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
+
+pytestmark = pytest.mark.cluster
+
+PACE = 0.1
+
+
+def order(**options: float) -> Order:
+    return Order(workers=2, memory_bytes=2**32, choice=job.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
+
+
+def processes(cluster: Cluster) -> list[int]:
+    return sorted(cluster.client.run(os.getpid).values())
+
+
+def test_others_take_the_work_of_a_worker_that_is_five_times_slower(
+    scene: Scene, check_whole: Callable[[], None]
+) -> None:
+    scene.set_pace(PACE)
+    with local.start(order()) as cluster:
+        fast, slow = processes(cluster)
+        scene.set_pace_of(slow, 5 * PACE)
+        scene.run(cluster)
+    # One queue for both would give it every sixth.
+    assert 1 <= len(scene.blocks_of(slow)) <= len(scene.blocks_of(fast)) / 3
+    assert sorted(scene.seen()) == list(range(BLOCKS))
+    check_whole()
+
+
+def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(
+    scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "LEAST_SILENCE_SECONDS", 1.0)
+    scene.set_pace(3 * PACE)
+    scene.make_trouble("hang", 9)
+    with local.start(order(stall_seconds=1.0)) as cluster:
+        before = processes(cluster)
+        scene.run(cluster)
+        after = processes(cluster)
+    (hung,) = set(before) - set(after)
+    assert not is_alive(hung)
+    assert 9 in scene.blocks_of(hung)
+    (other,) = set(before) - {hung}
+    (new,) = set(after) - {other}
+    assert scene.blocks_of(new)
+    # What was in the hung worker's hands was done again, and nothing else; the cluster was not started anew.
+    done_again = {block for block in range(BLOCKS) if scene.seen().count(block) > 1}
+    assert 9 in done_again <= set(scene.blocks_of(hung))
+    assert scene.events("message") == []
+    check_whole()
+
+
+@contextmanager
+def nodes(address: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Nodes of one worker each: process groups of a nanny and its worker."""
+    command = [sys.executable, "-m", "halotile.graphs.workers", address, "--death-timeout", "60", *options]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    started = [
+        subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
+        for _ in range(count)
+    ]
+    try:
+        yield started
+    finally:
+        for node in started:
+            lose(node)
+
+
+def lose(node: subprocess.Popen[bytes]) -> None:
+    """Kill every process of a node at once."""
+    if members(node.pid):
+        os.killpg(node.pid, signal.SIGKILL)
+    node.wait()
+
+
+@contextmanager
+def joined(address: str) -> Iterator[Cluster]:
+    """The two nodes of a scheduler, once they are there."""
+    choice = job.Cluster(kind="scheduler", address=address, tls=False)
+    with scheduler.start(Order(workers=2, memory_bytes=2**32, choice=choice)) as cluster:
+        until(lambda: cluster.workers == 2)
+        yield cluster
+
+
+@contextmanager
+def some_scheduler(**options: float) -> Iterator[str]:
+    """The address of a scheduler that has no workers."""
+    with LocalCluster(
+        n_workers=0,
+        protocol="tcp://",
+        host="127.0.0.1",
+        dashboard_address=None,
+        scheduler_kwargs={"dashboard": False, **options},
+    ) as running:
+        yield running.scheduler_address
+
+
+def test_a_node_that_is_lost_in_the_middle_of_a_write_leaves_nothing_behind(
+    scene: Scene, check_whole: Callable[[], None]
+) -> None:
+    scene.set_pace(PACE)
+    torn = scene.make_trouble("tear", 9)
+    lost: list[set[int]] = []
+
+    def lose_the_writer(_: object) -> None:
+        if not lost and not torn.exists():
+            (half,) = scene.output.rglob("*.partial")
+            assert half.stat().st_size
+            (writer,) = (node for node in started if members(node.pid) & writers())
+            lost.append(members(writer.pid))
+            lose(writer)
+
+    def writers() -> set[int]:
+        return {process for process in scene.workers() if 9 in scene.blocks_of(process)}
+
+    with some_scheduler() as address, nodes(address, 2) as started, joined(address) as cluster:
+        scene.run(cluster, observer=lose_the_writer)
+    assert len(lost[0]) >= 2
+    check_whole()
+
+
+def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(
+    scene: Scene, check_whole: Callable[[], None]
+) -> None:
+    scene.set_pace(PACE)
+    scene.make_trouble("tear", 9)
+    with (
+        some_scheduler(worker_ttl=1.0) as address,
+        nodes(address, 2, "--no-nanny"),
+        joined(address) as cluster,
+    ):
+        scene.run(cluster)
+        check_whole()
+        (asleep,) = {process for process in scene.workers() if 9 in scene.blocks_of(process)[-3:]}
+        with pytest.raises(OutputRefused, match=f"still hold .*{asleep} on"):
+            WorkerLock(scene.directory).wait_for_all(0)
+        os.kill(asleep, signal.SIGCONT)
+        WorkerLock(scene.directory).wait_for_all(20)
+        check_whole()
+
+
+def test_a_task_that_took_too_long_hands_back_what_it_has_not_begun(
+    cluster: Cluster, scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Grouping, "limit_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(Grouping, "size", lambda *_: 16)
+    outcome = scene.run(cluster)
+    assert outcome.done == BLOCKS
+    assert sorted(scene.seen()) == list(range(BLOCKS))
+    check_whole()
+
+
+def test_tasks_have_a_limit_once_it_is_known_how_long_blocks_take() -> None:
+    assert Grouping(2).limit_seconds(4) is None
+    assert Grouping(2, seconds_per_block=0.01).limit_seconds(4) == 2.0
+    assert Grouping(2, seconds_per_block=3.0).limit_seconds(4) == 24.0
