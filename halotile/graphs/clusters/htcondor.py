@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.pieces.base import State
+from halotile.graphs.pieces.base import State, with_reason
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
 
 _WORDS = {
@@ -40,8 +40,7 @@ def _state(text: str) -> State:
     (State(over=False, words='idle'), State(over=True, words='held (Error from slot1: no such file)'))
     """
     number, _, reason = text.partition(" ")
-    words = _WORDS.get(number, number)
-    return State(number in _OVER, words if reason in ("", "undefined") else f"{words} ({reason})")
+    return State(number in _OVER, with_reason(_WORDS.get(number, number), reason))
 
 
 SYSTEM = BatchSystem(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.pieces.base import State
+from halotile.graphs.pieces.base import State, with_reason
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
 
 _WAITS = ("PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "SUSPENDED", "STAGE_OUT", "COMPLETING", "RESIZING")
@@ -30,8 +30,7 @@ def _state(text: str) -> State:
     (State(over=False, words='PENDING (Resources)'), State(over=True, words='FAILED (NonZeroExitCode)'), State(over=False, words='RUNNING'))
     """
     name, _, reason = text.partition("|")
-    words = name if reason in ("", "None", "(null)") else f"{name} ({reason})"
-    return State(name not in _WAITS, words)
+    return State(name not in _WAITS, with_reason(name, reason))
 
 
 SYSTEM = BatchSystem(

@@ -26,6 +26,17 @@ class State:
     words: str
 
 
+def with_reason(name: str, reason: str) -> str:
+    """A state in words, with its reason where there is one.
+
+    Examples
+    --------
+    >>> with_reason("PENDING", "Resources"), with_reason("RUNNING", "None")
+    ('PENDING (Resources)', 'RUNNING')
+    """
+    return name if reason in ("", "None", "(null)", "undefined") else f"{name} ({reason})"
+
+
 class Piece(Protocol):
     """A job or a step that brings one worker."""
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from halotile.errors import ClusterFailed
+from halotile.graphs.pieces.base import with_reason
 
 CALL_SECONDS = 30.0
 _GONE = "Invalid job id"
@@ -59,9 +60,7 @@ def state_of(job: str) -> str | None:
             return None
         raise
     name, _, reason = said.partition("|")
-    if not name:
-        return None
-    return name if reason in ("", "None", "(null)") else f"{name} ({reason})"
+    return with_reason(name, reason) if name else None
 
 
 def _called(words: list[str]) -> str:
