@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ KIND = "slurm-alloc"
 """Where workers live inside the batch job."""
 END_SECONDS = 60.0
 """How long a job may take to end."""
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,26 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
         )
     for path in known:
         yield path.name, "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def follow_log(directory: Path, lines: int) -> None:
+    """Show the end of what the batch job printed, and whatever it prints until the run is over."""
+    from halotile.cli.status import read_status
+
+    path = BatchFiles(RunDirectory(directory)).log_path
+    seen = 0
+    while True:
+        over = read_status(directory).over  # before the last look
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            file.seek(seen)
+            text = file.read().decode(errors="replace")
+            shown = text if seen else "".join(text.splitlines(keepends=True)[-lines:])
+            seen = file.tell()
+            if shown:
+                say(shown.removesuffix("\n"))
+        if over:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def cancel(directory: Path) -> str:

@@ -24,8 +24,12 @@ from halotile.graphs.resolution import kind_of
 from halotile.registry import find
 
 Verdict = Literal["ok", "note", "missing"]
-LEAST_FILES = 4096
-"""Open files that a scheduler with some hundred workers needs."""
+_LIMITS = (
+    ("open files", resource.RLIMIT_NOFILE, "n", 4096),
+    ("processes", resource.RLIMIT_NPROC, "u", 4096),
+    ("address space", resource.RLIMIT_AS, "v", None),
+)
+"""With the option of ulimit, and what a scheduler with some hundred workers needs."""
 LEAST_FREE_BYTES = 2**30
 _SLURM = ("sbatch", "squeue", "scontrol", "srun")
 _QUEUES = ("slurm", "pbs", "sge", "lsf", "oar", "htcondor")
@@ -73,7 +77,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     yield _gpus()
     yield _batch_system(kind.name)
     yield _encryption()
-    yield _open_files()
+    yield _limits()
     yield _file_system(folder.resolve())
     yield _free_disk(folder.resolve())
 
@@ -148,11 +152,17 @@ def _encryption() -> Finding:
     return Finding("encryption", "ok", "certificates can be made")
 
 
-def _open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = soft >= LEAST_FILES or soft == resource.RLIM_INFINITY
-    more = "" if enough else f"; with hundreds of workers write `ulimit -n {min(hard, 65536)}` before a run"
-    return Finding("open files", "ok" if enough else "note", f"{soft} at once{more}")
+def _limits() -> Finding:
+    """What the shell allows a process: a run needs open files, threads, and memory that is mapped long before it is used."""
+    found, advice = [], []
+    for name, limit, option, least in _LIMITS:
+        soft, _ = resource.getrlimit(limit)
+        free = soft == resource.RLIM_INFINITY
+        found.append(f"{name} {'unlimited' if free else soft}")
+        if not free and (least is None or soft < least):
+            advice.append(f"`ulimit -{option} {least or 'unlimited'}`")
+    said = f"; before a run, where it is allowed, write {', '.join(advice)}" if advice else ""
+    return Finding("limits", "note" if advice else "ok", f"{', '.join(found)}{said}")
 
 
 def _file_system(folder: Path) -> Finding:

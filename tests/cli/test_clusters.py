@@ -13,6 +13,9 @@ import pytest
 from halotile.cli.config import Flags, load_cluster, load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError
+from halotile.graphs.clusters.base import Order
+from halotile.graphs.job import Cluster
+from halotile.registry import find
 from tests.cli.engine import RUNNER
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish
@@ -145,6 +148,17 @@ def test_no_tls_is_for_this_machine_alone(config: Path) -> None:
     assert not load_job(config, flags=Flags(tls=False, cluster="local")).cluster.tls
     with pytest.raises(ConfigError, match=r"cluster\.tls"):
         load_job(config, flags=Flags(tls=False, cluster="slurm"))
+
+
+@pytest.mark.parametrize("kind", ["slurm", "ranks"])
+def test_the_environment_cannot_bring_a_job_without_tls_to_other_machines(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    order = Order(workers=1, memory_bytes=2**30, choice=Cluster(tls=False, interface="lo"), folder=tmp_path)
+    with pytest.raises(ConfigError, match="reached from other machines"), find("clusters", kind).start(order):
+        pass
 
 
 def test_a_variable_that_names_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 import zarr
 from distributed import Client, LocalCluster
 
+from halotile import DistributedContext
 from halotile.errors import ConfigError
 from halotile.graphs import job
 from halotile.graphs.clusters import scheduler
@@ -109,6 +110,12 @@ def test_what_is_missing_or_not_safe_is_told(tmp_path: Path, running: LocalClust
         assert "Start it with TLS" in refused(order(address="tcp://10.9.8.7:9", tls=tls)).replace(
             "start it", "Start it"
         )
+
+
+def test_a_script_is_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://10.9.8.7:9")
+    with pytest.raises(ConfigError, match="Start it with TLS"), DistributedContext():
+        pass
 
 
 def test_workers_that_lack_halotile_or_have_another_version_are_told(

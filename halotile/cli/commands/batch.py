@@ -63,13 +63,18 @@ def logs(
         int, typer.Option("--lines", metavar="N", parser=whole, help="How many of each log, from its end.")
     ] = 40,
     with_workers: Annotated[bool, typer.Option("--workers", help="Those of the workers too.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on showing until the run is over.")] = False,
     debug: Debug = False,
 ) -> None:
     """Show what a run's batch job printed, and its workers."""
-    from halotile.cli.batch import logs_of
+    from halotile.cli.batch import follow_log, logs_of
     from halotile.cli.status import find_run
 
-    for title, text in logs_of(find_run(run_path), lines, with_workers=with_workers):
+    directory = find_run(run_path)
+    if follow:
+        follow_log(directory, lines)
+        return
+    for title, text in logs_of(directory, lines, with_workers=with_workers):
         say(f"== {title}\n{text}" if with_workers else text)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from halotile.errors import ConfigError
 from halotile.graphs import job
 
 if TYPE_CHECKING:
@@ -58,6 +59,20 @@ class Order:
     deaths: int = 0
     stall_seconds: float = 300.0
     say: Callable[[str], None] = _silent
+
+    def require_tls(self) -> None:
+        """Refuse to go without where other machines connect.
+
+        Raises
+        ------
+        ConfigError
+            When the job says so all the same.
+        """
+        if not self.choice.tls:
+            raise ConfigError(
+                "cluster.tls is false, and this cluster is reached from other machines: whoever connects could run code as you. "
+                "Leave it out."
+            )
 
     @property
     def scheduler_options(self) -> dict[str, Any]:

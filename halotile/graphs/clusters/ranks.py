@@ -86,6 +86,7 @@ def start(order: Order) -> Iterator[Cluster]:
             "cluster.kind is ranks, and this is the only copy of the command. Start several, as with `mpirun -n 5 recon-cli run "
             "...`, or leave it out."
         )
+    order.require_tls()
     count = found[1] - 1
     choice = order.choice
     address = address_of_interface(choice.interface) if choice.interface else _address()

@@ -63,14 +63,10 @@ def start(order: Order) -> Iterator[Cluster]:
         When it is not said where it is, nobody answers, it is not encrypted, or its workers lack halotile.
     """
     where, address = _where(order.choice)
-    if order.choice.tls and not address.startswith("tls://"):
-        instead = "write tls: false, or --no-tls" if is_loopback(host_of(address)) else "start it with TLS"
+    if order.choice.tls and is_loopback(host_of(address)) and not address.startswith("tls://"):
         raise ConfigError(
-            f"{where} is {address}, which is not encrypted: whoever connects to it could run code as you. If it is yours, {instead}."
-        )
-    if not is_loopback(host_of(address)) and not address.startswith("tls://"):
-        raise ConfigError(
-            f"{where} is {address}, which is not encrypted and reached from other machines. Start it with TLS."
+            f"{where} is {address}, which is not encrypted: whoever connects to it could run code as you. If it is yours, write "
+            "tls: false, or --no-tls."
         )
     with joined(where, address) as client:
         for line in differing_versions(client):
@@ -94,8 +90,13 @@ def joined(where: str, address: str) -> Iterator[Client]:
     Raises
     ------
     ConfigError
-        When nobody answers, or certificates are missing.
+        When nobody answers, certificates are missing, or it is reached from other machines without.
     """
+    if not address.startswith("tls://") and not is_loopback(host_of(address)):
+        raise ConfigError(
+            f"{where} is {address}, which is not encrypted and reached from other machines: whoever connects to it could run "
+            "code as you. Start it with TLS."
+        )
     tls = {key: dask.config.get(f"distributed.comm.tls.{key}", None) for key in _CREDENTIALS}
     lacking = [f"distributed.comm.tls.{key}" for key, path in tls.items() if not path]
     if address.startswith("tls://") and lacking:

@@ -67,6 +67,7 @@ def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster
     look : callable
         How pieces stand.
     """
+    order.require_tls()
     base = (order.folder or private_base()) / WORKERS
     base.mkdir(mode=0o700, exist_ok=True)
     options = {
