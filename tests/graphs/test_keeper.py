@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from distributed.core import Status
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.pieces.base import Piece, State
@@ -28,6 +30,8 @@ class FakePiece:
 
 class FakeCluster:
     """Pieces by name, and those whose workers are there."""
+
+    status = Status.running
 
     def __init__(self) -> None:
         self.workers: dict[str, FakePiece] = {}
@@ -158,3 +162,24 @@ def test_a_piece_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     watch.rounds(10, seconds=30)
     with pytest.raises(ClusterFailed, match="invalid partition"):
         watch.keeper.check()
+
+
+def test_a_keeper_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halotile.graphs.pieces.keeper.LOOK_SECONDS", 0.01)
+    cluster, said = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
+    scale, failures = cluster.scale, iter([True] * 5)
+
+    def stumble(count: int) -> None:
+        if next(failures, False):
+            raise KeyError("a worker that has just gone")
+        scale(count)
+
+    monkeypatch.setattr(cluster, "scale", stumble)
+    with Keeper(cluster, 2, look, said.append):
+        deadline = time.monotonic() + 20
+        while cluster.made < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert cluster.made == 2
+    assert said == [
+        "looking after the workers failed, and is tried again: KeyError: 'a worker that has just gone'"
+    ]

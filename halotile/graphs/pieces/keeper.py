@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.amounts import counted
+from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.pieces.base import Look, Piece, State
 
 LOOK_SECONDS = 2.0
@@ -75,9 +74,15 @@ class Keeper:
             raise ClusterFailed(self._failure)
 
     def _keep(self) -> None:
+        stumbled = ""
         while not self._over.is_set():
-            with suppress(TimeoutError, OSError):  # a scheduler that is gone is the stream's to tell
+            try:
                 self._round()
+            except Exception as error:  # it goes on: nobody else would replace the next worker that is lost
+                words = f"{type(error).__name__}: {error}"
+                if words != stumbled and self.cluster.status.name == "running":
+                    self.say(f"looking after the workers failed, and is tried again: {first_line(words)}")
+                stumbled = words
             self._over.wait(LOOK_SECONDS)
 
     def _round(self) -> None:

@@ -23,6 +23,7 @@ from halotile.errors import ClusterFailed
 from halotile.graphs.pieces.base import Piece, State, tail_of
 
 END_SECONDS = 10.0
+POLL_SECONDS = 0.1
 CALL_SECONDS = 30.0
 
 
