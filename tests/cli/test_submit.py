@@ -33,9 +33,15 @@ def end_time(slurm: Slurm, number: str) -> None:
 
 
 def begin_now(slurm: Slurm, number: str) -> None:
-    """Slurm waits two minutes before it begins a job again."""
-    wait_for(lambda: "PENDING" in slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%T"))
-    slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+    """Slurm waits two minutes before it begins a job again, counted from when the job has ended for good."""
+
+    def begun() -> bool:
+        state = slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%T %r")
+        if "BeginTime" in state:
+            slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+        return "RUNNING" in state
+
+    wait_for(begun)
 
 
 def submitted(job: HpcJob, *words: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 from tests.slurm import Slurm
 
@@ -165,3 +167,32 @@ def test_jobs_of_a_driver_that_was_killed_end_by_themselves(job: HpcJob, slurm: 
     job.set_pace(0)
     job.call("resume", "out.zarr.run", "--allow-import", "--cluster", "local")
     job.check_whole()
+
+
+SCRIPT = """
+import torch
+from halotile import DistributedContext, distribute
+
+site = {"kind": "slurm", "interface": "lo"}
+with DistributedContext(workers=2, cluster=site, memory_per_worker="1GiB", device_mode="cpu") as ctx:
+    smooth = distribute(torch.nn.AvgPool2d(3, 1, 1), ctx, type_object="denoiser", patch_size=8, overlap=1)
+    print(ctx.world_size, tuple(smooth(torch.ones(1, 1, 20, 20)).shape), ctx.folder)
+"""
+
+
+def test_a_context_has_jobs_for_workers_and_its_folder_where_they_see_it(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=slurm.environment | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.startswith(f"2 (1, 1, 20, 20) {tmp_path}/cache/halotile/halotile-"), done.stderr
+    assert [*(tmp_path / "cache/halotile").iterdir()] == []
+    wait_for(lambda: not slurm.jobs())

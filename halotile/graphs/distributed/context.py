@@ -23,12 +23,13 @@ from halotile.graphs.arrival import await_workers
 from halotile.graphs.awaiting import await_all, results
 from halotile.graphs.clusters.base import Cluster, Order, Start
 from halotile.graphs.clusters.scheduler import joined
+from halotile.graphs.credentials import private_base
 from halotile.graphs.distributed import lazy
 from halotile.graphs.distributed.holding import check_holds, task_bytes
 from halotile.graphs.distributed.rank import OneRank
 from halotile.graphs.job import parse_bytes
 from halotile.graphs.reduce import groups_of, key_of, plan_sums
-from halotile.graphs.resolution import ADDRESS, kind_of
+from halotile.graphs.resolution import ADDRESS, DEFAULT, Kind, kind_of
 from halotile.registry import find
 from halotile.storage.grid import Region
 from halotile.tasks.device import choose_device, seed_everything
@@ -76,7 +77,8 @@ class DistributedContext(OneRank):
     memory_per_worker : str or int, optional
         Such as ``4GB``: a worker that grows past it is ended. By default an equal share of the machine.
     scratch : path, optional
-        Where a private folder for arrays is made. Workers on other machines have to see it.
+        Where a private folder for arrays is made. Workers on other machines have to see it; left out, it is in your home's
+        cache for a cluster of them.
     results : path, optional
         Where calls on paths write what they give, each under a name that tells what it is, such as ``A_adjoint-0001.zarr``.
         Left out, it is written to the private folder, and goes with it.
@@ -172,7 +174,9 @@ class DistributedContext(OneRank):
     @contextmanager
     def _private_folder(self) -> Iterator[Path]:
         """A folder that nobody else may read."""
-        folder = Path(tempfile.mkdtemp(prefix="halotile-", dir=self._scratch))
+        elsewhere = self._choice is not None and self._kind(self._choice).name != DEFAULT
+        base = self._scratch or (private_base() if elsewhere else None)
+        folder = Path(tempfile.mkdtemp(prefix="halotile-", dir=base))
         try:
             yield folder
         finally:
@@ -182,28 +186,39 @@ class DistributedContext(OneRank):
     @contextmanager
     def _cluster(self) -> Iterator[tuple[Client, int]]:
         given = self._given
-        if isinstance(given, Client):
-            yield given, count_workers(given)
-        elif given is not None and not isinstance(given, job.Cluster | str | Mapping):
-            yield given.client, given.workers
-        elif given is None and self._workers is None and ADDRESS in os.environ:
-            with joined(ADDRESS, os.environ[ADDRESS]) as client:
-                yield client, count_workers(client)
-        else:
-            choice = job.Cluster(dashboard=False) if given is None else cluster_of(given)
+        choice = self._choice
+        if choice is not None:
             with self._started(choice) as started:
                 await_workers(started, warnings.warn)
                 yield started.client, started.workers
+        elif given is None:
+            with joined(ADDRESS, os.environ[ADDRESS]) as client:
+                yield client, count_workers(client)
+        elif isinstance(given, Client):
+            yield given, count_workers(given)
+        elif not isinstance(given, job.Cluster | str | Mapping):
+            yield given.client, given.workers
+
+    @property
+    def _choice(self) -> job.Cluster | None:
+        """What is started, in the words of a job; None where a cluster is joined."""
+        if isinstance(self._given, job.Cluster | str | Mapping):
+            return cluster_of(self._given)
+        joins = self._given is not None or (self._workers is None and ADDRESS in os.environ)
+        return None if joins else job.Cluster(dashboard=False)
+
+    @staticmethod
+    def _kind(choice: job.Cluster) -> Kind:
+        # Workers that were asked for are not those that run somewhere already.
+        return kind_of(choice, {name: word for name, word in os.environ.items() if name != ADDRESS})
 
     def _started(self, choice: job.Cluster) -> AbstractContextManager[Cluster]:
         count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
         share = psutil.virtual_memory().total // count
-        # Workers that were asked for are not those that run somewhere already.
-        kind = kind_of(choice, {name: word for name, word in os.environ.items() if name != ADDRESS})
+        kind = self._kind(choice)
         if kind.name == "ranks":
             raise ConfigError(
-                f"{kind.why}, and a script is its own driver. Start it as one of the copies' own: "
-                "`mpirun ... recon-cli exec script.py`."
+                f"{kind.why}, and a script is its own driver. Start it as `mpirun ... recon-cli exec script.py`."
             )
         start: Start = find("clusters", kind.name).start
         return start(
