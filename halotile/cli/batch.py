@@ -75,7 +75,8 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     """
     from halotile.graphs.claim import look
     from halotile.graphs.jobs import engine_of
-    from halotile.graphs.submission.attend import Submission
+    from halotile.graphs.plan import run_directory_of
+    from halotile.graphs.submission.attend import Submission, check_not_waiting
     from halotile.graphs.submission.script import batch_script
 
     if job.cluster.kind not in ("auto", "slurm", KIND):
@@ -83,6 +84,8 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
             f"cluster.kind is {job.cluster.kind}, and submit makes one batch job of Slurm's for all workers. Write kind: auto or "
             "slurm, or start it with `recon-cli run`."
         )
+    run = RunDirectory(run_directory_of(job.output.path).absolute())
+    check_not_waiting(run)
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
     plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input)
     look(plan)
@@ -91,7 +94,6 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
         options={"fresh": fresh, "same_input": same_input, "allow_import": job.allow_import},
         submitted_from=_this_machine(),
     )
-    run = RunDirectory(plan.run_directory.absolute())
     return Prepared(job, plan, submission, batch_script(job, run.path), run)
 
 

@@ -109,7 +109,7 @@ def some_scheduler(**options: float) -> Iterator[str]:
         n_workers=0,
         protocol="tcp://",
         host="127.0.0.1",
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False, **options},
     ) as running:
         yield running.scheduler_address

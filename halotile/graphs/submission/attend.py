@@ -60,6 +60,23 @@ def submission_in(run: RunDirectory) -> Submission:
     return Submission(**record)
 
 
+def check_not_waiting(run: RunDirectory) -> None:
+    """Refuse a run whose batch job waits or runs already.
+
+    Raises
+    ------
+    ConfigError
+        When it does.
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    before = BatchFiles(run).read()
+    if before and before["number"] and (state := slurm.state_of(before["number"])) is not None:
+        raise ConfigError(
+            f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {run.path}`."
+        )
+
+
 def submit(submission: Submission, script: str, run: RunDirectory) -> Submission:
     """Hand a run to Slurm; everything about it lies in its run directory.
 
@@ -70,12 +87,8 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
     ClusterFailed
         When Slurm does not take it.
     """
+    check_not_waiting(run)
     files = BatchFiles(run)
-    before = files.read()
-    if before and before["number"] and (state := slurm.state_of(before["number"])) is not None:
-        raise ConfigError(
-            f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {run.path}`."
-        )
     run.create()
     files.forget_end()
     files.write_script(script)
