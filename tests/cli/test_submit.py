@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,15 @@ def end_time(slurm: Slurm, number: str) -> None:
 
 
 def begin_now(slurm: Slurm, number: str) -> None:
-    """Slurm waits two minutes before it begins a job again, counted from when the job has ended for good."""
+    """Begin a job again of which Slurm would wait two minutes: in the second in which it ended its node does not take it."""
 
-    def begun() -> bool:
-        state = slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%T %r")
-        if "BeginTime" in state:
-            slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
-        return "RUNNING" in state
+    def state() -> str:
+        return slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%T %r")
 
-    wait_for(begun)
+    wait_for(lambda: "BeginTime" in state())
+    time.sleep(4)
+    slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+    wait_for(lambda: "BeginTime" not in state())
 
 
 def submitted(job: HpcJob, *words: str) -> str:
