@@ -36,6 +36,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_exposed(address: str) -> bool:
+    """Whether other machines can connect to a scheduler, and need no certificate.
+
+    Examples
+    --------
+    >>> is_exposed("tcp://10.0.0.7:1"), is_exposed("tls://10.0.0.7:1"), is_exposed("tcp://127.0.0.1:1"), is_exposed("inproc://10.0.0.7/1")
+    (True, False, False, False)
+    """
+    return not address.startswith(("tls://", "inproc://")) and not is_loopback(host_of(address))
+
+
 def address_of_interface(name: str) -> str:
     """The IPv4 address of a network interface of this machine.
 

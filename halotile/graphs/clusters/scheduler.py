@@ -15,7 +15,7 @@ from distributed.security import Security
 
 from halotile.errors import ConfigError
 from halotile.graphs import job
-from halotile.graphs.addresses import host_of, is_loopback
+from halotile.graphs.addresses import host_of, is_exposed, is_loopback
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.resolution import ADDRESS
 from halotile.graphs.versions import differing_versions
@@ -92,7 +92,7 @@ def joined(where: str, address: str) -> Iterator[Client]:
     ConfigError
         When nobody answers, certificates are missing, or it is reached from other machines without.
     """
-    if not address.startswith("tls://") and not is_loopback(host_of(address)):
+    if is_exposed(address):
         raise ConfigError(
             f"{where} is {address}, which is not encrypted and reached from other machines: whoever connects to it could run "
             "code as you. Start it with TLS."
