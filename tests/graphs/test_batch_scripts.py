@@ -150,13 +150,29 @@ def test_what_a_batch_system_says_of_a_job(
     assert SYSTEMS[name].states(["7"]) == {"7": ANSWERS[name, said]}
 
 
-@pytest.mark.parametrize("name", ["pbs", "sge"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pbs", "qstat: Unknown Job Id 7.server"),
+        ("pbs", "qstat: 7.server Job has finished, use -x or -H to obtain historical job information"),
+        ("sge", "Following jobs do not exist:\n7"),
+    ],
+)
 def test_a_job_that_the_system_has_forgotten_is_over(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(tmp_path, COMMANDS[name], "Unknown Job Id 7", code=153)
+    pretend(tmp_path, COMMANDS[name], said, code=153)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert SYSTEMS[name].states(["7"]) == {"7": State(True, "not in the queue any more")}
+
+
+@pytest.mark.parametrize("name", ["pbs", "sge"])
+def test_a_server_that_cannot_be_reached_tells_nothing_of_a_job(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(tmp_path, COMMANDS[name], "cannot connect to server pbs (errno=111)", code=255)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert SYSTEMS[name].states(["7"]) == {}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -75,6 +75,11 @@ class Order:
             )
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What Dask is told of it besides."""
+        return {} if self.choice.dashboard else {"distributed.scheduler.http.routes": []}
+
+    @property
     def scheduler_options(self) -> dict[str, Any]:
         """What the scheduler is told of it."""
         return {

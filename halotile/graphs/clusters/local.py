@@ -64,7 +64,7 @@ def start(order: Order) -> Iterator[Cluster]:
     ConfigError
         When the processes cannot start.
     """
-    with own_environment(), dask.config.set(LOCAL_SETTINGS):
+    with own_environment(), dask.config.set(LOCAL_SETTINGS | order.settings):
         cluster = _start_processes(order)
         try:
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)

@@ -22,7 +22,7 @@ from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.credentials import Credentials, credentials
-from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS
+from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS, pages_of
 from halotile.graphs.resolution import rank_of
 from halotile.graphs.workers.__main__ import LEVEL
 from halotile.graphs.workers.__main__ import main as worker_command
@@ -93,7 +93,7 @@ def start(order: Order) -> Iterator[Cluster]:
     base = order.folder / WORKERS
     base.mkdir(mode=0o700, exist_ok=True)
     given = nullcontext(order.credentials) if order.credentials else credentials(base)
-    with own_environment(), dask.config.set(REMOTE_SETTINGS), given as made:
+    with own_environment(), dask.config.set(REMOTE_SETTINGS | order.settings), given as made:
         scheduler = LocalCluster(
             n_workers=0,
             host=address,
@@ -107,7 +107,7 @@ def start(order: Order) -> Iterator[Cluster]:
             point = meeting_point(order.folder)
             _announce(point, scheduler.scheduler_address, made, order)
             try:
-                pages = scheduler.dashboard_link if choice.dashboard else None
+                pages = pages_of(scheduler) if choice.dashboard else None
                 yield Ranks(client, count, pages)
             finally:
                 with suppress(OSError):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask
 from distributed import Scheduler, SpecCluster
 from distributed.security import Security
 
@@ -15,7 +16,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.remote import kept
-from halotile.graphs.pieces.steps import Step, look, nodes_of, slots_of
+from halotile.graphs.pieces.steps import Step, gpus_of, look, nodes_of, slots_of
 
 DEATH_SECONDS = 60
 """How long a worker looks for the scheduler."""
@@ -39,9 +40,9 @@ def start(order: Order) -> Iterator[Cluster]:
             "slurm for a job for each worker."
         )
     nodes = nodes_of(listed)
-    choice = order.choice
-    slots = slots_of(nodes, os.environ, order.workers)
-    extra = ["--interface", choice.interface] if choice.interface else []
+    interface = order.choice.interface or dask.config.get("jobqueue.slurm.interface", None)
+    slots = slots_of(nodes, os.environ, order.workers, gpus_of(os.environ["SLURM_JOB_ID"]))
+    extra = ["--interface", interface] if interface else []
 
     def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
         tls = security.get_tls_config_for_role("worker")
@@ -57,7 +58,7 @@ def start(order: Order) -> Iterator[Cluster]:
             silence_logs=50,
         )
 
-    with kept(order, _address(choice.interface, nodes), hold, look) as cluster:
+    with kept(order, _address(interface, nodes), hold, look) as cluster:
         yield cluster
 
 

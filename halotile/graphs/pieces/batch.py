@@ -32,6 +32,7 @@ NANNY_BYTES = 512 * 2**20
 DEATH_SECONDS = 120
 """How long a worker looks for the scheduler."""
 CALL_SECONDS = 30.0
+_FORGOTTEN = re.compile(r"unknown job|do(es)? not exist|has finished|no such job", re.IGNORECASE)
 _REFUSED = re.compile(r"stderr:\n(.*?)\s*\Z", re.DOTALL)
 
 
@@ -213,13 +214,17 @@ def refusal_in_words(command: str, error: Exception) -> str:
 
 
 def known_to(words: Sequence[str], ids: Sequence[str]) -> dict[str, State]:
-    """How jobs stand in a system whose command answers for one id: with an error once the job is over."""
+    """How jobs stand in a system whose command answers for one id, and says that it knows none of it once the job is over.
+
+    What it says besides, such as that its server cannot be reached, tells nothing of the job.
+    """
     states = {}
     for each in ids:
         done = called([*words, each])
-        if done is not None:
-            known = done.returncode == 0
-            states[each] = State(not known, "in the queue" if known else "not in the queue any more")
+        if done is not None and done.returncode == 0:
+            states[each] = State(False, "in the queue")
+        elif done is not None and _FORGOTTEN.search(done.stdout + done.stderr):
+            states[each] = State(True, "not in the queue any more")
     return states
 
 

@@ -78,13 +78,18 @@ def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster
         **order.scheduler_options,
     }
     given = nullcontext(order.credentials) if order.credentials else credentials(base)
-    with own_environment(), dask.config.set(REMOTE_SETTINGS), given as made:
+    with own_environment(), dask.config.set(REMOTE_SETTINGS | order.settings), given as made:
         cluster = hold(made.security, base, options | {"security": made.security})
         try:
             with Client(cluster, timeout=START_SECONDS, set_as_default=False) as client:
-                pages = cluster.dashboard_link if order.choice.dashboard else None
+                pages = pages_of(cluster) if order.choice.dashboard else None
                 with Keeper(cluster, order.workers, look, order.say) as keeper:
                     yield RemoteWorkers(client, order.workers, pages, keeper)
         finally:
             with suppress(TimeoutError, OSError):
                 cluster.close(timeout=30)
+
+
+def pages_of(cluster: Any) -> str:
+    """Where the dashboard is: on the driver's loopback, wherever its scheduler listens."""
+    return f"http://{LOOPBACK}:{cluster.scheduler.http_server.port}/status"

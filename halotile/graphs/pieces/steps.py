@@ -25,6 +25,9 @@ from halotile.graphs.pieces.base import Piece, State, tail_of
 END_SECONDS = 10.0
 POLL_SECONDS = 0.1
 CALL_SECONDS = 30.0
+NO_GPUS: Mapping[str, int] = {}
+_ASKED = ("SLURM_GPUS", "SLURM_TRES_PER")
+"""What the job asked for each of its tasks, which is not what a step is to have."""
 
 
 @dataclass(frozen=True, order=True)
@@ -41,15 +44,20 @@ class Slot:
         How many there are on the node.
     cores : int
         Cores that the job has on the node.
+    gpus : int
+        GPUs that the job has there.
     """
 
     number: int
     node: str
     of: int
     cores: int
+    gpus: int = 0
 
 
-def slots_of(nodes: Sequence[str], environment: Mapping[str, str], workers: int) -> list[Slot]:
+def slots_of(
+    nodes: Sequence[str], environment: Mapping[str, str], workers: int, gpus: Mapping[str, int] = NO_GPUS
+) -> list[Slot]:
     """Slots for so many workers: as many on a node as the job has tasks there, or all alike where that is not enough.
 
     Examples
@@ -64,7 +72,7 @@ def slots_of(nodes: Sequence[str], environment: Mapping[str, str], workers: int)
     if sum(tasks) < workers:
         tasks = [max(count, -(-workers // len(nodes))) for count in tasks]
     slots = [
-        Slot(number, node, count, has)
+        Slot(number, node, count, has, gpus.get(node, 0))
         for node, count, has in zip(nodes, tasks, cores, strict=True)
         for number in range(count)
     ]
@@ -92,17 +100,41 @@ def nodes_of(listed: str) -> list[str]:
     ClusterFailed
         When Slurm does not answer.
     """
+    return _shown("hostnames", listed).split()
+
+
+def gpus_of(job: str) -> dict[str, int]:
+    """How many GPUs a job has on each node.
+
+    Raises
+    ------
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    found = gpus_in(_shown("job", job, "--details"))
+    return {node: count for listed, count in found.items() for node in nodes_of(listed)}
+
+
+def gpus_in(text: str) -> dict[str, int]:
+    """The GPUs that Slurm tells of a job's nodes, by its short form of them.
+
+    Examples
+    --------
+    >>> gpus_in("Nodes=n[1-2] CPU_IDs=0-1 Mem=1000 GRES=gpu:2(IDX:0-1)\\n Nodes=n3 CPU_IDs=0 Mem=10 GRES=gpu:a100:4(IDX:0-3)")
+    {'n[1-2]': 2, 'n3': 4}
+    """
+    found = re.findall(r"Nodes=(\S+) .*?GRES=(\S*)", text)
+    counts = {nodes: re.findall(r"gpu(?::[^:,()]+)?:(\d+)\(", gres) for nodes, gres in found}
+    return {nodes: sum(map(int, numbers)) for nodes, numbers in counts.items() if numbers}
+
+
+def _shown(*words: str) -> str:
+    command = ["scontrol", "show", *words]
     try:
-        done = subprocess.run(
-            ["scontrol", "show", "hostnames", listed],
-            capture_output=True,
-            text=True,
-            timeout=CALL_SECONDS,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ClusterFailed(f"`scontrol show hostnames {listed}` does not answer ({error}).") from error
-    return done.stdout.split()
+        raise ClusterFailed(f"`{' '.join(command)}` does not answer ({error}).") from error
+    return done.stdout
 
 
 class Step(ProcessInterface):  # type: ignore[misc]

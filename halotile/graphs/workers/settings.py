@@ -11,6 +11,14 @@ SETTINGS: dict[str, Any] = {
     # How soon an idle worker takes what waits at a slow one.
     "distributed.scheduler.work-stealing-interval": "200ms",
     "distributed.comm.timeouts.connect": "30s",
+    # Other users of the machine can look at what is served on loopback: no logs, and no lines of anybody's source.
+    "distributed.scheduler.http.routes": [
+        "distributed.http.scheduler.prometheus",
+        "distributed.http.scheduler.json",
+        "distributed.http.health",
+        "distributed.http.statics",
+    ],
+    "distributed.worker.http.routes": [],
     # What Dask remembers of past tasks: a million of them pass through.
     "distributed.admin.low-level-log-length": 100,
     "distributed.diagnostics.computations.max-history": 2,
