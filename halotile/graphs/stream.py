@@ -168,8 +168,18 @@ class Stream:
         self._suspects: list[tuple[int, ...]] = []
         self._alone: Future | None = None
         self._remaining = 0
+        self._heard = 0.0
         self.lost = 0
         """Tasks that were lost with their worker."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing has come back."""
+        return time.monotonic() - self._heard
+
+    def be_patient(self) -> None:
+        """Begin to wait anew: something came back, or there is a reason why nothing does."""
+        self._heard = time.monotonic()
 
     def drain(self) -> None:
         """Hand out no more blocks; those that a worker has in hand still come back."""
@@ -201,16 +211,16 @@ class Stream:
             When the scheduler is gone.
         """
         self._remaining = total
-        heard = time.monotonic()
+        self._heard = time.monotonic()
         while True:
             self._fill(numbers)
             if not self._in_flight:
                 return
             arrived = self._wait(poll_seconds)
             if arrived:
-                heard = time.monotonic()
+                self.be_patient()
                 yield self._collect(arrived)
-            elif time.monotonic() - heard > self.stall_seconds:
+            elif time.monotonic() - self._heard > self.stall_seconds:
                 raise Stalled(
                     f"no block came back for {self.stall_seconds:g} s; {len(self._in_flight)} tasks are in flight, "
                     f"with blocks {self._words_in_flight()}. If single blocks take this long, raise run.stall_seconds."

@@ -28,6 +28,8 @@ from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import BadBlock, BlockTask, Receipt
 
 SYNC_SECONDS = 5.0
+SILENCE_SECONDS = 10.0
+"""After so long without an answer it is looked whether anybody is there to give one."""
 
 
 class Sweep:
@@ -100,6 +102,7 @@ class Sweep:
         self.untidy = False
         """Whether a worker was lost, which may have left half a file behind."""
         self.synced = time.monotonic()
+        self._missing: str | None = None
 
     def left(self) -> int:
         """How many blocks are neither done nor given up."""
@@ -176,12 +179,23 @@ class Sweep:
                 for answer in sorted(answers, key=lambda answer: answer.error is not None):
                     self._take(answer, stream)
                 self._watch(stream)
+                if not answers and stream.silent_seconds > SILENCE_SECONDS:
+                    self._look_at(cluster, stream)
             # A scheduler of somebody else's may have sent a lost worker's tasks elsewhere by itself.
             self.untidy |= not present <= workers_of(cluster.client)
         finally:
             self.seconds_per_block = grouping.seconds_per_block
             self.untidy |= stream.lost > 0
             stream.abandon()
+
+    def _look_at(self, cluster: Cluster, stream: Stream) -> None:
+        """Where all workers are lost, others may be waiting in a queue: blocks are not to blame."""
+        if (missing := cluster.missing()) is not None:
+            cluster.check()
+            stream.be_patient()
+            if missing != self._missing:
+                self.status.say(f"no worker is there: {missing}")
+        self._missing = missing
 
     def _todo(self) -> Iterator[int]:
         todo = self.journal.done.complement(len(self.task.grid))

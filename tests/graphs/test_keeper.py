@@ -108,12 +108,15 @@ def test_a_piece_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_pieces_that_keep_ending_at_once_are_given_up_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 2)
-    for _ in range(20):
+    for _ in range(4):
         watch.rounds(1, seconds=60)
         for name in [*watch.cluster.workers]:
             watch.end(name)
     assert watch.cluster.made == 4
-    with pytest.raises(ClusterFailed, match=r"4 workers ended before .* job 3: FAILED .*\n.*no such module"):
+    with pytest.raises(
+        ClusterFailed,
+        match=r"4 workers one after the other ended before .* job 3: FAILED .*\n.*no such module",
+    ):
         watch.keeper.check()
 
 
@@ -140,12 +143,43 @@ def test_pieces_that_worked_a_while_are_replaced_without_end(monkeypatch: pytest
     watch.keeper.check()
 
 
+def test_workers_that_were_well_do_not_count_against_those_that_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = Watch(monkeypatch, 2)
+    watch.rounds(1)
+    watch.cluster.here |= {"w1", "w2"}
+    watch.rounds(14)
+    for name in ("w1", "w2"):
+        watch.end(name)
+    watch.rounds(2)
+    for _ in range(3):
+        watch.end(next(iter({*watch.cluster.workers} - watch.cluster.here)))
+        watch.rounds(8)
+    watch.keeper.check()
+    assert len(watch.cluster.workers) == 2
+
+
+def test_what_was_given_up_is_asked_for_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 1)
+    for _ in range(6):
+        watch.rounds(1, seconds=20)
+        for name in [*watch.cluster.workers]:
+            watch.end(name)
+    made = watch.cluster.made
+    with pytest.raises(ClusterFailed):
+        watch.keeper.check()
+    watch.rounds(2, seconds=400)
+    assert watch.cluster.made == made + 1
+    watch.keeper.check()
+
+
 def test_a_cluster_goes_on_with_the_workers_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 2)
     watch.rounds(1)
     watch.cluster.here.add("w1")
-    for _ in range(20):
-        watch.rounds(1, seconds=40)
+    while watch.now < 1000 and not (watch.said and "no more" in watch.said[-1]):
+        watch.rounds(1, seconds=25)
         for name in {*watch.cluster.workers} - {"w1"}:
             watch.end(name)
     assert "no more workers are asked for" in watch.said[-1]

@@ -12,11 +12,16 @@ from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.pieces.base import Look, Piece, State
 
 LOOK_SECONDS = 2.0
+SLOW_SECONDS = 10.0
+CALM_SECONDS = 30.0
+"""After so long without a change it is looked less often: batch systems have others to answer."""
 HEALTHY_SECONDS = 60.0
 """A piece that had its worker for so long did not end for a fault of its own."""
 SPARE = 2
 """Pieces that may end at once besides one for each worker, before no more are tried."""
 LONGEST_PAUSE_SECONDS = 30.0
+FORGIVE_SECONDS = 300.0
+"""A cluster that goes on with fewer workers asks for the others again after this."""
 CALL_SECONDS = 60.0
 
 
@@ -43,9 +48,13 @@ class Keeper:
         self._since: dict[Any, float] = {}
         """When each worker was seen first, of those that are there."""
         self._healthy: set[Any] = set()
+        """Names of pieces whose workers were there for a while, whether they are now or not."""
         self._ended_early = 0
         self._not_before = 0.0
         self._waiting = "starting"
+        self._changed = 0.0
+        """When something was last other than before."""
+        self._seen: Any = None
         self._failure: str | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="halotile-keeper", daemon=True)
@@ -83,7 +92,7 @@ class Keeper:
                 if words != stumbled and self.cluster.status.name == "running":
                     self.say(f"looking after the workers failed, and is tried again: {first_line(words)}")
                 stumbled = words
-            self._over.wait(LOOK_SECONDS)
+            self._over.wait(LOOK_SECONDS if time.monotonic() - self._changed < CALM_SECONDS else SLOW_SECONDS)
 
     def _round(self) -> None:
         now = time.monotonic()
@@ -94,10 +103,15 @@ class Keeper:
         over = {name: piece for name, piece in absent.items() if piece in states and states[piece].over}
         if over:
             self._bury(over, states, now)
+        now_seen = (frozenset(connected), frozenset(state.words for state in states.values()))
+        if over or now_seen != self._seen:
+            self._changed, self._seen = now, now_seen
         waiting = [state.words for piece, state in states.items() if not state.over]
         if waiting:
             self._waiting = _in_words(waiting)
-        if self._failure is None and now >= self._not_before:
+        if now >= self._not_before:
+            if self._failure is not None:  # those that are left have gone on; what was wrong may be mended
+                self._failure, self._ended_early = None, 0
             self.cluster.scale(self.workers)
 
     def _connected(self) -> set[Any]:
@@ -106,7 +120,6 @@ class Keeper:
     def _note_health(self, connected: set[Any], now: float) -> None:
         for name in self._since.keys() - connected:
             del self._since[name]
-            self._healthy.discard(name)
         for name in connected:
             since = self._since.setdefault(name, now)
             if now - since >= HEALTHY_SECONDS and name not in self._healthy:
@@ -121,7 +134,9 @@ class Keeper:
     def _bury(self, over: dict[Any, Piece], states: dict[Piece, State], now: float) -> None:
         """Let go of pieces that ended without a worker, so that others are asked for."""
         self.cluster.sync(self.cluster.scale_down, list(over), callback_timeout=CALL_SECONDS)
-        self._ended_early += len(over)
+        early = over.keys() - self._healthy
+        self._healthy -= over.keys()
+        self._ended_early += len(early)
         self._not_before = now + min(LONGEST_PAUSE_SECONDS, 2.0 ** min(self._ended_early, 10))
         piece = next(iter(over.values()))
         words = f"{piece.title}: {states[piece].words}" if piece.title else states[piece].words
@@ -132,8 +147,9 @@ class Keeper:
             return
         said = piece.log_tail()
         log = f" The end of its log:\n{said}" if said else ""
-        self._failure = f"{counted(self._ended_early, 'worker')} ended before they did anything; the last was {words}.{log}"
-        self.say(f"no more workers are asked for: {self._failure}")
+        self._failure = f"{counted(self._ended_early, 'worker')} one after the other ended before they did anything. {words}.{log}"
+        self._not_before = now + FORGIVE_SECONDS
+        self.say(f"no more workers are asked for, for {FORGIVE_SECONDS / 60:.0f} minutes: {self._failure}")
 
 
 def _in_words(states: Sequence[str]) -> str:
