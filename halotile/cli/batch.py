@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import os
+import shlex
 import signal
 import socket
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from halotile.cli.batch_state import CANCELLED
 from halotile.cli.screen import print_rows, say
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.storage.batchfiles import BatchFiles
@@ -79,6 +81,8 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     from halotile.graphs.submission.attend import Submission, check_not_waiting
     from halotile.graphs.submission.script import batch_script
 
+    if not job.cluster.tls:
+        raise ConfigError("cluster.tls is false, and a batch job may have several machines: leave it out.")
     if job.cluster.kind not in ("auto", "slurm", KIND):
         raise ConfigError(
             f"cluster.kind is {job.cluster.kind}, and submit makes one batch job of Slurm's for all workers. Write kind: auto or "
@@ -89,10 +93,14 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
     plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input)
     look(plan)
+    # Wherever it goes on later, it takes what is there: in the batch job that is the allocation.
+    saved = plan.job_json()
+    saved["cluster"] = {**saved["cluster"], "kind": "auto"}
     submission = Submission(
-        job=plan.job_json(),
+        job=saved,
         options={"fresh": fresh, "same_input": same_input, "allow_import": job.allow_import},
         submitted_from=_this_machine(),
+        submitted=time.time(),
     )
     return Prepared(job, plan, submission, batch_script(job, run.path), run)
 
@@ -108,7 +116,7 @@ def show(prepared: Prepared) -> None:
 def submitted_words(made: Submission, run: RunDirectory) -> str:
     """What to do next."""
     commands = [
-        f"  recon-cli {word} {run.path}{options}"
+        f"  recon-cli {word} {shlex.quote(str(run.path))}{options}"
         for word, options in (("status", " --watch"), ("logs", ""), ("dashboard", ""), ("cancel", ""))
     ]
     return "\n".join([f"submitted as job {made.number}; from here on:", *commands])
@@ -118,9 +126,12 @@ def attend(path: Path) -> None:
     """One attempt at a submitted run, inside its batch job."""
     from halotile.cli.config import Flags, check_saved_job
     from halotile.cli.running import go
+    from halotile.graphs.resolution import ADDRESS, VARIABLE
     from halotile.graphs.submission.attend import attend as make_attempt
 
     run = RunDirectory(path)
+    for name in (VARIABLE, ADDRESS):  # those of the shell that it was submitted from
+        os.environ.pop(name, None)
 
     def attempt(submission: Submission, fresh: bool) -> None:
         options = submission.options
@@ -188,8 +199,8 @@ def cancel(directory: Path) -> str:
     if number and slurm.state_of(number) is not None:
         slurm.cancel(number)
         _await_end(lambda: slurm.state_of(number) is None, f"job {number}")
-        BatchFiles(run).mark_end("cancelled")
-        return f"job {number} is cancelled; `recon-cli submit` or `recon-cli resume {directory}` goes on with the run"
+        BatchFiles(run).mark_end(CANCELLED)
+        return f"job {number} is cancelled; `recon-cli submit` of the same configuration goes on with the run"
     holder = run.is_running()
     if holder is None:
         raise ConfigError(f"{directory}: nothing runs there.")
@@ -214,10 +225,15 @@ def dashboard_words(directory: Path) -> str:
 
     status = read_status(directory)
     address = status.recorded.get("dashboard")
-    if status.over or not address:
-        raise ConfigError(
-            f"{directory}: the run {'is over' if status.over else 'has no dashboard, or its workers are not there yet'}."
+    if status.over or status.queued or not address:
+        why = (
+            "is over"
+            if status.over
+            else "waits in the queue"
+            if status.queued
+            else "has no dashboard, or none yet"
         )
+        raise ConfigError(f"{directory}: the run {why}.")
     record = BatchFiles(RunDirectory(directory)).read()
     return tunnel_words(
         str(address),

@@ -1,42 +1,94 @@
-"""How the batch job of a run stands, as Slurm says it."""
+"""How a submitted run stands: what Slurm says of its batch job, held against what the run has said of itself."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from halotile.errors import ClusterFailed, DamagedData
 from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.rundir import RunDirectory
 
-OVER = "over"
-NOT_YET = "not submitted yet"
+QUEUED = "queued"
+CANCELLED = "cancelled"
+_AT_WORK = ("RUNNING", "COMPLETING")
 
 
-def is_in_queue(directory: Path) -> bool:
-    """Whether a run was submitted, and its batch job is not over."""
-    try:
-        record = BatchFiles(RunDirectory(directory)).read()
-    except DamagedData:
-        return False
-    return record is not None and _state_in_words(record["number"]) not in (OVER, NOT_YET)
+@dataclass(frozen=True)
+class BatchJob:
+    """The batch job of a run.
+
+    Parameters
+    ----------
+    number : str
+        Its number; empty where Slurm has not taken it.
+    attempts : int
+        How often it has begun.
+    submitted, began : float
+        When it was submitted, and when the last attempt began (Unix time).
+    state : str, optional
+        What Slurm says; None once it is over.
+    known : bool
+        Whether Slurm has answered.
+    failure : str, optional
+        Why the run failed, where it is marked so.
+    """
+
+    number: str
+    attempts: int
+    submitted: float
+    began: float
+    state: str | None
+    known: bool
+    failure: str | None
+
+    @property
+    def words(self) -> str:
+        """In a few words."""
+        state = self.state or ("over" if self.known else "unknown, for Slurm does not answer here")
+        return f"job {self.number or '?'}: {state}, {self.attempts} {'attempt' if self.attempts == 1 else 'attempts'} so far"
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"job": self.number, "state": self.state, "attempts": self.attempts, "failure": self.failure}
+
+    def corrected(self, recorded: Mapping[str, Any]) -> tuple[str, str] | None:
+        """The state and its reason, where the run's own word is older than its batch job; None where that word counts."""
+        updated = float(recorded.get("updated", 0.0))
+        said = updated >= max(self.submitted, self.began)
+        if self.state is not None:
+            at_work = self.state.split()[0] in _AT_WORK
+            return None if at_work and said else (QUEUED, "")
+        if self.failure == CANCELLED:
+            return "stopped", CANCELLED
+        if self.failure is not None and recorded.get("state") != "finished":
+            return "failed", self.failure
+        if not said and self.known:
+            return (
+                "failed",
+                "its batch job ended before the run began: `recon-cli logs` shows what it printed",
+            )
+        return None
 
 
-def batch_rows(directory: Path) -> list[tuple[str, str]]:
-    """How the batch job of a run stands; nothing for a run that was not submitted."""
-    record = BatchFiles(RunDirectory(directory)).read()
-    if not record:
-        return []
-    words = f"job {record['number'] or '?'}: {_state_in_words(record['number'])}"
-    attempts = int(record["attempts"])
-    return [("batch", f"{words}, {attempts} {'attempt' if attempts == 1 else 'attempts'} so far")]
-
-
-def _state_in_words(number: str) -> str:
+def batch_job(directory: Path) -> BatchJob | None:
+    """The batch job of a run; None for one that was not submitted."""
     from halotile.graphs.submission import slurm
 
-    if not number:
-        return NOT_YET
+    files = BatchFiles(RunDirectory(directory))
     try:
-        return slurm.state_of(number) or OVER
-    except ClusterFailed as error:
-        return f"unknown ({error})"
+        record = files.read()
+    except DamagedData:
+        record = None
+    if record is None:
+        return None
+    number, state, known = record["number"], None, True
+    try:
+        state = slurm.state_of(number) if number else None
+    except ClusterFailed:
+        known = False
+    return BatchJob(
+        number, record["attempts"], record["submitted"], record["began"], state, known, files.failure()
+    )

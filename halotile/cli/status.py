@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.cli.bad_blocks import GivenUp, blocks_given_up, rows_of
-from halotile.cli.batch_state import batch_rows, is_in_queue
+from halotile.cli.batch_state import QUEUED, BatchJob, batch_job
 from halotile.cli.figures import iteration_text
 from halotile.cli.report import Lines, Report, counts
 from halotile.cli.screen import Row
@@ -22,12 +22,13 @@ from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.progress import Progress
 from halotile.storage.rundir import BATCH, RunDirectory
 
-QUEUED = "queued"
 ACTIVE = ("planned", "running", "draining", QUEUED)
 """States of a run whose driver ought to be alive."""
 SILENCE_SECONDS = 120.0
 """A driver on another host cannot be looked at; after this long without a word it counts as gone."""
 POLL_SECONDS = 1.0
+QUEUE_SECONDS = 5.0
+"""Slurm has others to answer."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,26 @@ class Status:
     recorded: Mapping[str, Any]
     driver_gone: bool
     age_seconds: float
-    queued: bool = False
-    """Whether its batch job is there and has not begun, or will begin again."""
+    batch: BatchJob | None = None
+    corrected: tuple[str, str] | None = None
+    """The state and the reason that its batch job tells, where the run itself has not spoken since."""
 
     @property
     def state(self) -> str:
         """The recorded state, or "interrupted" where nobody is left to change it."""
-        if self.queued:
-            return QUEUED
+        if self.corrected is not None:
+            return self.corrected[0]
         return "interrupted" if self.driver_gone else str(self.recorded.get("state", "unknown"))
+
+    @property
+    def queued(self) -> bool:
+        """Whether its batch job has not begun, or will begin again."""
+        return self.state == QUEUED
+
+    @property
+    def reason(self) -> str:
+        """Why it is over."""
+        return self.corrected[1] if self.corrected else str(self.recorded.get("reason") or "")
 
     @property
     def over(self) -> bool:
@@ -79,6 +91,7 @@ class Status:
                 "age_seconds": self.age_seconds,
                 "run_directory": os.path.abspath(self.directory),
                 "bad_blocks": [bad.to_json() for bad in self.bad_blocks],
+                "batch": self.batch.to_json() if self.batch else None,
             }
         )
 
@@ -123,6 +136,11 @@ def output_of(path: Path) -> Path:
     return beside if RunDirectory(path).job_path.is_file() and beside != path else path
 
 
+def _output_beside(directory: Path) -> Path:
+    """Where the output of a run directory goes, before there is any."""
+    return directory.with_name(directory.name.removesuffix(".run"))
+
+
 def imports_flag(directory: Path) -> str:
     """`` --allow-import`` where the job of a run directory needs it, to end a command with."""
     with suppress(DamagedData):
@@ -140,21 +158,21 @@ def read_status(directory: Path) -> Status:
         When the directory holds no status that can be read.
     """
     run = RunDirectory(directory)
-    recorded = _recorded(run)
-    if recorded.get("state") in (QUEUED, "stopped") and is_in_queue(directory):
-        return Status(directory, recorded, False, _age_seconds(recorded), queued=True)
+    recorded, batch = _recorded(run), batch_job(directory)
+    if batch is not None and run.is_running() is None and (corrected := batch.corrected(recorded)):
+        return Status(directory, recorded, False, _age_seconds(recorded), batch, corrected)
     gone = recorded.get("state") in ACTIVE and _is_gone(run, recorded)
     if gone:
         # It may have ended, in good order, between the two looks.
         recorded = _recorded(run)
         gone = recorded.get("state") in ACTIVE
-    return Status(directory, recorded, gone, _age_seconds(recorded))
+    return Status(directory, recorded, gone, _age_seconds(recorded), batch)
 
 
 def _recorded(run: RunDirectory) -> Mapping[str, Any]:
     recorded = run.read_status()
     if recorded is None and (run.path / BATCH).is_file():
-        return {"state": QUEUED, "updated": (run.path / BATCH).stat().st_mtime}
+        return {}
     if recorded is None:
         raise ConfigError(
             f"{run.path}: no status to read; the run has not begun, or status.json is damaged. "
@@ -190,8 +208,8 @@ def status_rows(status: Status) -> list[Row]:
     """The status for people."""
     progress, recorded = status.progress, status.recorded
     rows = [
-        ("output", str(recorded.get("output", output_of(status.directory)))),
-        *batch_rows(status.directory),
+        ("output", str(recorded.get("output", _output_beside(status.directory)))),
+        *([("batch", status.batch.words)] if status.batch else []),
     ]
     if not status.over and progress.phase == "start":
         rows.append(("phase", "start: the workers are not ready yet"))
@@ -213,9 +231,10 @@ def status_rows(status: Status) -> list[Row]:
         rows.append(("workers", str(progress.workers)))
     if progress.peak_memory_bytes:
         rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))
-    rows.append(("last word", f"{seconds_text(status.age_seconds)} ago"))
-    if recorded.get("reason"):
-        rows.append(("reason", str(recorded["reason"])))
+    if recorded:
+        rows.append(("last word", f"{seconds_text(status.age_seconds)} ago"))
+    if status.reason:
+        rows.append(("reason", status.reason))
     return rows + rows_of(status.bad_blocks)
 
 
@@ -227,6 +246,8 @@ def advice(status: Status) -> str:
         return f"interrupted: the driver ({driver}) is gone; {again}"
     if status.state == "stopped":
         return f"stopped: {again} to go on"
+    if status.batch is not None and status.over and status.state != "finished":
+        again = f"`recon-cli submit` of the same configuration, or {again}"
     if status.state == "failed" and not status.progress.failed:
         return f"failed: when the cause is mended, {again}"
     return _advice_on_blocks(status) if status.over and status.progress.failed else ""
@@ -257,4 +278,4 @@ def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time
                     report(status.progress)
                 return status
             report(status.progress)
-            sleep(POLL_SECONDS)
+            sleep(QUEUE_SECONDS if status.queued else POLL_SECONDS)

@@ -9,6 +9,7 @@ from typing import Any
 from halotile.errors import DamagedData, DiskRefused, OutputRefused, ResumeRefused
 from halotile.graphs.identity import KEYS, PICTURES, differences, may_be_same
 from halotile.graphs.plan import RunPlan
+from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.output import create_output, documents_digest, metadata_digest
@@ -66,6 +67,7 @@ def look(plan: RunPlan) -> int:
 def _open(plan: RunPlan, directory: RunDirectory) -> Journal:
     WorkerLock(directory).wait_for_all(ORPHAN_SECONDS)
     directory.clear_stop()
+    BatchFiles(directory).forget_end()
     if _resumable(plan, directory):
         sweep_partials(plan.output)
         _restore(plan, directory)

@@ -57,6 +57,14 @@ class BatchFiles:
             raise DamagedData(f"{path} is damaged. Submit the configuration again.")
         return record
 
+    def restore(self, record: Mapping[str, Any] | None) -> None:
+        """As it was before something was submitted, which was not taken after all."""
+        if record is not None:
+            self.write(record)
+            return
+        for name in (BATCH, SCRIPT, LOG):
+            self.run.disk.remove(self.run.path / name)
+
     def write_script(self, text: str) -> None:
         """Keep the script; durable on return."""
         self._write(SCRIPT, text)

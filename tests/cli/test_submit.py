@@ -100,7 +100,8 @@ def test_an_attempt_that_did_nothing_is_the_last(job: HpcJob, slurm: Slurm) -> N
     reason = wait_for((job.run_directory / "failed").exists) and (job.run_directory / "failed").read_text()
     assert "its time was up before anything was done, so it is not asked for again" in reason
     wait_for(lambda: not slurm.jobs())
-    assert status(job)["state"] == "stopped"
+    assert status(job)["state"] == "failed"
+    assert "its time was up before anything was done" in job.call("status", "out.zarr.run")
 
 
 def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, slurm: Slurm) -> None:
@@ -114,9 +115,11 @@ def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, 
     ] == []
     assert not slurm.jobs()
     done = status(job)["done"]
-    assert status(job)["state"] in ("stopped", "interrupted")
+    assert status(job)["state"] == "stopped"
     job.set_pace(0)
-    job.call("resume", "out.zarr.run", "--allow-import", "--cluster", "local")
+    job.call("resume", "out.zarr.run", "--allow-import")
+    assert status(job)["state"] == "finished"
+    assert not (job.run_directory / "failed").exists()
     assert len(job.log()) >= BLOCKS
     assert done < BLOCKS
     job.check_whole()
@@ -129,8 +132,44 @@ def test_a_run_that_waits_is_not_submitted_twice(job: HpcJob) -> None:
     job.call("cancel", "out.zarr.run")
 
 
-def test_what_slurm_refuses_is_told(job: HpcJob) -> None:
+def test_what_slurm_refuses_is_told_and_leaves_nothing(job: HpcJob) -> None:
     assert "invalid partition specified: fast" in job.call(*SUBMIT, "--set", "cluster.queue=fast", code=1)
+    assert "no run here" in job.call("status", "out.zarr", code=2)
+
+
+def test_a_job_that_ends_before_the_run_begins_is_told(job: HpcJob, slurm: Slurm) -> None:
+    submitted(job, "--set", 'cluster.prologue=["echo no module called cuda >&2", "exit 7"]')
+    wait_for(lambda: not slurm.jobs())
+    assert status(job)["state"] == "failed"
+    assert "its batch job ended before the run began" in job.call("status", "out.zarr.run")
+    assert "no module called cuda" in job.call("logs", "out.zarr.run")
+
+
+def test_fresh_begins_once_and_counts_what_it_does_itself(job: HpcJob, slurm: Slurm) -> None:
+    job.call("run", "job.yaml", "--allow-import", "--cluster", "local")
+    (job.folder / "log").write_text("")
+    job.set_pace(0.3)
+    number = submitted(job, "--fresh")
+    assert status(job)["state"] == "queued", "what stands there is of the run before"
+    wait_for(lambda: len(job.log()) > 4)
+    end_time(slurm, number)
+    job.set_pace(0)
+    begin_now(slurm, number)
+    wait_for((job.run_directory / "finished").exists)
+    assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1))
+    job.check_whole()
+
+
+def test_workers_of_a_submitted_run_have_gpus_of_their_own(job: HpcJob) -> None:
+    job.set_pace(0.1)
+    submitted(job, "--workers", "4", "--set", "cluster.gpus=1", "--set", "run.memory_per_worker=800MiB")
+    wait_for((job.run_directory / "finished").exists)
+    assert {(node, gpus) for _, _, node, gpus in job.log()} == {
+        ("n1", "0"),
+        ("n1", "1"),
+        ("n2", "0"),
+        ("n2", "1"),
+    }
 
 
 def test_files_of_a_submitted_run_are_for_their_owner(job: HpcJob) -> None:

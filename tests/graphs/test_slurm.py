@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
 
+from halotile.graphs.addresses import own_address
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 from tests.slurm import Slurm
@@ -63,6 +65,20 @@ def test_each_worker_is_a_job_and_nothing_is_left_of_them(job: HpcJob, slurm: Sl
     assert len({process for _, process, *_ in job.log()}) == 2
     job.check_whole()
     wait_for(lambda: not slurm.jobs())
+
+
+def test_between_machines_nothing_listens_but_on_the_address_of_this_one(job: HpcJob) -> None:
+    job.config.write_text(job.config.read_text().replace('"interface": "lo"', '"interface": null'))
+    job.set_pace(0.2)
+    running = job.start("run", "job.yaml", "--allow-import")
+    wait_for(lambda: len(job.log()) > 4)
+    assert listening(str(job.folder)) <= {"127.0.0.1", own_address()}
+    page = job.told("status", "out.zarr.run")["dashboard"]
+    assert page.startswith("http://127.0.0.1:")
+    with urlopen(page) as answer:
+        assert answer.status == 200
+    finish(running)
+    job.check_whole()
 
 
 def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) -> None:

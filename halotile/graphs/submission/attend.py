@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from halotile.errors import ClusterFailed, ConfigError, Stopped
+from halotile.errors import ClusterFailed, ConfigError, OutputRefused, Stopped
 from halotile.graphs.outcome import ended_by
 from halotile.graphs.submission import slurm
 from halotile.storage.batchfiles import BatchFiles
@@ -29,17 +30,23 @@ class Submission:
         What the command said besides: fresh, same_input, allow_import.
     submitted_from : str
         The machine where it was.
+    submitted : float
+        When it was (Unix time).
     number : str
         The batch job's number.
     attempts : int
         How often it has begun.
+    began : float
+        When the last attempt began.
     """
 
     job: dict[str, Any]
     options: dict[str, bool]
     submitted_from: str
+    submitted: float
     number: str = ""
     attempts: int = 0
+    began: float = 0.0
 
     def keep(self, files: BatchFiles) -> None:
         """Write it down."""
@@ -87,15 +94,21 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
     ClusterFailed
         When Slurm does not take it.
     """
-    check_not_waiting(run)
     files = BatchFiles(run)
     run.create()
-    files.forget_end()
-    files.write_script(script)
-    files.log_path.touch(mode=0o600)
-    submission.keep(files)
-    made = replace(submission, number=slurm.submit(files.script_path))
-    made.keep(files)
+    with run.lock():  # of two at once, one finds the other's batch job
+        check_not_waiting(run)
+        before = files.read()
+        files.forget_end()
+        files.write_script(script)
+        files.log_path.touch(mode=0o600)
+        submission.keep(files)
+        try:
+            made = replace(submission, number=slurm.submit(files.script_path))
+        except ClusterFailed:
+            files.restore(before)
+            raise
+        made.keep(files)
     return made
 
 
@@ -117,37 +130,58 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
         When its time was up, and nothing was done in it.
     """
     files = BatchFiles(run)
-    begun = submission_in(run)
+    before = submission_in(run)
     # Slurm puts jobs back for reasons of its own too, and a job that was resubmitted has another number.
-    begun = replace(begun, attempts=begun.attempts + 1, number=os.environ.get("SLURM_JOB_ID", begun.number))
+    number = os.environ.get("SLURM_JOB_ID", before.number)
+    begun = replace(before, attempts=before.attempts + 1, number=number, began=time.time())
     begun.keep(files)
     files.forget_end()
-    before = _done_so_far(run)
     try:
-        go(begun, begun.options["fresh"] and begun.attempts == 1)
+        go(begun, begun.options["fresh"] and not _has_begun(run, begun.submitted))
     except Stopped as stopped:
         if stopped.asked_by != TIME_IS_UP:
             raise
-        if _done_so_far(run) <= before:
+        if not _done_since(run, begun.began):
             reason = "its time was up before anything was done, so it is not asked for again: write a longer cluster.walltime"
             files.mark_end(reason)
             raise ClusterFailed(reason) from stopped
         _ask_again(begun, files)
         raise
     except BaseException as error:
-        files.mark_end(ended_by(error))
+        # Another driver may be at work there: it is its run then.
+        if not (isinstance(error, OutputRefused) and run.is_running() is not None):
+            files.mark_end(ended_by(error))
         raise
     files.mark_end(None)
 
 
-def _done_so_far(run: RunDirectory) -> int:
-    """Blocks that all attempts together have done, those of a solver's earlier iterations too."""
-    return int((run.read_status() or {}).get("done", 0))
+def _has_begun(run: RunDirectory, since: float) -> bool:
+    """Whether a run has had its output for itself since then: what --fresh asks for is done once."""
+    return any(event.get("event") == "begin" and event.get("time", 0) > since for event in run.read_events())
+
+
+def _done_since(run: RunDirectory, began: float) -> int:
+    """Blocks that an attempt has done."""
+    status = run.read_status() or {}
+    return int(status["done"]) - int(status["resumed"]) if status.get("updated", 0) > began else 0
 
 
 def _ask_again(submission: Submission, files: BatchFiles) -> None:
-    """The same job once more; where jobs may not be put back, another one."""
+    """The same job once more; where jobs may not be put back, another one.
+
+    Raises
+    ------
+    ClusterFailed
+        Where no job may be submitted either.
+    """
     try:
         slurm.requeue(submission.number)
-    except ClusterFailed:
-        replace(submission, number=slurm.submit(files.script_path)).keep(files)
+    except ClusterFailed as refused:
+        try:
+            replace(submission, number=slurm.submit(files.script_path)).keep(files)
+        except ClusterFailed as error:
+            reason = (
+                f"its time is up, and it can be neither put back ({refused}) nor submitted again ({error})"
+            )
+            files.mark_end(f"{reason}: `recon-cli submit` goes on")
+            raise ClusterFailed(f"{reason}.") from error
