@@ -111,7 +111,7 @@ def gpus_of(job: str) -> dict[str, int]:
     ClusterFailed
         When Slurm does not answer.
     """
-    found = gpus_in(_shown("job", job, "--details"))
+    found = gpus_in(_shown("job", job, details=True))
     return {node: count for listed, count in found.items() for node in nodes_of(listed)}
 
 
@@ -128,8 +128,8 @@ def gpus_in(text: str) -> dict[str, int]:
     return {nodes: sum(map(int, numbers)) for nodes, numbers in counts.items() if numbers}
 
 
-def _shown(*words: str) -> str:
-    command = ["scontrol", "show", *words]
+def _shown(*words: str, details: bool = False) -> str:
+    command = ["scontrol", *(["--details"] if details else []), "show", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -188,6 +188,8 @@ class Step(ProcessInterface):  # type: ignore[misc]
             "--kill-on-bad-exit=1",
             "--quit-on-interrupt",
         ]
+        if slot.gpus:
+            step.append(f"--gres=gpu:{slot.gpus}")  # all of them too: the worker takes its share
         worker = [
             sys.executable,
             "-P",
