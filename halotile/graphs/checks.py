@@ -157,6 +157,8 @@ def _filled(value: str) -> str | None:
 
 
 def _output(value: str) -> str | None:
+    if not value.isprintable():
+        return f"{shown(value)} has characters in it that no screen shows; write a path without"
     if "://" in value:
         return f"{shown(value)} is an address, and outputs go to a disk of this machine; write a path"
     return _filled(value)
@@ -172,6 +174,27 @@ def _walltime(value: str) -> str | None:
     if re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", value):
         return None
     return f'{shown(value)} is not a time; write hours, minutes and seconds, such as "04:00:00", or with days "2-00:00:00"'
+
+
+def _one_line(value: str) -> str | None:
+    """It stands in a job script, where what follows on another line is a command."""
+    return (
+        None
+        if value.isprintable() and value.strip()
+        else f"{shown(value)} is not a name; write a word of one line"
+    )
+
+
+def _directives(value: Any) -> str | None:
+    for each in value:
+        if not each.isprintable():
+            return f"{shown(each)} is more than a line; write an entry for each directive"
+        if each.lstrip().startswith("#"):
+            instead = each.lstrip("# ").partition(" ")[2]
+            return (
+                f"{shown(each)} has the mark of a directive before it, which is added; write {shown(instead)}"
+            )
+    return None
 
 
 def _shape(value: Any) -> str | None:
@@ -219,6 +242,10 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("cluster", "kind"): Named("cluster", "clusters", besides=("auto",)),
     ("cluster", "address"): _address,
     ("cluster", "walltime"): _walltime,
+    ("cluster", "queue"): _one_line,
+    ("cluster", "account"): _one_line,
+    ("cluster", "interface"): _one_line,
+    ("cluster", "directives"): _directives,
     ("cluster", "cores"): AtLeast(1),
     ("cluster", "gpus"): AtLeast(0),
     ("operators", "data"): _filled,

@@ -20,6 +20,7 @@ from typing import Literal
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
 from halotile.graphs.job import Cluster
+from halotile.graphs.plan import existing_parent
 from halotile.graphs.resolution import kind_of
 from halotile.registry import find
 
@@ -32,7 +33,15 @@ _LIMITS = (
 """With the option of ulimit, and what a scheduler with some hundred workers needs."""
 LEAST_FREE_BYTES = 2**30
 _SLURM = ("sbatch", "squeue", "scontrol", "srun")
-_QUEUES = ("slurm", "pbs", "sge", "lsf", "oar", "htcondor")
+_QUEUES = {
+    "slurm": "sbatch",
+    "pbs": "qsub",
+    "sge": "qsub",
+    "lsf": "bsub",
+    "oar": "oarsub",
+    "htcondor": "condor_submit",
+}
+"""With the command that submits a job."""
 _PACKAGES = ("halotile", "dask", "distributed", "torch", "zarr", "numpy")
 
 
@@ -78,8 +87,9 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     yield _batch_system(kind.name)
     yield _encryption()
     yield _limits()
-    yield _file_system(folder.resolve())
-    yield _free_disk(folder.resolve())
+    there = existing_parent(folder.resolve() / "output")
+    yield _file_system(there)
+    yield _free_disk(there)
 
 
 def compare_workers(order: Order) -> Iterator[Finding]:
@@ -132,13 +142,20 @@ def _gpus() -> Finding:
 def _batch_system(kind: str) -> Finding:
     here = [name for name in _SLURM if shutil.which(name)]
     text = f"Slurm's {', '.join(here)}" if here else "no command of Slurm's"
+    submits = _QUEUES.get(kind)
+    if submits and not shutil.which(submits):
+        return Finding(
+            "batch system", "missing", f"there is no {submits} here: cluster {kind} submits its jobs with it"
+        )
     if not importlib.util.find_spec("dask_jobqueue"):
-        verdict: Verdict = "missing" if kind in _QUEUES else "note"
+        verdict: Verdict = "missing" if submits else "note"
         return Finding(
             "batch system", verdict, f"{text}; a job for each worker needs pip install 'halotile[hpc]'"
         )
     return Finding(
-        "batch system", "ok" if here or kind == "local" else "note", f"{text}; dask-jobqueue is there"
+        "batch system",
+        "ok" if here or submits or kind == "local" else "note",
+        f"{text}; dask-jobqueue is there",
     )
 
 

@@ -16,7 +16,7 @@ from halotile.graphs.credentials import credentials, private_base
 from halotile.graphs.resolution import ADDRESS, is_other_copy, kind_of
 from halotile.registry import find
 
-PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 def execute(

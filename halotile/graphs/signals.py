@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 ask a run to drain, Ctrl-C ends it; the handlers that were there come back afterwards."""
+"""SIGTERM, SIGUSR1 and SIGHUP ask a run to drain, Ctrl-C ends it; the handlers that were there come back afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Signals:
     Only the main thread may set handlers; elsewhere the run simply is not asked.
     """
 
-    heeded = (signal.SIGTERM, signal.SIGUSR1)
+    heeded = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.asked = False
@@ -24,7 +24,8 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in self.heeded:
-                self._before[number] = signal.signal(number, self._ask)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it for SIGHUP
+                    self._before[number] = signal.signal(number, self._ask)
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         return self

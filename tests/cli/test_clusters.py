@@ -186,3 +186,36 @@ def test_copies_that_mpirun_starts_become_workers_of_the_first(tmp_path: Path) -
     assert others == ["", ""]
     jobs[0].check_whole()
     assert len({process for _, process, *_ in jobs[0].log()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (r'queue: "gpu\ntouch here"', "is not a name; write a word of one line"),
+        (r'directives: ["--mem=3\ntouch here"]', "is more than a line; write an entry for each directive"),
+        (
+            'directives: ["#SBATCH --mem=3"]',
+            'has the mark of a directive before it, which is added; write "--mem=3"',
+        ),
+    ],
+)
+def test_what_stands_in_a_job_script_is_one_line(config: Path, values: str, words: str) -> None:
+    text = "\n".join(line for line in config.read_text().splitlines() if not line.startswith("cluster"))
+    config.write_text(f"{text}\ncluster: {{{values}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_job(config)
+    assert words in str(caught.value)
+
+
+def test_the_doctor_misses_the_command_that_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = RUNNER.invoke(app, ["doctor", "--cluster", "pbs", "--output", str(tmp_path / "not" / "there")])
+    assert done.exit_code == 1
+    assert "there is no qsub here" in done.stdout
+
+
+def test_nobody_works_with_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "s.py").touch()
+    done = RUNNER.invoke(app, ["exec", str(tmp_path / "s.py"), "--workers", "0"])
+    assert done.exit_code == 2
+    assert "Write --workers 1 or more" in done.stderr

@@ -116,6 +116,27 @@ def test_all_traffic_is_encrypted_and_a_stranger_is_refused(cluster: Cluster) ->
         asyncio.run(knock(info["address"].replace("tls://", "tcp://")))
 
 
+def status_of(address: str) -> int:
+    """How a web server answers."""
+    try:
+        with urlopen(address) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
+
+
+def test_other_users_see_no_logs_and_no_source(cluster: Cluster) -> None:
+    page = (cluster.dashboard or "").removesuffix("/status")
+    assert status_of(f"{page}/status") == 200
+    for place in (
+        "info/main/workers.html",
+        "info/logs.html",
+        "info/call-stacks/x.html",
+        "proxy/8787/127.0.0.1/status",
+    ):
+        assert status_of(f"{page}/{place}") == 404
+
+
 def test_nothing_listens_beyond_loopback(cluster: Cluster) -> None:
     """The scheduler with its dashboard is in this process, the workers are its children."""
     assert urlsplit(cluster.dashboard or "").hostname == "127.0.0.1"
@@ -142,8 +163,8 @@ def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: 
         assert started.dashboard is None
         scheduler = started.client.cluster.scheduler
         assert scheduler.http_server.port != 8787, "Dask's usual port, which may be taken"
-        with pytest.raises(HTTPError, match="404"):
-            urlopen(f"http://127.0.0.1:{scheduler.http_server.port}/status")
+        for page in ("status", "info/main/workers.html", "json/counts.json", "metrics"):
+            assert status_of(f"http://127.0.0.1:{scheduler.http_server.port}/{page}") == 404
         (view,) = started.client.run(worker_view).values()
         assert list(started.client.run(os.getenv, "SET_SINCE_THE_LAST_CLUSTER").values()) == ["yes"]
     assert dict(os.environ) == before

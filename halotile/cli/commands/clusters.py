@@ -42,12 +42,12 @@ def execute(
     no_tls: NoTls = False,
     debug: Debug = False,
 ) -> None:
-    """Run a script of your own with a cluster up: Client() and DistributedContext() in it join that."""
+    """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
     from halotile.graphs.execute import execute as execute_script
 
     if not script.is_file():
         raise ConfigError(f"{script} is no file. Write the path of a Python script.")
-    order = _order(workers or 2, memory, config, cluster, dashboard=not no_dashboard, tls=not no_tls)
+    order = _order(workers, memory, config, cluster, dashboard=not no_dashboard, tls=not no_tls)
     code = execute_script(
         [sys.executable, str(script), *context.args],
         order,
@@ -75,7 +75,7 @@ def doctor(
     """Tell what a run would find here, and what is missing."""
     from halotile.graphs.doctor import compare_workers, examine
 
-    order = _order(workers or 2, memory, config, cluster, dashboard=False, tls=True)
+    order = _order(workers, memory, config, cluster, dashboard=False, tls=True)
     found = list(examine(order.choice, folder))
     if start:
         found += compare_workers(order)
@@ -89,16 +89,20 @@ def doctor(
 
 
 def _order(
-    workers: int, memory: str, config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool
+    workers: int | None, memory: str, config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool
 ) -> Order:
     """What is asked of a cluster, by the options of a command."""
     from halotile.cli.config import Flags, load_cluster
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.job import parse_bytes
 
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers is {workers}: somebody has to work. Write --workers 1 or more.")
     flags = Flags(cluster=cluster, dashboard=dashboard, tls=tls)
     try:
         memory_bytes = parse_bytes(memory)
     except ValueError as error:
         raise ConfigError(f"--memory: {error}") from None
-    return Order(workers=workers, memory_bytes=memory_bytes, choice=load_cluster(config, flags), say=complain)
+    return Order(
+        workers=workers or 2, memory_bytes=memory_bytes, choice=load_cluster(config, flags), say=complain
+    )

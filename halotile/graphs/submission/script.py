@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from halotile.graphs.job import AnyJob, parse_bytes
+import dask
+
+from halotile.graphs.job import AnyJob, Cluster, parse_bytes
 from halotile.graphs.pieces.batch import NANNY_BYTES
 from halotile.storage.rundir import LOG
 
 NOTICE_SECONDS = 120
 """How long before its time is up the job is told."""
+_CONFIGURED = {
+    "queue": "queue",
+    "account": "account",
+    "walltime": "walltime",
+    "prologue": "job-script-prologue",
+    "directives": "job-extra-directives",
+    "directives_skip": "job-directives-skip",
+}
+"""Keys of a cluster section, by what dask-jobqueue calls them."""
 DRIVER_BYTES = 2**30
 """What the machine with the driver needs besides: which one that is, nobody knows before."""
 
@@ -31,7 +45,9 @@ def batch_script(job: AnyJob, run: Path) -> str:
     str
         A shell script with directives.
     """
-    cluster = job.cluster
+    # Not what dask-jobqueue itself would take for granted, such as half an hour.
+    theirs = dask.config.collect().get("jobqueue", {}).get("slurm", {})
+    cluster = with_configured(job.cluster, theirs)
     memory = parse_bytes(job.run.memory_per_worker) + NANNY_BYTES + DRIVER_BYTES
     asked = {
         "--job-name": Path(job.output.path).name,
@@ -61,6 +77,22 @@ def batch_script(job: AnyJob, run: Path) -> str:
             "",
         ]
     )
+
+
+def with_configured(cluster: Cluster, known: Mapping[str, Any]) -> Cluster:
+    """A cluster section with what the user's ``jobqueue.yaml`` says where the job says nothing.
+
+    Examples
+    --------
+    >>> found = with_configured(Cluster(queue="mine"), {"queue": "theirs", "account": "phys", "job-script-prologue": ["a"]})
+    >>> found.queue, found.account, found.prologue
+    ('mine', 'phys', ('a',))
+    """
+    told: dict[str, Any] = {key: known.get(theirs) for key, theirs in _CONFIGURED.items()}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items() if value}
+    said = {key for key in values if getattr(cluster, key) != getattr(Cluster(), key)}
+    kept: Any = {key: value for key, value in values.items() if key not in said}
+    return dataclasses.replace(cluster, **kept)
 
 
 def _line(key: str, value: str) -> str:
