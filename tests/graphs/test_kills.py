@@ -190,8 +190,9 @@ def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole
     [
         (lambda driver: os.kill(driver, signal.SIGUSR1), "SIGUSR1"),
         (lambda driver: os.killpg(driver, signal.SIGTERM), "SIGTERM"),
+        (lambda driver: os.killpg(driver, signal.SIGHUP), "SIGHUP"),
     ],
-    ids=["SIGUSR1", "SIGTERM to the workers too"],
+    ids=["SIGUSR1", "SIGTERM to the workers too", "SIGHUP"],
 )
 def test_a_signal_drains_the_run(
     scene: Scene, check_resumes: Callable[[], None], send: Callable[[int], None], name: str

@@ -47,14 +47,15 @@ def environment_now() -> dict[str, str]:
 
 @contextmanager
 def children_spared_from_ctrl_c() -> Iterator[None]:
-    """Threads and processes that begin in here never see SIGINT; this thread gets it a moment later.
+    """Threads and processes that begin in here never see SIGINT and SIGHUP; this thread gets them a moment later.
 
-    Ctrl-C goes to every process of the terminal. The driver alone decides what it means.
+    Ctrl-C, and the end of a terminal, go to every process of it. The driver alone decides what they mean.
     """
-    # Starting this one would unblock the signal again in the thread that starts the workers.
-    _start_resource_tracker()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        # Starting this one would unblock SIGINT again in the thread that starts the workers.
+        _start_resource_tracker()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
