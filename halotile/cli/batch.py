@@ -79,7 +79,7 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     from halotile.graphs.jobs import engine_of
     from halotile.graphs.plan import run_directory_of
     from halotile.graphs.submission.attend import Submission, check_not_waiting
-    from halotile.graphs.submission.script import batch_script
+    from halotile.graphs.submission.script import batch_script, check_walltime
 
     if not job.cluster.tls:
         raise ConfigError("cluster.tls is false, and a batch job may have several machines: leave it out.")
@@ -88,6 +88,7 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
             f"cluster.kind is {job.cluster.kind}, and submit makes one batch job of Slurm's for all workers. Write kind: auto or "
             "slurm, or start it with `recon-cli run`."
         )
+    check_walltime(job.cluster)
     run = RunDirectory(run_directory_of(job.output.path).absolute())
     check_not_waiting(run)
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
@@ -153,12 +154,16 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
     files = BatchFiles(RunDirectory(directory))
     paths = [files.log_path, *(sorted((directory / WORKERS).glob("*.*")) if with_workers else ())]
     known = [path for path in paths if path.is_file() and path.stat().st_size]
+    if files.read() is None and not known:
+        raise ConfigError(
+            f"{directory}: this run was not submitted, and has no workers on other machines: there are no logs."
+        )
     if not known:
         raise ConfigError(
             f"{directory}: nothing has been printed yet. `recon-cli status {directory}` tells how it stands."
         )
     for path in known:
-        yield path.name, "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        yield path.name, "\n".join(path.read_text(errors="replace").splitlines()[-max(1, lines) :])
 
 
 def follow_log(directory: Path, lines: int) -> None:

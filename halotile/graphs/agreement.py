@@ -36,6 +36,9 @@ from halotile.tasks.denoisers.tv import TotalVariation
 MEMORYLESS = ("gd", "pgd")
 """Solvers that carry nothing but the image from one iteration to the next."""
 
+LACKING = {"htcondor": ("queue", "account", "walltime")}
+"""Keys of a cluster section that mean nothing to a kind."""
+
 Place = tuple[str | int, ...]
 Told = Iterator[tuple[Place, str]]
 """Where, and what is wrong there."""
@@ -297,6 +300,16 @@ def _scheduler_of_cluster(cluster: Cluster) -> Told:
         )
 
 
+def _keys_of_cluster(cluster: Cluster) -> Told:
+    """What some batch systems have nothing of."""
+    for key in LACKING.get(cluster.kind, ()):
+        if (value := getattr(cluster, key)) is not None:
+            yield (
+                ("cluster", key),
+                f"{shown(value)}, and {cluster.kind} has nothing of the kind; leave it out, or say it in cluster.directives",
+            )
+
+
 def _encryption_of_cluster(cluster: Cluster) -> Told:
     """Who may be without: nobody beyond loopback."""
     remote = cluster.kind not in ("auto", "local", "scheduler")
@@ -314,7 +327,7 @@ def _encryption_of_cluster(cluster: Cluster) -> Told:
 
 Rule = Callable[..., Told]
 
-_OF_CLUSTERS = (_scheduler_of_cluster, _encryption_of_cluster)
+_OF_CLUSTERS = (_scheduler_of_cluster, _keys_of_cluster, _encryption_of_cluster)
 
 RULES: Mapping[type, tuple[Rule, ...]] = {
     Cluster: _OF_CLUSTERS,

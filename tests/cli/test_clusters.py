@@ -127,6 +127,7 @@ def test_options_replace_what_the_file_says(config: Path) -> None:
         ("address: 'tls://10.0.0.7:8786', scheduler_file: s.json", "leave one of them out"),
         ("kind: slurm, tls: false", "cluster slurm is reached from other machines"),
         ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reached from other machines"),
+        ("kind: htcondor, queue: gpu", "htcondor has nothing of the kind"),
         ("walltime: four hours", "is not a time; write hours, minutes and seconds"),
         ("gpus: -1", "-1 is too small; write at least 0"),
         ("partition: fast", "unknown key"),
@@ -219,3 +220,9 @@ def test_nobody_works_with_no_worker(tmp_path: Path) -> None:
     done = RUNNER.invoke(app, ["exec", str(tmp_path / "s.py"), "--workers", "0"])
     assert done.exit_code == 2
     assert "Write --workers 1 or more" in done.stderr
+
+
+def test_a_walltime_in_which_nothing_could_be_done_is_refused(config: Path) -> None:
+    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", 'cluster={walltime: "3"}'])
+    assert done.exit_code == 2
+    assert "a run drains 120 s before its end: nothing would be done" in done.stderr

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from halotile.graphs.agreement import LACKING
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.base import State, with_reason
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
@@ -51,7 +52,7 @@ SYSTEM = BatchSystem(
     gpus=lambda choice, _: {"directives": [f"request_gpus = {choice.gpus}"]},
     lists="condor_status",
     directives=lambda lines: dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines),
-    lacks=("queue", "account", "walltime"),
+    lacks=LACKING["htcondor"],
     usual={"disk": "2GiB"},
 )
 

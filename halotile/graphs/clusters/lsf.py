@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.base import State
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+from halotile.graphs.pieces.walltime import whole_minutes
 
 _OVER = ("DONE", "EXIT", "ZOMBI")
 
@@ -21,23 +22,6 @@ def states(ids: Sequence[str]) -> dict[str, State]:
     return {each: State(told[each] in _OVER, told[each]) for each in ids if each in told}
 
 
-def minutes(walltime: str) -> str:
-    """A walltime as LSF reads it: hours and minutes.
-
-    Examples
-    --------
-    >>> minutes("04:00:00"), minutes("1-12:30:00"), minutes("04:30"), minutes("90"), minutes("00:00:30")
-    ('4:00', '36:30', '4:30', '90', '0:01')
-    """
-    days, _, clock = walltime.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    if len(parts) == 1 and not days:
-        return walltime
-    hours, mins, seconds = [*parts, 0, 0][:3]
-    whole = (int(days or 0) * 24 + hours) * 60 + mins + (seconds > 0)
-    return f"{whole // 60}:{whole % 60:02d}"
-
-
 SYSTEM = BatchSystem(
     title="LSF",
     module="lsf",
@@ -46,7 +30,7 @@ SYSTEM = BatchSystem(
     gpus=lambda choice, _: {"directives": [f'-gpu "num={choice.gpus}"']},
     lists="bqueues",
     account="project",
-    walltime=minutes,
+    walltime=whole_minutes,
 )
 
 

@@ -11,6 +11,7 @@ from halotile.graphs import job
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.base import State
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+from halotile.graphs.pieces.walltime import clock
 
 _OVER = ("Terminated", "Error")
 
@@ -37,6 +38,7 @@ SYSTEM = BatchSystem(
     states=states,
     gpus=gpus,
     lists="oarnodes",
+    walltime=clock,
     account="project",
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 from halotile.graphs import job
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.batch import BatchSystem, jobs, known_to
+from halotile.graphs.pieces.walltime import clock
 
 
 def gpus(choice: job.Cluster, memory_bytes: int) -> Mapping[str, Any]:
@@ -25,6 +26,7 @@ SYSTEM = BatchSystem(
     states=partial(known_to, ["qstat"]),
     gpus=gpus,
     lists="qstat -Q",
+    walltime=clock,
 )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.batch import BatchSystem, jobs, known_to
+from halotile.graphs.pieces.walltime import clock
 
 SYSTEM = BatchSystem(
     title="SGE",
@@ -16,6 +17,7 @@ SYSTEM = BatchSystem(
     states=partial(known_to, ["qstat", "-j"]),
     gpus=lambda choice, _: {"directives": [f"-l gpu={choice.gpus}"]},
     lists="qconf -sql",
+    walltime=clock,
     account="project",
 )
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import dask
 
+from halotile.errors import ConfigError
 from halotile.graphs.job import AnyJob, Cluster, parse_bytes
 from halotile.graphs.pieces.batch import NANNY_BYTES
+from halotile.graphs.pieces.walltime import seconds_of
 from halotile.storage.rundir import LOG
 
 NOTICE_SECONDS = 120
@@ -77,6 +79,22 @@ def batch_script(job: AnyJob, run: Path) -> str:
             "",
         ]
     )
+
+
+def check_walltime(cluster: Cluster) -> None:
+    """Refuse a walltime whose end would be told before anything is done.
+
+    Raises
+    ------
+    ConfigError
+        When it is that short.
+    """
+    told = any("--signal" in directive for directive in cluster.directives)
+    if cluster.walltime and not told and seconds_of(cluster.walltime) <= 2 * NOTICE_SECONDS:
+        raise ConfigError(
+            f"cluster.walltime is {cluster.walltime}, and a run drains {NOTICE_SECONDS} s before its end: nothing would be done. Write a "
+            'longer one, or directives: ["--signal=B:USR1@20"] for a shorter notice.'
+        )
 
 
 def with_configured(cluster: Cluster, known: Mapping[str, Any]) -> Cluster:

@@ -1,0 +1,48 @@
+"""How long a job may take, as a job file says it (in Slurm's way) and as other batch systems read it."""
+
+from __future__ import annotations
+
+
+def seconds_of(walltime: str) -> int:
+    """Seconds of a walltime: ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, or ``days-hours[:minutes[:seconds]]``.
+
+    Source: the option ``--time`` of Slurm's ``sbatch``.
+
+    Examples
+    --------
+    >>> seconds_of("04:00:00"), seconds_of("90"), seconds_of("90:30"), seconds_of("1-12"), seconds_of("1-12:30")
+    (14400, 5400, 5430, 129600, 131400)
+    """
+    days, dash, clock = walltime.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def clock(walltime: str) -> str:
+    """Hours, minutes and seconds, as PBS, SGE and OAR read it.
+
+    Examples
+    --------
+    >>> clock("04:00:00"), clock("1-12:30:00"), clock("90")
+    ('04:00:00', '36:30:00', '01:30:00')
+    """
+    minutes, seconds = divmod(seconds_of(walltime), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
+
+
+def whole_minutes(walltime: str) -> str:
+    """Hours and minutes, as LSF reads it; what is begun of a minute is one.
+
+    Examples
+    --------
+    >>> whole_minutes("04:00:00"), whole_minutes("1-12:30:00"), whole_minutes("90"), whole_minutes("0:30")
+    ('4:00', '36:30', '1:30', '0:01')
+    """
+    minutes = -(-seconds_of(walltime) // 60)
+    return f"{minutes // 60}:{minutes % 60:02d}"
