@@ -110,7 +110,7 @@ def test_a_wrong_partition_is_told_in_slurms_words(job: HpcJob) -> None:
 def test_jobs_that_end_at_once_are_told_with_the_end_of_their_log(job: HpcJob, slurm: Slurm) -> None:
     prologue = 'cluster.prologue=["echo no module called cuda >&2", "exit 7"]'
     said = job.call("run", "job.yaml", "--allow-import", "--set", prologue, code=1)
-    assert "4 workers ended before they did anything" in said
+    assert "4 workers one after the other ended before they did anything" in said
     assert "FAILED (NonZeroExitCode)" in said
     assert "The end of its log:\nno module called cuda" in said
     assert not slurm.jobs()
