@@ -168,7 +168,7 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
 
 def follow_log(directory: Path, lines: int) -> None:
     """Show the end of what the batch job printed, and whatever it prints until the run is over."""
-    from halotile.cli.status import read_status
+    from halotile.cli.status import QUEUE_SECONDS, read_status
 
     path = BatchFiles(RunDirectory(directory)).log_path
     seen = 0
@@ -183,7 +183,7 @@ def follow_log(directory: Path, lines: int) -> None:
                 say(shown.removesuffix("\n"))
         if over:
             return
-        time.sleep(POLL_SECONDS)
+        time.sleep(QUEUE_SECONDS)
 
 
 def cancel(directory: Path) -> str:

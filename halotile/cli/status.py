@@ -278,4 +278,4 @@ def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time
                     report(status.progress)
                 return status
             report(status.progress)
-            sleep(QUEUE_SECONDS if status.queued else POLL_SECONDS)
+            sleep(POLL_SECONDS if status.batch is None else QUEUE_SECONDS)

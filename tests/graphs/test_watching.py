@@ -37,8 +37,8 @@ from halotile.graphs.watching.board import (
     QUARANTINED,
     RETRIED,
     STATES,
-    TODO,
     UNKNOWN,
+    WAITING,
     Board,
 )
 from halotile.graphs.watching.metrics import Metrics
@@ -58,7 +58,7 @@ def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, A
     rng = np.random.default_rng(seed)
     total = math.prod(counts)
     first = int(rng.integers(0, total + 1))
-    states = np.where(np.arange(total) < first, DONE, TODO)
+    states = np.where(np.arange(total) < first, DONE, WAITING)
     board, took = Board(counts, [range(first)]), dict[int, float]()
     for _ in range(20):
         numbers = rng.choice(total, size=min(total, 9), replace=False)
@@ -76,7 +76,7 @@ def test_a_board_counts_what_plain_bookkeeping_counts(counts: tuple[int, ...], s
     board, states, _ = walked(counts, seed)
     in_flight = range(0, len(states), 5)
     expected = Counter(STATES[s] for s in states)
-    running = sum(states[n] == TODO for n in in_flight)
+    running = sum(states[n] == WAITING for n in in_flight)
     counted = board.counted(in_flight)
     assert sum(counted.values()) == len(states)
     assert counted == {name: expected[name] for name in STATES} | {
@@ -99,7 +99,7 @@ def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], see
     assert all(cells)
     for cell, numbers in enumerate(cells):
         inside = {int(states[n]) for n in numbers}
-        alone = DONE if inside == {DONE} else TODO
+        alone = DONE if inside == {DONE} else WAITING
         expected = next((s for s in (QUARANTINED, RETRIED) if s in inside), alone)
         assert int(shown["states"][cell]) == expected
         assert int(shown["filled"][cell]) == 9 * sum(states[n] == DONE for n in numbers) // len(numbers)

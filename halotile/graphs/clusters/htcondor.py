@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
 from halotile.graphs.agreement import LACKING
-from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.base import State, with_reason
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
 
@@ -56,9 +55,5 @@ SYSTEM = BatchSystem(
     usual={"disk": "2GiB"},
 )
 
-
-@contextmanager
-def start(order: Order) -> Iterator[Cluster]:
-    """Submit a job for each worker; they are removed with the context."""
-    with jobs(SYSTEM, order) as cluster:
-        yield cluster
+start = partial(jobs, SYSTEM)
+"""Submit a job for each worker; they are removed with the context."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
-from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.base import State
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
 from halotile.graphs.pieces.walltime import whole_minutes
@@ -33,9 +32,5 @@ SYSTEM = BatchSystem(
     walltime=whole_minutes,
 )
 
-
-@contextmanager
-def start(order: Order) -> Iterator[Cluster]:
-    """Submit a job for each worker; they are killed with the context."""
-    with jobs(SYSTEM, order) as cluster:
-        yield cluster
+start = partial(jobs, SYSTEM)
+"""Submit a job for each worker; they are killed with the context."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from halotile.graphs import job
-from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.base import State
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
 from halotile.graphs.pieces.walltime import clock
@@ -42,9 +41,5 @@ SYSTEM = BatchSystem(
     account="project",
 )
 
-
-@contextmanager
-def start(order: Order) -> Iterator[Cluster]:
-    """Submit a job for each worker; they are deleted with the context."""
-    with jobs(SYSTEM, order) as cluster:
-        yield cluster
+start = partial(jobs, SYSTEM)
+"""Submit a job for each worker; they are deleted with the context."""

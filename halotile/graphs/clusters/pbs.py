@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from halotile.graphs import job
-from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.batch import BatchSystem, jobs, known_to
 from halotile.graphs.pieces.walltime import clock
 
@@ -29,9 +27,5 @@ SYSTEM = BatchSystem(
     walltime=clock,
 )
 
-
-@contextmanager
-def start(order: Order) -> Iterator[Cluster]:
-    """Submit a job for each worker; they are deleted with the context."""
-    with jobs(SYSTEM, order) as cluster:
-        yield cluster
+start = partial(jobs, SYSTEM)
+"""Submit a job for each worker; they are deleted with the context."""

@@ -22,7 +22,7 @@ from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.credentials import Credentials, credentials
-from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS, pages_of
+from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS, pages_of, worker_arguments
 from halotile.graphs.resolution import rank_of
 from halotile.graphs.workers.__main__ import LEVEL
 from halotile.graphs.workers.__main__ import main as worker_command
@@ -160,14 +160,10 @@ def _await_driver(point: Path) -> Mapping[str, Any]:
 
 
 def _announce(point: Path, address: str, made: Credentials, order: Order) -> None:
-    certificate, key = made.paths
-    arguments = ["--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key]
-    arguments += ["--memory-limit", str(order.memory_bytes), "--death-timeout", "60"]
-    if order.choice.interface:
-        arguments += ["--interface", order.choice.interface]
+    arguments = worker_arguments(order, made.security, order.choice.interface)
     partial = point.with_suffix(".partial")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump({"address": address, "arguments": arguments, "certificate": certificate}, file)
+        json.dump({"address": address, "arguments": arguments, "certificate": made.paths[0]}, file)
     partial.replace(point)
 
 

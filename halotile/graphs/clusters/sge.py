@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
-from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.batch import BatchSystem, jobs, known_to
 from halotile.graphs.pieces.walltime import clock
 
@@ -21,9 +18,5 @@ SYSTEM = BatchSystem(
     account="project",
 )
 
-
-@contextmanager
-def start(order: Order) -> Iterator[Cluster]:
-    """Submit a job for each worker; they are deleted with the context."""
-    with jobs(SYSTEM, order) as cluster:
-        yield cluster
+start = partial(jobs, SYSTEM)
+"""Submit a job for each worker; they are deleted with the context."""

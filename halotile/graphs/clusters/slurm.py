@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
-from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.base import State, with_reason
 from halotile.graphs.pieces.batch import BatchSystem, called, jobs
 
@@ -42,9 +41,5 @@ SYSTEM = BatchSystem(
     lists="sinfo",
 )
 
-
-@contextmanager
-def start(order: Order) -> Iterator[Cluster]:
-    """Submit a job for each worker; they are cancelled with the context."""
-    with jobs(SYSTEM, order) as cluster:
-        yield cluster
+start = partial(jobs, SYSTEM)
+"""Submit a job for each worker; they are cancelled with the context."""

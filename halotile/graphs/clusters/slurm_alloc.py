@@ -15,11 +15,8 @@ from distributed.security import Security
 from halotile.errors import ConfigError
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.pieces.remote import kept
+from halotile.graphs.pieces.remote import kept, worker_arguments
 from halotile.graphs.pieces.steps import Step, gpus_of, look, nodes_of, slots_of
-
-DEATH_SECONDS = 60
-"""How long a worker looks for the scheduler."""
 
 
 @contextmanager
@@ -42,15 +39,9 @@ def start(order: Order) -> Iterator[Cluster]:
     nodes = nodes_of(listed)
     interface = order.choice.interface or dask.config.get("jobqueue.slurm.interface", None)
     slots = slots_of(nodes, os.environ, order.workers, gpus_of(os.environ["SLURM_JOB_ID"]))
-    extra = ["--interface", interface] if interface else []
 
     def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
-        tls = security.get_tls_config_for_role("worker")
-        arguments = [
-            *("--tls-ca-file", tls["ca_file"], "--tls-cert", tls["cert"], "--tls-key", tls["key"]),
-            *("--memory-limit", str(order.memory_bytes), "--death-timeout", str(DEATH_SECONDS)),
-            *extra,
-        ]
+        arguments = worker_arguments(order, security, interface)
         return SpecCluster(
             scheduler={"cls": Scheduler, "options": scheduler},
             worker={"cls": Step, "options": {"free": slots, "logs": logs, "arguments": arguments}},

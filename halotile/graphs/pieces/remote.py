@@ -22,6 +22,8 @@ from halotile.graphs.workers.settings import SETTINGS
 from halotile.storage.rundir import WORKERS
 
 START_SECONDS = 120
+DEATH_SECONDS = 60
+"""How long a worker looks for the scheduler."""
 
 REMOTE_SETTINGS = SETTINGS | {
     # A worker that died is back by then, started anew by its nanny; one that is not, is lost with its piece.
@@ -88,6 +90,16 @@ def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster
         finally:
             with suppress(TimeoutError, OSError):
                 cluster.close(timeout=30)
+
+
+def worker_arguments(order: Order, security: Security, interface: str | None) -> list[str]:
+    """What the command of a worker is told, besides the scheduler's address and its own name."""
+    tls = security.get_tls_config_for_role("worker")
+    return [
+        *("--tls-ca-file", tls["ca_file"], "--tls-cert", tls["cert"], "--tls-key", tls["key"]),
+        *("--memory-limit", str(order.memory_bytes), "--death-timeout", str(DEATH_SECONDS)),
+        *(("--interface", interface) if interface else ()),
+    ]
 
 
 def pages_of(cluster: Any) -> str:

@@ -20,7 +20,7 @@ EDGE = 128
 """Cells along an edge of the map, at most."""
 STATES = ("todo", "running", "done", "retried", "quarantined")
 """What a block can be. One that is retried failed, and is not done yet."""
-TODO, RUNNING, DONE, RETRIED, QUARANTINED = range(len(STATES))
+WAITING, RUNNING, DONE, RETRIED, QUARANTINED = range(len(STATES))
 _FIRST_SEEN = (QUARANTINED, RETRIED, RUNNING)
 """What is seen of a cell in which blocks differ: what is rarer, and matters more, comes first."""
 FILLED = 9
@@ -94,8 +94,8 @@ class Board:
     def counted(self, in_flight: Iterable[int] = ()) -> dict[str, int]:
         """How many blocks are in each state; ``in_flight`` are those that the workers have at hand."""
         held = self._held.sum(axis=1)
-        running = int(np.count_nonzero(self._state[_array(in_flight)] == TODO))
-        held[TODO] -= running
+        running = int(np.count_nonzero(self._state[_array(in_flight)] == WAITING))
+        held[WAITING] -= running
         held[RUNNING] += running
         return {name: int(count) for name, count in zip(STATES, held, strict=True)}
 
@@ -107,10 +107,10 @@ class Board:
         """
         which = _array(in_flight)
         running = np.bincount(
-            self._cells_of(which[self._state[which] == TODO]), minlength=self.rows * self.columns
+            self._cells_of(which[self._state[which] == WAITING]), minlength=self.rows * self.columns
         )
         done = self._held[DONE]
-        seen = np.where(done == self._blocks, DONE, TODO)
+        seen = np.where(done == self._blocks, DONE, WAITING)
         for state in reversed(_FIRST_SEEN):
             seen[(running if state == RUNNING else self._held[state]) > 0] = state
         return {
