@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 from halotile import registry
 from halotile.errors import ConfigError
 from halotile.graphs.job import Aim, AnyJob, Reconstruction, parse_bytes
+from halotile.graphs.pieces.walltime import is_walltime
 from halotile.graphs.words import expected, fits, nearest, shown
 
 Check = Callable[[Any], str | None]
@@ -171,7 +172,7 @@ def _address(value: str) -> str | None:
 
 
 def _walltime(value: str) -> str | None:
-    if re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", value):
+    if is_walltime(value):
         return None
     return f'{shown(value)} is not a time; write hours, minutes and seconds, such as "04:00:00", or with days "2-00:00:00"'
 

@@ -226,3 +226,11 @@ def test_a_walltime_in_which_nothing_could_be_done_is_refused(config: Path) -> N
     done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", 'cluster={walltime: "3"}'])
     assert done.exit_code == 2
     assert "a run drains 120 s before its end: nothing would be done" in done.stderr
+
+
+@pytest.mark.parametrize("walltime", ["3", "0:02:00"])
+def test_so_is_one_of_dasks_settings(walltime: str, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_JOBQUEUE__SLURM__WALLTIME", walltime)
+    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", "cluster.kind=slurm"])
+    assert done.exit_code == 2
+    assert f"cluster.walltime is {walltime}, and a run drains 120 s before its end" in done.stderr

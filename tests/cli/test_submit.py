@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import zarr
 
-from tests.hpc import BLOCKS, HpcJob, wait_for
+from tests.hpc import BLOCKS, EDGE, HpcJob, wait_for
 from tests.slurm import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cluster, pytest.mark.slow]
@@ -77,6 +79,60 @@ def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: S
     assert status(job)["state"] == "finished"
     assert "SIGUSR1: finishing the blocks in flight" in job.call("logs", "out.zarr.run")
     job.check_whole()
+
+
+SLOW = '''
+import time
+from pathlib import Path
+
+
+def slow(pixels, folder):
+    """Half of the way to the mean of the neighbours, after a while."""
+    time.sleep(float((Path(folder) / "pace").read_text()))
+    around = pixels.copy()
+    around[1:-1, 1:-1] = (pixels[:-2, 1:-1] + pixels[2:, 1:-1] + pixels[1:-1, :-2] + pixels[1:-1, 2:]) / 4
+    return (pixels + around) / 2
+'''
+
+
+def make_reconstruction(job: HpcJob, iterations: int) -> None:
+    """In the place of the denoising: a blurred picture whose iterations take a while each."""
+    np.save(job.folder / "psf.npy", np.full((5, 5), 1 / 25, np.float32))
+    np.save(job.folder / "y.npy", np.random.default_rng(3).random((3 * EDGE, 3 * EDGE), np.float32))
+    (job.folder / "slow.py").write_text(SLOW)
+    told = json.loads(job.config.read_text())
+    denoiser = told.pop("denoiser") | {"import": "slow:slow", "depth": 1}
+    del told["input"]
+    told |= {
+        "job": "reconstruct",
+        "operators": [{"name": "blur", "kernel": "psf.npy", "data": "y.npy"}],
+        "prior": {"name": "pnp", "denoiser": denoiser},
+        "solver": {"name": "fista", "iterations": iterations, "tol": 0},
+    }
+    job.config.write_text(json.dumps(told))
+
+
+def iteration(job: HpcJob) -> int:
+    """How many iterations are done."""
+    return int((status(job).get("figures") or {}).get("iteration", 0))
+
+
+def test_iterations_go_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
+    make_reconstruction(job, iterations=8)
+    job.call("run", "job.yaml", "--allow-import", "--cluster", "local", "--set", "output.path=here.zarr")
+    job.set_pace(0.1)
+    number = submitted(job)
+    wait_for(lambda: iteration(job) >= 2)
+    end_time(slurm, number)
+    wait_for(lambda: status(job)["state"] == "queued")
+    assert 2 <= iteration(job) < 8
+    job.set_pace(0)
+    begin_now(slurm, number)
+    wait_for((job.run_directory / "finished").exists)
+    assert json.loads((job.run_directory / "batch.json").read_text())["attempts"] == 2
+    assert "stopped on SIGUSR1 in iteration" in (job.run_directory / "batch.log").read_text()
+    whole, both = (zarr.open_array(job.folder / name, mode="r")[...] for name in ("here.zarr", "out.zarr"))
+    np.testing.assert_array_equal(both, whole)
 
 
 def test_a_run_that_may_not_be_put_back_is_submitted_again(job: HpcJob, slurm: Slurm) -> None:

@@ -115,7 +115,8 @@ ANSWERS = {
     ("slurm", "7|FAILED|NonZeroExitCode\n"): State(True, "FAILED (NonZeroExitCode)"),
     ("slurm", "7|NODE_FAIL|None\n"): State(True, "NODE_FAIL"),
     ("slurm", ""): State(True, "over"),
-    ("pbs", "Job id  Name  User\n"): State(False, "in the queue"),
+    ("pbs", "Job id    Name\n--------  ----\n7.server  halotile\n"): State(False, "in the queue"),
+    ("sge", "=====\njob_number:                 7\nowner: ada\n"): State(False, "in the queue"),
     ("lsf", "7 PEND\n"): State(False, "PEND"),
     ("lsf", "7 EXIT\n"): State(True, "EXIT"),
     ("oar", "7: Terminated\n"): State(True, "Terminated"),
@@ -164,6 +165,41 @@ def test_a_job_that_the_system_has_forgotten_is_over(
     pretend(tmp_path, COMMANDS[name], said, code=153)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert SYSTEMS[name].states(["7"]) == {"7": State(True, "not in the queue any more")}
+
+
+ONE_CALL = {
+    "pbs": """
+        echo "7.server  halotile"
+        echo "70.server  halotile"
+        case "$*" in *8*) echo "qstat: Unknown Job Id 8.server" >&2; exit 153;; esac
+    """,
+    "sge": """
+        for each in $(echo $2 | tr , " "); do [ $each = 8 ] || echo "job_number:    $each"; done
+        case "$2" in *8*) echo "Following jobs do not exist: 8" >&2; exit 1;; esac
+    """,
+    "oar": """
+        case "$*" in *8*) [ $# = 3 ] && echo "8: Terminated"; [ $# = 3 ] || exit 5;; esac
+        echo "7: Running"; echo "70: Waiting"
+    """,
+}
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_jobs_are_asked_for_all_at_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / COMMANDS[name]
+    command.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n{ONE_CALL[name]}')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert {key: state.over for key, state in SYSTEMS[name].states(["7", "70"]).items()} == {
+        "7": False,
+        "70": False,
+    }
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+    assert {key: state.over for key, state in SYSTEMS[name].states(["7", "8", "70"]).items()} == {
+        "7": False,
+        "8": True,
+        "70": False,
+    }
 
 
 @pytest.mark.parametrize("name", ["pbs", "sge"])

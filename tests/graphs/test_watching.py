@@ -11,13 +11,11 @@ import sys
 import threading
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from distributed import Client
 
@@ -32,14 +30,8 @@ from halotile.graphs.reconstruction.run import reconstruct
 from halotile.graphs.watching import report
 from halotile.graphs.watching.board import (
     DONE,
-    EDGE,
-    LEVELS,
     QUARANTINED,
-    RETRIED,
-    STATES,
     UNKNOWN,
-    WAITING,
-    Board,
 )
 from halotile.graphs.watching.metrics import Metrics
 from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage
@@ -48,119 +40,6 @@ from halotile.storage.rundir import RunDirectory
 from halotile.storage.runs import Runs
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
 from tests.graphs.test_reconstruct import Scene as Reconstructing
-
-COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
-"""Blocks along each axis: a line, a picture, a stack, channels last, more than a map has room for."""
-
-
-def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, Any], dict[int, float]]:
-    """A board on which much has happened, and by plain bookkeeping what it should show."""
-    rng = np.random.default_rng(seed)
-    total = math.prod(counts)
-    first = int(rng.integers(0, total + 1))
-    states = np.where(np.arange(total) < first, DONE, WAITING)
-    board, took = Board(counts, [range(first)]), dict[int, float]()
-    for _ in range(20):
-        numbers = rng.choice(total, size=min(total, 9), replace=False)
-        state = int(rng.choice([DONE, RETRIED, QUARANTINED]))
-        seconds = {int(n): float(rng.random()) for n in numbers} if state == DONE else {}
-        board.mark(map(int, numbers), state, seconds)
-        states[numbers] = state
-        took |= seconds
-    return board, states, took
-
-
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_board_counts_what_plain_bookkeeping_counts(counts: tuple[int, ...], seed: int) -> None:
-    board, states, _ = walked(counts, seed)
-    in_flight = range(0, len(states), 5)
-    expected = Counter(STATES[s] for s in states)
-    running = sum(states[n] == WAITING for n in in_flight)
-    counted = board.counted(in_flight)
-    assert sum(counted.values()) == len(states)
-    assert counted == {name: expected[name] for name in STATES} | {
-        "todo": expected["todo"] - running,
-        "running": running,
-    }
-
-
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], seed: int) -> None:
-    board, states, took = walked(counts, seed)
-    shown = board.cells()
-    size = shown["rows"] * shown["columns"]
-    assert max(shown["rows"], shown["columns"]) <= EDGE
-    assert {len(shown[name]) for name in ("states", "filled", "seconds")} == {size}
-    cells: list[list[int]] = [[] for _ in range(size)]
-    for number, cell in enumerate(board._cells_of(np.arange(len(states)))):
-        cells[cell].append(number)
-    assert all(cells)
-    for cell, numbers in enumerate(cells):
-        inside = {int(states[n]) for n in numbers}
-        alone = DONE if inside == {DONE} else WAITING
-        expected = next((s for s in (QUARANTINED, RETRIED) if s in inside), alone)
-        assert int(shown["states"][cell]) == expected
-        assert int(shown["filled"][cell]) == 9 * sum(states[n] == DONE for n in numbers) // len(numbers)
-        assert (shown["seconds"][cell] == UNKNOWN) == took.keys().isdisjoint(numbers)
-
-
-@pytest.mark.parametrize(
-    ("counts", "rows", "columns", "axes"),
-    [
-        ((5,), 1, 5, (0,)),
-        ((4, 5), 4, 5, (0, 1)),
-        ((9, 4, 5), 4, 5, (1, 2)),
-        ((4, 5, 1), 4, 5, (0, 1)),
-        ((40, 1, 1), 1, 40, (0,)),
-        ((1000, 3), EDGE, 3, (0, 1)),
-        ((1, 1), 1, 1, (0,)),
-    ],
-)
-def test_the_map_has_the_last_two_axes_that_are_cut(
-    counts: tuple[int, ...], rows: int, columns: int, axes: tuple[int, ...]
-) -> None:
-    board = Board(counts)
-    assert (board.rows, board.columns, board.axes) == (rows, columns, axes)
-
-
-def test_a_block_that_is_retried_stays_so_until_it_is_done() -> None:
-    board = Board((2, 2), done=[range(1)])
-    board.mark([2], RETRIED)
-    assert board.cells(in_flight=[1, 2])["states"] == "2130"
-    board.mark([2], DONE, {2: 0.5})
-    assert board.cells(in_flight=[1])["states"] == "2120"
-    board.mark([3], QUARANTINED)
-    assert board.counted([1]) == {"todo": 0, "running": 1, "done": 2, "retried": 0, "quarantined": 1}
-
-
-def test_durations_that_are_nearly_the_same_look_nearly_the_same() -> None:
-    board = Board((4,))
-    board.mark(range(3), DONE, {0: 0.50, 1: 0.51, 2: 0.50})
-    shown = board.cells()
-    assert shown["seconds"][3] == UNKNOWN
-    places = [LEVELS.index(letter) for letter in shown["seconds"][:3]]
-    assert max(places) - min(places) <= 3
-    assert shown["most"] / shown["least"] == pytest.approx(2)
-    board.mark([3], DONE, {3: 50.0})
-    assert board.cells()["seconds"] == f"{LEVELS[0]}{board.cells()['seconds'][1]}{LEVELS[0]}{LEVELS[-1]}"
-
-
-def test_a_million_blocks_are_quick_and_small() -> None:
-    began = time.perf_counter()
-    board = Board((1000, 1000), done=[range(400_000)])
-    made = time.perf_counter()
-    for start in range(400_000, 440_000, 200):
-        board.mark(range(start, start + 200), DONE, dict.fromkeys(range(start, start + 200), 0.01))
-    marked = time.perf_counter()
-    told = json.dumps(board.cells(range(440_000, 442_000)) | board.counted(range(440_000, 442_000)))
-    shown = time.perf_counter()
-    assert len(told) < 100_000
-    # Measured: 0.02 to 0.13 s to begin with, 4 to 6 ms for the cells.
-    assert made - began < 3
-    assert marked - made < 1
-    assert shown - marked < 0.3
 
 
 def test_a_long_curve_keeps_its_ends_and_fits() -> None:
@@ -321,7 +200,7 @@ def test_who_has_seen_all_waits_for_news(cluster: Cluster) -> None:
     threading.Timer(0.5, watch.close).start()
     began = time.perf_counter()
     second = json.loads(fetched(f"{address}.json?seen={first['serial']}")[0])
-    assert 0.3 < time.perf_counter() - began < 4
+    assert time.perf_counter() - began > 0.3
     assert second["over"]
     assert second["serial"] != first["serial"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from halotile.graphs import job
 from halotile.graphs.pieces.base import State
-from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+from halotile.graphs.pieces.batch import BatchSystem, called, jobs, together_then_each
 from halotile.graphs.pieces.walltime import clock
 
 _OVER = ("Terminated", "Error")
@@ -17,12 +17,9 @@ _OVER = ("Terminated", "Error")
 
 def states(ids: Sequence[str]) -> dict[str, State]:
     """How jobs stand, from `oarstat`."""
-    told = {}
-    for each in ids:
-        done = called(["oarstat", "--state", "--job", each])
-        if done is not None and (found := re.search(r":\s*(\w+)", done.stdout)):
-            told[each] = State(found[1] in _OVER, found[1])
-    return told
+    done = called(["oarstat", "--state", *(word for each in ids for word in ("--job", each))])
+    rows = re.findall(r"^\s*(\d+)\s*:\s*(\w+)", done.stdout, re.MULTILINE) if done else []
+    return {number: State(name in _OVER, name) for number, name in rows if number in ids}
 
 
 def gpus(choice: job.Cluster, _: int) -> Mapping[str, Any]:
@@ -34,7 +31,7 @@ SYSTEM = BatchSystem(
     title="OAR",
     module="oar",
     cluster="OARCluster",
-    states=states,
+    states=partial(together_then_each, states),
     gpus=gpus,
     lists="oarnodes",
     walltime=clock,

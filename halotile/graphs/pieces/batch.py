@@ -190,8 +190,7 @@ def watched(kind: type, logs: Path, system: BatchSystem) -> type:
                 self.status = Status.running  # Dask waits for it, and the keeper ends it
 
         def log_tail(self) -> str:
-            number = re.match(r"\d+", str(self.job_id))
-            return tail_of(list(logs.glob(f"*[-.a-z]{number[0]}*"))) if number else ""
+            return tail_of(list(logs.glob(f"*[-.a-z]{number_of(self.job_id)}*"))) if self.job_id else ""
 
     # Where dask-jobqueue looks for the settings of a class.
     Watched.__name__ = kind.__name__
@@ -213,19 +212,59 @@ def refusal_in_words(command: str, error: Exception) -> str:
     return words if words.endswith(".") else f"{words}."
 
 
-def known_to(words: Sequence[str], ids: Sequence[str]) -> dict[str, State]:
-    """How jobs stand in a system whose command answers for one id, and says that it knows none of it once the job is over.
+def together_then_each(
+    ask: Callable[[Sequence[str]], Mapping[str, State]], ids: Sequence[str]
+) -> dict[str, State]:
+    """How jobs stand in a system that may answer for several, or for none of them once one is over.
 
-    What it says besides, such as that its server cannot be reached, tells nothing of the job.
+    The server has others to answer: it is asked once for all, and again only for those of which that told nothing.
     """
-    states = {}
-    for each in ids:
-        done = called([*words, each])
-        if done is not None and done.returncode == 0:
-            states[each] = State(False, "in the queue")
-        elif done is not None and _FORGOTTEN.search(done.stdout + done.stderr):
-            states[each] = State(True, "not in the queue any more")
+    states = dict(ask(ids))
+    for each in ids if len(ids) > 1 else ():
+        if each not in states:
+            states |= ask([each])
     return states
+
+
+def known_to(
+    row: str, words: Callable[[Sequence[str]], Sequence[str]], ids: Sequence[str]
+) -> dict[str, State]:
+    """How jobs stand in a system that has a row for each that is not over, and says that it knows none of the others.
+
+    What it says besides, such as that its server cannot be reached, tells nothing of a job.
+
+    Parameters
+    ----------
+    row : str
+        How a row of a job begins, with ``{}`` in the place of its number.
+    words : callable
+        The command for some ids.
+    ids : sequence of str
+        The jobs.
+    """
+
+    def ask(some: Sequence[str]) -> dict[str, State]:
+        done = called(words(some))
+        if done is None:
+            return {}
+        there = [each for each in some if re.search(row.format(number_of(each)), done.stdout, re.MULTILINE)]
+        if not there and len(some) == 1 and _FORGOTTEN.search(done.stdout + done.stderr):
+            return {some[0]: State(True, "not in the queue any more")}
+        return dict.fromkeys(there, State(False, "in the queue"))
+
+    return together_then_each(ask, ids)
+
+
+def number_of(job: str) -> str:
+    """The number of a job, without its server.
+
+    Examples
+    --------
+    >>> number_of("1234.pbs-server"), number_of("17")
+    ('1234', '17')
+    """
+    found = re.match(r"\d+", job)
+    return found[0] if found else job
 
 
 def called(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
+
+def is_walltime(text: str) -> bool:
+    """Whether it is written as :func:`seconds_of` reads it.
+
+    Examples
+    --------
+    >>> is_walltime("1-12:30"), is_walltime("UNLIMITED")
+    (True, False)
+    """
+    return re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", text) is not None
+
 
 def seconds_of(walltime: str) -> int:
     """Seconds of a walltime: ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, or ``days-hours[:minutes[:seconds]]``.

@@ -154,9 +154,10 @@ def run_simulation(
     with ExitStack() as held:
         signals = held.enter_context(Signals())
         makings = [held.enter_context(_making(plan, observer)) for plan in plans]
-        session = held.enter_context(Session(plans[0].run, choice, makings[0].status, cluster))
-        for making in makings:
-            making.make(session, signals, import_folder)
+        with Session(plans[0].run, choice, makings[0].status, cluster) as session:
+            for making in makings:
+                making.make(session, signals, import_folder)
+        # Only now has the cluster left the folder of the first one.
         for making in makings:
             making.name()
     return tuple(plan.data for plan in plans)

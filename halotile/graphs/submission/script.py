@@ -14,7 +14,7 @@ import dask
 from halotile.errors import ConfigError
 from halotile.graphs.job import AnyJob, Cluster, parse_bytes
 from halotile.graphs.pieces.batch import NANNY_BYTES
-from halotile.graphs.pieces.walltime import seconds_of
+from halotile.graphs.pieces.walltime import is_walltime, seconds_of
 from halotile.storage.rundir import LOG
 
 NOTICE_SECONDS = 120
@@ -47,9 +47,7 @@ def batch_script(job: AnyJob, run: Path) -> str:
     str
         A shell script with directives.
     """
-    # Not what dask-jobqueue itself would take for granted, such as half an hour.
-    theirs = dask.config.collect().get("jobqueue", {}).get("slurm", {})
-    cluster = with_configured(job.cluster, theirs)
+    cluster = with_configured(job.cluster, _configured())
     memory = parse_bytes(job.run.memory_per_worker) + NANNY_BYTES + DRIVER_BYTES
     asked = {
         "--job-name": Path(job.output.path).name,
@@ -89,10 +87,12 @@ def check_walltime(cluster: Cluster) -> None:
     ConfigError
         When it is that short.
     """
+    cluster = with_configured(cluster, _configured())
     told = any("--signal" in directive for directive in cluster.directives)
-    if cluster.walltime and not told and seconds_of(cluster.walltime) <= 2 * NOTICE_SECONDS:
+    walltime = str(cluster.walltime)  # jobqueue.yaml may have a bare number
+    if is_walltime(walltime) and not told and seconds_of(walltime) <= 2 * NOTICE_SECONDS:
         raise ConfigError(
-            f"cluster.walltime is {cluster.walltime}, and a run drains {NOTICE_SECONDS} s before its end: nothing would be done. Write a "
+            f"cluster.walltime is {walltime}, and a run drains {NOTICE_SECONDS} s before its end: nothing would be done. Write a "
             'longer one, or directives: ["--signal=B:USR1@20"] for a shorter notice.'
         )
 
@@ -111,6 +111,12 @@ def with_configured(cluster: Cluster, known: Mapping[str, Any]) -> Cluster:
     said = {key for key in values if getattr(cluster, key) != getattr(Cluster(), key)}
     kept: Any = {key: value for key, value in values.items() if key not in said}
     return dataclasses.replace(cluster, **kept)
+
+
+def _configured() -> Mapping[str, Any]:
+    """What ``jobqueue.yaml`` says; not what dask-jobqueue itself would take for granted, such as half an hour."""
+    found: Mapping[str, Any] = dask.config.collect().get("jobqueue", {}).get("slurm", {})
+    return found
 
 
 def _line(key: str, value: str) -> str:
