@@ -62,6 +62,7 @@ class HpcJob:
     def create(cls, folder: Path, environment: Mapping[str, str] | None = None, **cluster: Any) -> HpcJob:
         """A job that is not begun; every block of its picture has a value of its own."""
         job = cls(folder, environment or dict(os.environ))
+        folder.mkdir(exist_ok=True)
         numbers = np.arange(BLOCKS, dtype="float32").reshape(ACROSS, ACROSS) + 1
         write_zarr(folder / "in.zarr", np.kron(numbers, np.ones((EDGE, EDGE), "float32")), axes="yx")
         (folder / "noting.py").write_text(NOTED)

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -79,7 +80,7 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     from halotile.graphs.jobs import engine_of
     from halotile.graphs.plan import run_directory_of
     from halotile.graphs.submission.attend import Submission, check_not_waiting
-    from halotile.graphs.submission.script import batch_script, check_walltime
+    from halotile.graphs.submission.script import batch_script, check_walltime, notice_seconds
 
     if not job.cluster.tls:
         raise ConfigError("cluster.tls is false, and a batch job may have several machines: leave it out.")
@@ -90,6 +91,10 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
         )
     check_walltime(job.cluster)
     run = RunDirectory(run_directory_of(job.output.path).absolute())
+    if "\\" in str(run.path):
+        raise ConfigError(
+            f"output.path is {job.output.path}, and Slurm drops the backslash from the names of its logs. Write a path without."
+        )
     check_not_waiting(run)
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
     plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input)
@@ -99,11 +104,12 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     saved["cluster"] = {**saved["cluster"], "kind": "auto"}
     submission = Submission(
         job=saved,
+        notice_seconds=notice_seconds(job.cluster),
         options={"fresh": fresh, "same_input": same_input, "allow_import": job.allow_import},
         submitted_from=_this_machine(),
         submitted=time.time(),
     )
-    return Prepared(job, plan, submission, batch_script(job, run.path), run)
+    return Prepared(job, plan, submission, batch_script(job, run.path, _umask()), run)
 
 
 def show(prepared: Prepared) -> None:
@@ -143,6 +149,23 @@ def attend(path: Path) -> None:
     make_attempt(run, attempt)
 
 
+def look_after(path: Path) -> int:
+    """Have another process make the attempt, and mark the run where that is killed; the exit code.
+
+    What kills it, for memory most often, leaves it no time for a word of its own.
+    """
+    from halotile.graphs.children import run_child
+
+    code = run_child([sys.executable, "-P", "-m", "halotile", "attend", str(path), "--driver"])
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    BatchFiles(RunDirectory(path)).mark_end(
+        f"its driver was killed ({name}), for memory perhaps: `recon-cli submit` of the same configuration goes on"
+    )
+    return 128 - code
+
+
 def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tuple[str, str]]:
     """What was printed, the ends of it, by where.
 
@@ -160,7 +183,7 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
         )
     if not known:
         raise ConfigError(
-            f"{directory}: nothing has been printed yet. `recon-cli status {directory}` tells how it stands."
+            f"{directory}: nothing has been printed yet. `recon-cli status {shlex.quote(str(directory))}` tells how it stands."
         )
     for path in known:
         yield path.name, "\n".join(path.read_text(errors="replace").splitlines()[-max(1, lines) :])
@@ -199,12 +222,16 @@ def cancel(directory: Path) -> str:
     from halotile.graphs.submission import slurm
 
     run = RunDirectory(directory)
-    record = BatchFiles(run).read()
+    files = BatchFiles(run)
+    record = files.read()
     number = record["number"] if record else ""
     if number and slurm.state_of(number) is not None:
-        slurm.cancel(number)
+        if not files.finished:
+            slurm.cancel(number)
         _await_end(lambda: slurm.state_of(number) is None, f"job {number}")
-        BatchFiles(run).mark_end(CANCELLED)
+        if files.finished:
+            raise ConfigError(f"{directory}: the run has finished.")
+        files.mark_end(CANCELLED)
         return f"job {number} is cancelled; `recon-cli submit` of the same configuration goes on with the run"
     holder = run.is_running()
     if holder is None:
@@ -215,7 +242,7 @@ def cancel(directory: Path) -> str:
         )
     os.kill(int(holder["pid"]), signal.SIGTERM)
     _await_end(lambda: run.is_running() is None, f"process {holder['pid']}")
-    return f"stopped; `recon-cli resume {directory}` goes on"
+    return f"stopped; `recon-cli resume {shlex.quote(str(directory))}` goes on"
 
 
 def dashboard_words(directory: Path) -> str:
@@ -266,6 +293,13 @@ def tunnel_words(address: str, *, host: str, login: str, user: str) -> str:
         f"{address} on {host}\nfrom your own computer:\n  ssh -N -L {port}:127.0.0.1:{port} {way}\n"
         f"and open {address} there"
     )
+
+
+def _umask() -> int:
+    """Of this process; there is no way to look at it but to set it."""
+    before = os.umask(0o077)
+    os.umask(before)
+    return before
 
 
 def _this_machine() -> str:

@@ -60,7 +60,10 @@ class BatchJob:
         said = updated >= max(self.submitted, self.began)
         if self.state is not None:
             at_work = self.state.split()[0] in _AT_WORK
-            return None if at_work and said else (QUEUED, "")
+            if not (at_work and said):
+                return QUEUED, ""
+            if self.failure is None:  # else its job is about to end
+                return None
         if self.failure == CANCELLED:
             return "stopped", CANCELLED
         if self.failure is not None and recorded.get("state") != "finished":

@@ -127,15 +127,15 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = 
         )
     if not verdict.sound:
         wait = "A run is still writing it: when that is over, " if at_work else ""
-        return f"damaged. {wait}`recon-cli verify {output} --repair{imports}` {_repairs(verdict.problems, verdict.iterates)}."
+        return f"damaged. {wait}`recon-cli verify {_quoted(output)} --repair{imports}` {_repairs(verdict.problems, verdict.iterates)}."
     if not verdict.undone:
         return ""
     if at_work:
         return (
-            f"not complete: a run is still writing it. Wait until that is over; `recon-cli status {output} --watch` "
+            f"not complete: a run is still writing it. Wait until that is over; `recon-cli status {_quoted(output)} --watch` "
             "shows how far it is."
         )
-    return f"not complete. `recon-cli resume {output}{imports}` does the blocks that are left."
+    return f"not complete. `recon-cli resume {_quoted(output)}{imports}` does the blocks that are left."
 
 
 def _repairs(problems: Iterable[str], iterates: bool) -> str:
@@ -172,5 +172,5 @@ def _picture_of(output: str) -> str:
     return f"{PurePath(output).stem}.png"
 
 
-def _quoted(path: str) -> str:
-    return shlex.quote(path)
+def _quoted(path: str | PurePath) -> str:
+    return shlex.quote(str(path))

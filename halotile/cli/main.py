@@ -23,6 +23,9 @@ from halotile.cli.commands import batch, clusters, jobs, looking
 
 __all__ = ["app", "batch", "clusters", "jobs", "looking", "main"]
 
+_ASKED = (signal.SIGTERM, signal.SIGUSR1)
+"""A run drains on them instead."""
+
 
 def _stop_early(number: int, _: object) -> NoReturn:
     raise exits.StoppedEarly(f"stopped on {signal.Signals(number).name}; run again to go on")
@@ -30,13 +33,15 @@ def _stop_early(number: int, _: object) -> NoReturn:
 
 def main() -> None:
     """Entry point of ``recon-cli``."""
-    for asked in (signal.SIGTERM, signal.SIGUSR1):  # a run drains on them instead
+    for asked in _ASKED:
         signal.signal(asked, _stop_early)
     try:
         app(prog_name="recon-cli")
     except SystemExit as end:
-        if end.code == exits.INTERRUPTED:  # what closes at exit is not to be torn as well
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # What closes at exit is not to be torn as well.
+        if end.code in (exits.INTERRUPTED, exits.STOPPED):
+            for number in (signal.SIGINT, *_ASKED):
+                signal.signal(number, signal.SIG_IGN)
         raise
     finally:
         # All of it ends with the process: to search it for garbage takes a second where torch is loaded. triton, which deepinv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -176,7 +177,7 @@ def _recorded(run: RunDirectory) -> Mapping[str, Any]:
     if recorded is None:
         raise ConfigError(
             f"{run.path}: no status to read; the run has not begun, or status.json is damaged. "
-            f"What counts is the journal: `recon-cli resume {run.path}` goes on from it."
+            f"What counts is the journal: `recon-cli resume {shlex.quote(str(run.path))}` goes on from it."
         )
     return recorded
 
@@ -240,14 +241,14 @@ def status_rows(status: Status) -> list[Row]:
 
 def advice(status: Status) -> str:
     """What to do about a run that is over and not complete; nothing where all is well."""
-    again = f"run `recon-cli resume {status.directory}{imports_flag(status.directory)}`"
+    again = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
+    if status.batch is not None and status.over and status.state != "finished":
+        again = f"`recon-cli submit` of the same configuration, or {again}"
     if status.driver_gone:
         driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
         return f"interrupted: the driver ({driver}) is gone; {again}"
     if status.state == "stopped":
         return f"stopped: {again} to go on"
-    if status.batch is not None and status.over and status.state != "finished":
-        again = f"`recon-cli submit` of the same configuration, or {again}"
     if status.state == "failed" and not status.progress.failed:
         return f"failed: when the cause is mended, {again}"
     return _advice_on_blocks(status) if status.over and status.progress.failed else ""
@@ -264,7 +265,9 @@ def _advice_on_blocks(status: Status) -> str:
         then = f"only {'this one is' if progress.failed == 1 else 'these are'} redone"
     of_input = bool(bad) and all(block.is_of_input for block in bad)
     cause, option = ("picture", " --same-input") if of_input else ("cause", "")
-    again = f"run `recon-cli resume {status.directory}{option}{imports_flag(status.directory)}`"
+    again = (
+        f"run `recon-cli resume {shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}`"
+    )
     return f"{which}: when the {cause} is mended, {again}; {then}"
 
 
@@ -277,5 +280,6 @@ def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time
                 if isinstance(report, Lines):
                     report(status.progress)
                 return status
-            report(status.progress)
+            if status.progress.total:  # of what waits in a queue nothing is known yet
+                report(status.progress)
             sleep(POLL_SECONDS if status.batch is None else QUEUE_SECONDS)

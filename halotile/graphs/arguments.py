@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from halotile.errors import ConfigError
 from halotile.graphs.agreement import disagreements
 from halotile.graphs.job import Cluster
+from halotile.graphs.resolution import check_one_script, kind_of
 from halotile.graphs.words import dotted, nearest, shown
 
 T = TypeVar("T")
@@ -45,6 +46,19 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
             )
     # A job is a value: its lists are tuples, however they are written.
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def cluster_of_script(written: str | Words | Cluster) -> Cluster:
+    """The cluster that an argument of a call describes which starts it.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`cluster_of`; and in one of several copies of a script.
+    """
+    choice = cluster_of(written)
+    check_one_script(kind_of(choice))
+    return choice
 
 
 def cluster_of(written: str | Words | Cluster) -> Cluster:

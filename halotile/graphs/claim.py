@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -123,7 +124,7 @@ def _is_journal_of(plan: RunPlan, directory: RunDirectory) -> bool:
     if (journal.fingerprint, journal.total) != (plan.fingerprint, len(plan.grid)):
         raise ResumeRefused(
             f"{directory.journal_path} has {len(journal.done)} blocks of another job, and {directory.plan_path.name}, "
-            f"which would tell what differs, is missing or damaged. `recon-cli resume {directory.path}` goes on with "
+            f"which would tell what differs, is missing or damaged. `recon-cli resume {shlex.quote(str(directory.path))}` goes on with "
             "the job that it was; --fresh starts over."
         )
     return True

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.arguments import Words, cluster_of
+from halotile.graphs.arguments import Words, cluster_of_script
 from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
 from halotile.graphs.paths import whole_path
 from halotile.graphs.planner import make_plan
@@ -112,7 +112,7 @@ def denoise(
         denoiser=choice,
         tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
-        cluster=cluster_of(cluster),
+        cluster=cluster_of_script(cluster),
         allow_import=True,
     )
     return run(make_plan(job, fresh=fresh), observer=observer)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from halotile.errors import HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
 from halotile.graphs.job import Cluster
@@ -85,7 +86,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     yield Finding("packages", "ok", _packages())
     yield _gpus()
     yield _batch_system(kind.name)
-    yield _encryption()
+    yield _encryption(kind.name)
     yield _limits()
     there = existing_parent(folder.resolve() / "output")
     yield _file_system(there)
@@ -94,6 +95,13 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
 
 def compare_workers(order: Order) -> Iterator[Finding]:
     """Start the cluster, and tell where its workers are and which versions differ there."""
+    try:
+        yield from _compare(order)
+    except HalotileError as error:
+        yield Finding("workers", "missing", str(error))
+
+
+def _compare(order: Order) -> Iterator[Finding]:
     from halotile.graphs.arrival import await_workers
     from halotile.graphs.versions import differing_versions
 
@@ -159,14 +167,29 @@ def _batch_system(kind: str) -> Finding:
     )
 
 
-def _encryption() -> Finding:
+def _encryption(kind: str) -> Finding:
+    """Whether certificates can be made; for a scheduler that runs already, those that Dask's configuration names."""
     from distributed.security import Security
 
+    joins = kind == "scheduler"
     try:
-        Security.temporary().get_connection_args("client")
+        (Security() if joins else Security.temporary()).get_connection_args("client")
     except (ImportError, OSError, ValueError) as error:
-        return Finding("encryption", "missing", f"no certificate can be made ({error})")
-    return Finding("encryption", "ok", "certificates can be made")
+        what = (
+            "the certificates of distributed.comm.tls cannot be used"
+            if joins
+            else "no certificate can be made"
+        )
+        return Finding("encryption", "missing", f"{what} ({error})")
+    if joins and Security().tls_ca_file is None:
+        return Finding(
+            "encryption", "note", "Dask's configuration names no certificates: tls:// cannot be joined"
+        )
+    return Finding(
+        "encryption",
+        "ok",
+        "the certificates of distributed.comm.tls can be read" if joins else "certificates can be made",
+    )
 
 
 def _limits() -> Finding:

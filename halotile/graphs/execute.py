@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from halotile.graphs.arrival import await_workers
+from halotile.graphs.children import run_child
 from halotile.graphs.clusters.base import Order, Start
 from halotile.graphs.credentials import credentials, private_base
 from halotile.graphs.resolution import ADDRESS, is_other_copy, kind_of
 from halotile.registry import find
-
-PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 def execute(
@@ -62,30 +58,5 @@ def execute(
         await_workers(cluster, order.say)
         started(cluster.dashboard)
         environment[ADDRESS] = str(cluster.client.scheduler.address)
-        return _run(command, environment)
-
-
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    started: list[subprocess.Popen[bytes]] = []
-    with _signals_for(started):
-        child = subprocess.Popen(command, env=environment)
-        started.append(child)
-        code = child.wait()
+        code = run_child(command, environment)
     return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _signals_for(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Signals go to the script, which decides what they mean; Ctrl-C it gets from the terminal itself."""
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        for child in children:
-            if number != signal.SIGINT:
-                child.send_signal(number)
-
-    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -96,6 +96,20 @@ def is_other_copy(choice: Cluster, environment: Mapping[str, str] = os.environ) 
     return found is not None and found[0] > 0 and kind_of(choice, environment).name == "ranks"
 
 
+def check_one_script(kind: Kind) -> None:
+    """Refuse copies of a script: each of them would be a driver.
+
+    Raises
+    ------
+    ConfigError
+        Where the environment says that this is one of several.
+    """
+    if kind.name == "ranks":
+        raise ConfigError(
+            f"{kind.why}, and a script is its own driver. Start it as `mpirun ... recon-cli exec script.py`."
+        )
+
+
 def rank_of(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """Which copy of the command this is, and of how many; None where there is but one.
 

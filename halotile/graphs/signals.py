@@ -1,11 +1,36 @@
-"""SIGTERM, SIGUSR1 and SIGHUP ask a run to drain, Ctrl-C ends it; the handlers that were there come back afterwards."""
+"""SIGTERM, SIGUSR1 and SIGHUP ask a run to drain, twice to hurry, Ctrl-C ends it; the handlers that were there come back afterwards."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NoReturn
+
+TWICE_SECONDS = 1.0
+"""A signal that comes sooner after the first is the same one, which has come by two ways."""
+_limit_seconds: ContextVar[float | None] = ContextVar("drain_seconds", default=None)
+
+
+@contextmanager
+def drains_within(seconds: float) -> Iterator[None]:
+    """Runs that are asked to drain within the context take so long at most; then they leave what is in flight."""
+    token = _limit_seconds.set(seconds)
+    try:
+        yield
+    finally:
+        _limit_seconds.reset(token)
+
+
+def ignore_signals() -> None:
+    """Hear no more of them: the process is about to end, and is not to be torn while it does."""
+    if threading.current_thread() is threading.main_thread():
+        for number in Signals.heeded:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class Signals:
@@ -19,6 +44,8 @@ class Signals:
     def __init__(self) -> None:
         self.asked = False
         self.name = ""
+        self._again = False
+        self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -35,8 +62,19 @@ class Signals:
             signal.signal(number, handler)
 
     def _ask(self, number: int, _: FrameType | None) -> None:
-        self.asked = True
+        if self.asked:  # where a drain takes too long, a batch system sends SIGTERM after its warning
+            self._again |= time.monotonic() - self._since > TWICE_SECONDS
+            return
         self.name = signal.Signals(number).name
+        self._since = time.monotonic()
+        self.asked = True
+
+    @property
+    def hurried(self) -> bool:
+        """Whether there is no time left for what is in flight: a second signal came, or the drain has taken too long."""
+        limit = _limit_seconds.get()
+        late = self.asked and limit is not None and time.monotonic() - self._since > limit
+        return self._again or late
 
     def _interrupt(self, number: int, _: FrameType | None) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # a second one would tear what closes, and be waited for

@@ -272,6 +272,12 @@ class Sweep:
             stream.drain()
             self.directory.ask_to_stop()
             self.status.say(f"{self.signals.name}: finishing the blocks in flight, starting no more")
+        if self.signals.hurried:
+            self.untidy = True
+            self.status.say(
+                "no time is left for the blocks in flight: they are given up, and done again later"
+            )
+            self.stop_if_asked()
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.journal.sync()
             self.synced = time.monotonic()

@@ -11,6 +11,8 @@ from typing import Any
 from halotile.errors import DamagedData
 from halotile.storage.rundir import BATCH, FAILED, FILE_MODE, FINISHED, LOG, SCRIPT, RunDirectory
 
+_STATE = (BATCH, SCRIPT, FINISHED, FAILED)
+
 
 @dataclass(frozen=True)
 class BatchFiles:
@@ -36,7 +38,7 @@ class BatchFiles:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Keep what was submitted; durable on return."""
-        self._write(BATCH, json.dumps(record, indent=2))
+        self._write(BATCH, json.dumps(record, indent=2).encode())
 
     def read(self) -> dict[str, Any] | None:
         """What was submitted; None when nothing was.
@@ -57,22 +59,29 @@ class BatchFiles:
             raise DamagedData(f"{path} is damaged. Submit the configuration again.")
         return record
 
-    def restore(self, record: Mapping[str, Any] | None) -> None:
+    def state(self) -> Mapping[str, bytes | None]:
+        """What stands in the files, but for the log: to be given back to :meth:`restore`."""
+        paths = {name: self.run.path / name for name in _STATE}
+        return {name: path.read_bytes() if path.is_file() else None for name, path in paths.items()}
+
+    def restore(self, state: Mapping[str, bytes | None]) -> None:
         """As it was before something was submitted, which was not taken after all."""
-        if record is not None:
-            self.write(record)
-            return
-        for name in (BATCH, SCRIPT, LOG):
-            self.run.disk.remove(self.run.path / name)
+        for name, text in state.items():
+            if text is None:
+                self.run.disk.remove(self.run.path / name)
+            else:
+                self._write(name, text)
+        if self.log_path.is_file() and not self.log_path.stat().st_size:
+            self.run.disk.remove(self.log_path)
 
     def write_script(self, text: str) -> None:
         """Keep the script; durable on return."""
-        self._write(SCRIPT, text)
+        self._write(SCRIPT, text.encode())
 
     def mark_end(self, reason: str | None) -> None:
         """Mark the run as finished, or as failed for a reason: other programs look for the files."""
         self.forget_end()
-        self._write(*((FINISHED, "") if reason is None else (FAILED, f"{reason}\n")))
+        self._write(*((FINISHED, b"") if reason is None else (FAILED, f"{reason}\n".encode())))
 
     def forget_end(self) -> None:
         """Take the marks away: it goes on."""
@@ -84,5 +93,10 @@ class BatchFiles:
         path = self.run.path / FAILED
         return path.read_text().strip() if path.is_file() else None
 
-    def _write(self, name: str, text: str) -> None:
-        self.run.disk.write_file(self.run.path / name, [text.encode()], mode=FILE_MODE)
+    @property
+    def finished(self) -> bool:
+        """Whether the run is marked as finished."""
+        return (self.run.path / FINISHED).is_file()
+
+    def _write(self, name: str, text: bytes) -> None:
+        self.run.disk.write_file(self.run.path / name, [text], mode=FILE_MODE)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import dask
 import pytest
 
+from halotile import denoise
 from halotile.cli.config import Flags, load_cluster, load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError
@@ -169,9 +172,25 @@ def test_a_variable_that_names_no_cluster_is_told(monkeypatch: pytest.MonkeyPatc
     assert "HALOTILE_CLUSTER is 'slrum', and no cluster is called so. Did you mean slurm?" in done.stderr
 
 
+def leave_behind(run_directory: Path, host: str) -> None:
+    """What a launch of the same name that was killed leaves."""
+    (run_directory / "workers").mkdir(parents=True)
+    certificate = run_directory / "workers/certificate.pem"
+    certificate.touch()
+    told = {
+        "address": "tcp://127.0.0.1:9",
+        "arguments": ["--death-timeout", "2"],
+        "certificate": str(certificate),
+        "host": host,
+        "pid": 2**22 + 1,
+    }
+    (run_directory / "workers/driver-run_1.json").write_text(json.dumps(told))
+
+
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_copies_that_mpirun_starts_become_workers_of_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
+def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_path: Path) -> None:
     """With the variables of Open MPI, of which nothing else is used."""
     launch = os.environ | {
         "OMPI_COMM_WORLD_SIZE": "3",
@@ -180,6 +199,7 @@ def test_copies_that_mpirun_starts_become_workers_of_the_first(tmp_path: Path) -
     }
     jobs = [HpcJob(tmp_path, launch | {"OMPI_COMM_WORLD_RANK": str(rank)}) for rank in range(3)]
     HpcJob.create(tmp_path).set_pace(0.05)
+    leave_behind(jobs[0].run_directory, host)
     first, *others = [
         finish(copy) for copy in [job.start("run", "job.yaml", "--allow-import") for job in jobs]
     ]
@@ -206,6 +226,56 @@ def test_what_stands_in_a_job_script_is_one_line(config: Path, values: str, word
     with pytest.raises(ConfigError) as caught:
         load_job(config)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(size, "3")
+    monkeypatch.setenv(size.replace("SIZE", "RANK"), "1")
+    with pytest.raises(ConfigError, match="a script is its own driver"):
+        denoise(tmp_path / "in.zarr", tmp_path / "out.zarr", "median", size=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_without_the_batch_system_is_told_at_once(
+    config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    start = find("clusters", "pbs").start(Order(workers=1, memory_bytes=2**30))
+    with pytest.raises(ConfigError, match="there is no qsub here, which submits jobs of PBS's"), start:
+        pass
+
+
+def test_what_is_nearly_an_option_of_exec_is_not_the_scripts(tmp_path: Path) -> None:
+    (tmp_path / "s.py").touch()
+    done = RUNNER.invoke(app, ["exec", str(tmp_path / "s.py"), "--worker", "4"])
+    assert done.exit_code == 2
+    assert (
+        "exec has no --worker; did you mean --workers? What is the script's own comes after --."
+        in done.stderr
+    )
+
+
+def test_the_doctor_tells_all_it_knows_where_the_cluster_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = RUNNER.invoke(app, ["doctor", "--cluster", "pbs", "--output", str(tmp_path), "--start"])
+    assert done.exit_code == 1
+    assert "flock work" in done.stdout
+    assert "MISSING: cluster.kind is pbs, and there is no qsub here" in done.stdout
+
+
+def test_the_doctor_looks_at_the_certificates_of_a_scheduler_that_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
+    (tmp_path / "bad.pem").write_text("rubbish")
+    tls = dict.fromkeys(("ca-file", "client.cert", "client.key"), str(tmp_path / "bad.pem"))
+    with dask.config.set({f"distributed.comm.tls.{key}": path for key, path in tls.items()}):
+        done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "MISSING: the certificates of distributed.comm.tls cannot be used" in done.stdout
 
 
 def test_the_doctor_misses_the_command_that_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

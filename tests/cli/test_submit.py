@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,39 @@ def test_iterations_go_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     np.testing.assert_array_equal(both, whole)
 
 
+def test_blocks_for_which_no_time_is_left_are_given_up_and_done_in_another_attempt(
+    job: HpcJob, slurm: Slurm
+) -> None:
+    job.set_pace(0.3)
+    number = submitted(job, "--set", 'cluster.directives=["--signal=B:USR1@8"]')
+    wait_for(lambda: len(job.log()) > 4)
+    job.set_pace(300)
+    begun = len(job.log())
+    wait_for(lambda: len(job.log()) == begun + 2)
+    end_time(slurm, number)
+    wait_for(lambda: status(job)["state"] == "queued")
+    assert "no time is left for the blocks in flight" in (job.run_directory / "batch.log").read_text()
+    job.set_pace(0)
+    begin_now(slurm, number)
+    wait_for((job.run_directory / "finished").exists)
+    assert json.loads((job.run_directory / "batch.json").read_text())["attempts"] == 2
+    job.check_whole()
+
+
+def test_a_driver_that_is_killed_leaves_a_mark(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.3)
+    submitted(job)
+    wait_for(lambda: len(job.log()) > 2)
+    psutil.Process(status(job)["pid"]).kill()
+    wait_for((job.run_directory / "failed").exists)
+    assert "its driver was killed (SIGKILL)" in job.call("status", "out.zarr.run")
+    wait_for(lambda: not slurm.jobs())
+    job.set_pace(0)
+    submitted(job)
+    wait_for((job.run_directory / "finished").exists)
+    job.check_whole()
+
+
 def test_a_run_that_may_not_be_put_back_is_submitted_again(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     number = submitted(job)
@@ -188,9 +222,18 @@ def test_a_run_that_waits_is_not_submitted_twice(job: HpcJob) -> None:
     job.call("cancel", "out.zarr.run")
 
 
-def test_what_slurm_refuses_is_told_and_leaves_nothing(job: HpcJob) -> None:
-    assert "invalid partition specified: fast" in job.call(*SUBMIT, "--set", "cluster.queue=fast", code=1)
-    assert "no run here" in job.call("status", "out.zarr", code=2)
+def test_what_slurm_refuses_is_told_and_leaves_everything_as_it_was(job: HpcJob) -> None:
+    refused = (*SUBMIT, "--set", "cluster.queue=fast")
+    assert "invalid partition specified: fast" in job.call(*refused, code=1)
+    assert not job.run_directory.exists()
+    submitted(job)
+    wait_for((job.run_directory / "finished").exists)
+    wait_for(lambda: status(job)["batch"]["state"] is None)
+    kept = ("finished", "batch.sh", "batch.json", "batch.log")
+    before = [(job.run_directory / name).read_bytes() for name in kept]
+    assert "invalid partition specified: fast" in job.call(*refused, code=1)
+    assert [(job.run_directory / name).read_bytes() for name in kept] == before
+    assert status(job)["state"] == "finished"
 
 
 def test_a_job_that_ends_before_the_run_begins_is_told(job: HpcJob, slurm: Slurm) -> None:
@@ -233,6 +276,9 @@ def test_files_of_a_submitted_run_are_for_their_owner(job: HpcJob) -> None:
     submitted(job)
     wait_for((job.run_directory / "finished").exists)
     assert job.run_directory.stat().st_mode & 0o777 == 0o700
+    umask = os.umask(0o077)
+    os.umask(umask)
+    assert (job.folder / "out.zarr/zarr.json").stat().st_mode & 0o777 == 0o666 & ~umask
     own = [path for path in job.run_directory.iterdir() if path.is_file()]
     assert {path.stat().st_mode & 0o077 for path in own} == {0}
     assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)

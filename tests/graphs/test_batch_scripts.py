@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,23 @@ def test_the_users_own_configuration_of_dask_jobqueue_counts() -> None:
         assert "#SBATCH -p fast\n" in script_of(slurm.SYSTEM, Cluster(interface="lo", queue="fast"))
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_users_own_directives_stand_beside_those_for_gpus(name: str) -> None:
+    import dask
+
+    theirs: Any = {"+Project": "theirs"} if name == "htcondor" else ["--comment=theirs"]
+    settings = {
+        f"jobqueue.{name}.job-extra-directives": theirs,
+        f"jobqueue.{name}.worker-extra-args": ["--lifetime", "25m"],
+    }
+    with dask.config.set(settings):
+        text = script_of(SYSTEMS[name], Cluster(interface="lo", gpus=1))
+    assert "theirs" in text
+    assert "gpu" in text.replace("--gpus", "")
+    assert "--lifetime 25m" in text
+    assert "--memory-limit" in text
+
+
 @pytest.mark.parametrize("how", ["plain", "site"])
 def test_the_script_of_a_whole_run(how: str) -> None:
     job = Job(
@@ -106,7 +124,9 @@ def test_the_script_of_a_whole_run(how: str) -> None:
         run=Run(workers=8),
         cluster=PLAIN if how == "plain" else SITE,
     )
-    text = batch_script(job, Path("/scratch/ada/my scan.zarr.run")).replace(sys.executable, "PYTHON")
+    text = batch_script(job, Path("/scratch/ada/my scan.zarr.run"), umask=0o022).replace(
+        sys.executable, "PYTHON"
+    )
     assert text == (SCRIPTS / f"submit-{how}.txt").read_text()
 
 

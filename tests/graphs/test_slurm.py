@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from halotile.graphs.addresses import own_address
+from halotile.graphs.credentials import private_base
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 from tests.slurm import Slurm
@@ -79,6 +80,15 @@ def test_between_machines_nothing_listens_but_on_the_address_of_this_one(job: Hp
         assert answer.status == 200
     finish(running)
     job.check_whole()
+
+
+def test_logs_lie_in_the_run_directory_wherever_that_is(slurm: Slurm, tmp_path: Path) -> None:
+    job = HpcJob.create(tmp_path / "my scans (1)", slurm.environment, kind="slurm", interface="lo")
+    job.call("run", "job.yaml", "--allow-import")
+    job.check_whole()
+    assert len(list(job.run_directory.glob("workers/*.err"))) == 2
+    assert "== " in job.call("logs", "out.zarr.run", "--workers")
+    assert [path for path in private_base().iterdir() if path.is_symlink()] == []
 
 
 def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) -> None:

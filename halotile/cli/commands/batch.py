@@ -103,9 +103,17 @@ def dashboard(run_path: RunPath, debug: Debug = False) -> None:
 
 @app.command(hidden=True)
 @told
-def attend(run_path: RunPath, debug: Debug = False) -> None:
+def attend(
+    run_path: RunPath,
+    as_driver: Annotated[bool, typer.Option("--driver", help="In this process.")] = False,
+    debug: Debug = False,
+) -> None:
     """Make one attempt at a submitted run; the script of its batch job calls this."""
     from halotile.cli.batch import attend as attend_run
+    from halotile.cli.batch import look_after
 
-    complain(f"attempt at {run_path}")
-    attend_run(run_path)
+    if as_driver:
+        complain(f"attempt at {run_path}")
+        attend_run(run_path)
+    else:
+        raise typer.Exit(look_after(run_path))

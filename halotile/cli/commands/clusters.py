@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from halotile.cli import exits
 from halotile.cli.app import app, told
@@ -16,7 +18,9 @@ from halotile.errors import ConfigError
 
 if TYPE_CHECKING:
     from halotile.graphs.clusters.base import Order
+    from halotile.graphs.doctor import Finding
 
+_BEFORE = "halotile.before"
 Memory = Annotated[
     str, typer.Option("--memory", metavar="SIZE", help="Memory for each worker, such as 4GiB.")
 ]
@@ -26,7 +30,17 @@ Site = Annotated[
 ]
 
 
-@app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+class _OwnAndTheirs(TyperCommand):
+    """A command that takes words of somebody else's, and remembers which stood before ``--``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_BEFORE] = args[: args.index("--")] if "--" in args else list(args)
+        return super().parse_args(ctx, args)
+
+
+@app.command(
+    "exec", cls=_OwnAndTheirs, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
 @told
 def execute(
     context: typer.Context,
@@ -47,6 +61,7 @@ def execute(
 
     if not script.is_file():
         raise ConfigError(f"{script} is no file. Write the path of a Python script.")
+    _check_spelling(context)
     order = _order(workers, memory, config, cluster, dashboard=not no_dashboard, tls=not no_tls)
     code = execute_script(
         [sys.executable, str(script), *context.args],
@@ -77,15 +92,38 @@ def doctor(
 
     order = _order(workers, memory, config, cluster, dashboard=False, tls=True)
     found = list(examine(order.choice, folder))
+    _show("doctor", found, as_json=as_json)  # the cluster takes its time to start
     if start:
-        found += compare_workers(order)
+        of_workers = list(compare_workers(order))
+        _show("workers", of_workers, as_json=as_json)
+        found += of_workers
     if as_json:
         print_json([vars(finding) for finding in found])
-    else:
-        marks = {"ok": "ok", "note": "note:", "missing": "MISSING:"}
-        print_rows("doctor", [(each.name, f"{marks[each.verdict]} {each.text}") for each in found])
     if any(finding.verdict == "missing" for finding in found):
         raise typer.Exit(exits.FAILED)
+
+
+def _check_spelling(context: typer.Context) -> None:
+    """Refuse what is nearly an option of ours: the script would get it, and the cluster would be another."""
+    from halotile.graphs.words import nearest
+
+    own = [name for each in context.command.params for name in each.opts if name.startswith("--")]
+    for word in context.args:
+        name = word.partition("=")[0]
+        if (
+            name in context.meta[_BEFORE]
+            and name.startswith("--")
+            and (near := nearest(name, own, likeness=0.75))
+        ):
+            raise ConfigError(
+                f"exec has no {name}; did you mean {near}? What is the script's own comes after --."
+            )
+
+
+def _show(title: str, found: Sequence[Finding], *, as_json: bool) -> None:
+    marks = {"ok": "ok", "note": "note:", "missing": "MISSING:"}
+    if not as_json:
+        print_rows(title, [(each.name, f"{marks[each.verdict]} {each.text}") for each in found])
 
 
 def _order(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import psutil
 from distributed import Client, LocalCluster
 
 from halotile.errors import ClusterFailed, ConfigError
@@ -92,6 +94,7 @@ def start(order: Order) -> Iterator[Cluster]:
     address = address_of_interface(choice.interface) if choice.interface else _address()
     base = order.folder / WORKERS
     base.mkdir(mode=0o700, exist_ok=True)
+    meeting_point(order.folder).unlink(missing_ok=True)  # of a launch that was killed
     given = nullcontext(order.credentials) if order.credentials else credentials(base)
     with own_environment(), dask.config.set(REMOTE_SETTINGS | order.settings), given as made:
         scheduler = LocalCluster(
@@ -138,32 +141,59 @@ def serve(folder: Path) -> None:
     """
     rank, _ = rank_of() or (0, 1)
     point = meeting_point(folder)
-    told = _await_driver(point)
     # All copies share a screen: what a worker says of a scheduler that ends is nobody's concern.
     os.environ.setdefault(LEVEL, "critical")
-    try:
-        worker_command([told["address"], "--name", f"rank-{rank}", *told["arguments"]])
-    except SystemExit:
-        if point.exists():
-            raise  # else the driver has ended: there was nothing left to do
+    while True:
+        told = _await_driver(point)
+        try:
+            worker_command([told["address"], "--name", f"rank-{rank}", *told["arguments"]])
+        except SystemExit:
+            now = _told_at(point)
+            if now == told:
+                raise
+            if now is not None:  # the first was of a launch that was killed
+                continue
+        return  # the driver has ended: there is nothing left to do
 
 
 def _await_driver(point: Path) -> Mapping[str, Any]:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
-        with suppress(OSError, ValueError):
-            told: dict[str, Any] = json.loads(point.read_text())
-            if Path(told["certificate"]).exists():  # else it was left behind by one that was killed
-                return told
+        told = _told_at(point)
+        if told is not None and not _was_killed(told):
+            return told
         time.sleep(POLL_SECONDS)
     raise ClusterFailed(f"the first copy of the command did not begin within {WAIT_SECONDS:g} s.")
+
+
+def _told_at(point: Path) -> dict[str, Any] | None:
+    """What a driver has written there."""
+    with suppress(OSError, ValueError):
+        told: dict[str, Any] = json.loads(point.read_text())
+        return told
+    return None
+
+
+def _was_killed(told: Mapping[str, Any]) -> bool:
+    """Whether the driver that wrote this has left it behind, as far as can be seen from here."""
+    here = told["host"] == socket.gethostname()
+    return not Path(told["certificate"]).exists() or (here and not psutil.pid_exists(told["pid"]))
 
 
 def _announce(point: Path, address: str, made: Credentials, order: Order) -> None:
     arguments = worker_arguments(order, made.security, order.choice.interface)
     partial = point.with_suffix(".partial")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump({"address": address, "arguments": arguments, "certificate": made.paths[0]}, file)
+        json.dump(
+            {
+                "address": address,
+                "arguments": arguments,
+                "certificate": made.paths[0],
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+            },
+            file,
+        )
     partial.replace(point)
 
 

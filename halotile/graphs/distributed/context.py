@@ -29,7 +29,7 @@ from halotile.graphs.distributed.holding import check_holds, task_bytes
 from halotile.graphs.distributed.rank import OneRank
 from halotile.graphs.job import parse_bytes
 from halotile.graphs.reduce import groups_of, key_of, plan_sums
-from halotile.graphs.resolution import ADDRESS, DEFAULT, Kind, kind_of
+from halotile.graphs.resolution import ADDRESS, DEFAULT, Kind, check_one_script, kind_of
 from halotile.registry import find
 from halotile.storage.grid import Region
 from halotile.tasks.device import choose_device, seed_everything
@@ -216,10 +216,7 @@ class DistributedContext(OneRank):
         count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
         share = psutil.virtual_memory().total // count
         kind = self._kind(choice)
-        if kind.name == "ranks":
-            raise ConfigError(
-                f"{kind.why}, and a script is its own driver. Start it as `mpirun ... recon-cli exec script.py`."
-            )
+        check_one_script(kind)
         start: Start = find("clusters", kind.name).start
         return start(
             Order(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,7 @@ from halotile.graphs import job
 from halotile.graphs.addresses import address_of_interface, own_address
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.credentials import private_base
 from halotile.graphs.pieces.base import Piece, State, tail_of
 from halotile.graphs.pieces.remote import kept
 
@@ -93,16 +96,18 @@ def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any
     if interface := _interface(system, choice):
         extra += ["--interface", interface]
     gpus = dict(system.gpus(choice, memory_bytes)) if choice.gpus else {}
-    directives = [*gpus.pop("directives", ()), *choice.directives]
+    configured = dask.config.get(f"jobqueue.{system.module}", {})
+    directives = system.directives([*gpus.pop("directives", ()), *choice.directives])
+    if not choice.directives:
+        directives = _joined(configured.get("job-extra-directives"), directives)
     told = {
         "queue": choice.queue,
         system.account: choice.account,
         "walltime": system.walltime(choice.walltime) if choice.walltime else None,
         "job_script_prologue": list(choice.prologue),
         "job_directives_skip": list(choice.directives_skip),
-        "job_extra_directives": system.directives(directives) if directives else None,
+        "job_extra_directives": directives,
     }
-    configured = dask.config.get(f"jobqueue.{system.module}", {})
     usual = {key: value for key, value in system.usual.items() if configured.get(key) is None}
     return {
         "cores": choice.cores,
@@ -113,7 +118,7 @@ def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any
         "death_timeout": DEATH_SECONDS,
         "python": f"{shlex.quote(sys.executable)} -P",
         "worker_command": WORKER,
-        "worker_extra_args": extra,
+        "worker_extra_args": _joined(configured.get("worker-extra-args"), extra),
         **{key: value for key, value in told.items() if value},
         **usual,
         **gpus,
@@ -133,8 +138,12 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
         When dask-jobqueue refuses an option.
     """
     holder = _class_of(system)
-    if order.folder and shlex.quote(str(order.folder)) != str(order.folder):
-        order = replace(order, folder=None)  # dask-jobqueue writes paths into scripts as they are
+    submits = holder.job_cls.submit_command.split()[0]
+    if not shutil.which(submits):
+        raise ConfigError(
+            f"cluster.kind is {system.module}, and there is no {submits} here, which submits jobs of {system.title}'s. Start it "
+            "on a machine of that cluster, or write kind: local."
+        )
     interface = _interface(system, order.choice)
     address = address_of_interface(interface) if interface else own_address()
 
@@ -149,14 +158,31 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
                 name=NAME,
             )
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"cluster {system.module}: {first_line(str(error))}") from error
+            said = first_line(str(error)).split(". ")[0]  # what follows are all other arguments
+            options = dict(order.choice.options)
+            blame = f"cluster.options is {options}" if options else f"cluster {system.module}"
+            raise ConfigError(f"{blame}, which dask-jobqueue refuses: {said}.") from error
 
     def look(pieces: Sequence[Piece]) -> Mapping[Piece, State]:
         by_id: dict[str, Any] = {str(getattr(piece, "job_id", None)): piece for piece in pieces}
         return {by_id[each]: state for each, state in system.states(list(by_id)).items() if each in by_id}
 
-    with kept(order, address, hold, look) as cluster:
+    with _plain(order.folder) as folder, kept(replace(order, folder=folder), address, hold, look) as cluster:
         yield cluster
+
+
+@contextmanager
+def _plain(folder: Path | None) -> Iterator[Path | None]:
+    """A folder by a path without blanks and the like: dask-jobqueue writes paths into scripts as they are."""
+    if folder is None or shlex.quote(str(folder)) == str(folder):
+        yield folder
+        return
+    link = private_base() / f"run-{uuid.uuid4().hex[:12]}"
+    link.symlink_to(folder, target_is_directory=True)
+    try:
+        yield link
+    finally:
+        link.unlink(missing_ok=True)
 
 
 def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, security: Security) -> str:
@@ -273,6 +299,13 @@ def called(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
         return subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+def _joined(theirs: Any, ours: Any) -> Any:
+    """Lists, or mappings, with what is ours last."""
+    if not theirs:
+        return ours
+    return {**theirs, **ours} if isinstance(theirs, Mapping) else [*theirs, *ours]
 
 
 def _interface(system: BatchSystem, choice: job.Cluster) -> str | None:

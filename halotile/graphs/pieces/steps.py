@@ -26,8 +26,6 @@ END_SECONDS = 10.0
 POLL_SECONDS = 0.1
 CALL_SECONDS = 30.0
 NO_GPUS: Mapping[str, int] = {}
-_ASKED = ("SLURM_GPUS", "SLURM_TRES_PER")
-"""What the job asked for each of its tasks, which is not what a step is to have."""
 
 
 @dataclass(frozen=True, order=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from halotile.errors import ConfigError
-from halotile.graphs.arguments import Words, cluster_of, section
+from halotile.graphs.arguments import Words, cluster_of_script, section
 from halotile.graphs.job import (
     DenoiserChoice,
     FidelityChoice,
@@ -118,7 +118,7 @@ def reconstruct(
         reference=None if reference is None else os.fspath(reference),
         exact=exact,
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
-        cluster=cluster_of(cluster),
+        cluster=cluster_of_script(cluster),
         allow_import=True,
     )
     return run_reconstruction(make_reconstruction_plan(job, fresh=fresh), observer=observer)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from halotile.errors import BlockInputFailed, DiskRefused
 from halotile.graphs.amounts import counted, first_line
-from halotile.graphs.arguments import Words, cluster_of
+from halotile.graphs.arguments import Words, cluster_of_script
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
@@ -106,7 +106,7 @@ def simulate(
         reference=whole_path("reference", reference),
         start=whole_path("reference", reference),
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
-        cluster=cluster_of(cluster),
+        cluster=cluster_of_script(cluster),
     )
     plans = make_simulation_plans(job, wanted, overwrite=overwrite)
     return run_simulation(plans, choice=job.cluster, observer=observer)

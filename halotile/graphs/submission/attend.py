@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -10,10 +11,13 @@ from typing import Any
 
 from halotile.errors import ClusterFailed, ConfigError, OutputRefused, Stopped
 from halotile.graphs.outcome import ended_by
+from halotile.graphs.signals import drains_within, ignore_signals
 from halotile.graphs.submission import slurm
+from halotile.graphs.submission.script import NOTICE_SECONDS
 from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.rundir import RunDirectory
 
+END_SECONDS = 40
 TIME_IS_UP = "SIGUSR1"
 """What the batch system sends before it ends a job."""
 
@@ -32,6 +36,8 @@ class Submission:
         The machine where it was.
     submitted : float
         When it was (Unix time).
+    notice_seconds : float
+        How long before its time is up a job of it is told.
     number : str
         The batch job's number.
     attempts : int
@@ -44,6 +50,7 @@ class Submission:
     options: dict[str, bool]
     submitted_from: str
     submitted: float
+    notice_seconds: float = NOTICE_SECONDS
     number: str = ""
     attempts: int = 0
     began: float = 0.0
@@ -80,7 +87,7 @@ def check_not_waiting(run: RunDirectory) -> None:
     before = BatchFiles(run).read()
     if before and before["number"] and (state := slurm.state_of(before["number"])) is not None:
         raise ConfigError(
-            f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {run.path}`."
+            f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {shlex.quote(str(run.path))}`."
         )
 
 
@@ -95,10 +102,11 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
         When Slurm does not take it.
     """
     files = BatchFiles(run)
+    is_new = not run.path.exists()
     run.create()
     with run.lock():  # of two at once, one finds the other's batch job
         check_not_waiting(run)
-        before = files.read()
+        before = files.state()
         files.forget_end()
         files.write_script(script)
         files.log_path.touch(mode=0o600)
@@ -107,6 +115,8 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
             made = replace(submission, number=slurm.submit(files.script_path))
         except ClusterFailed:
             files.restore(before)
+            if is_new:
+                run.disk.remove_tree(run.path)
             raise
         made.keep(files)
     return made
@@ -137,7 +147,8 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     begun.keep(files)
     files.forget_end()
     try:
-        go(begun, begun.options["fresh"] and not _has_begun(run, begun.submitted))
+        with drains_within(drain_seconds(begun.notice_seconds)):
+            go(begun, begun.options["fresh"] and not _has_begun(run, begun.submitted))
     except Stopped as stopped:
         if stopped.asked_by != TIME_IS_UP:
             raise
@@ -145,6 +156,7 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
             reason = "its time was up before anything was done, so it is not asked for again: write a longer cluster.walltime"
             files.mark_end(reason)
             raise ClusterFailed(reason) from stopped
+        ignore_signals()  # who is put back is told to end
         _ask_again(begun, files)
         raise
     except BaseException as error:
@@ -153,6 +165,17 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
             files.mark_end(ended_by(error))
         raise
     files.mark_end(None)
+
+
+def drain_seconds(notice_seconds: float) -> float:
+    """How long the blocks in flight may take: what is left is for the workers to end, and for another attempt to be asked for.
+
+    Examples
+    --------
+    >>> drain_seconds(120), drain_seconds(20)
+    (80, 10.0)
+    """
+    return max(notice_seconds - END_SECONDS, notice_seconds / 2)
 
 
 def _has_begun(run: RunDirectory, since: float) -> bool:

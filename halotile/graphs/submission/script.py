@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ DRIVER_BYTES = 2**30
 """What the machine with the driver needs besides: which one that is, nobody knows before."""
 
 
-def batch_script(job: AnyJob, run: Path) -> str:
+def batch_script(job: AnyJob, run: Path, umask: int) -> str:
     """What is submitted to Slurm.
 
     Parameters
@@ -41,6 +42,8 @@ def batch_script(job: AnyJob, run: Path) -> str:
         Its ``run`` and ``cluster`` say what is asked for.
     run : Path
         The run directory.
+    umask : int
+        Who may not do what with the output, as the shell has it that submits.
 
     Returns
     -------
@@ -70,7 +73,7 @@ def batch_script(job: AnyJob, run: Path) -> str:
         [
             "#!/bin/bash",
             *(f"#SBATCH {line}" for line in [*kept, *cluster.directives]),
-            "umask 077",
+            f"umask {umask:03o}",
             *cluster.prologue,
             # In the place of the shell, which would hear of a signal only once its command has ended.
             f"exec {shlex.join([sys.executable, '-P', '-m', 'halotile', 'attend', str(run)])}",
@@ -88,13 +91,26 @@ def check_walltime(cluster: Cluster) -> None:
         When it is that short.
     """
     cluster = with_configured(cluster, _configured())
-    told = any("--signal" in directive for directive in cluster.directives)
+    notice = notice_seconds(cluster)
     walltime = str(cluster.walltime)  # jobqueue.yaml may have a bare number
-    if is_walltime(walltime) and not told and seconds_of(walltime) <= 2 * NOTICE_SECONDS:
+    if is_walltime(walltime) and seconds_of(walltime) <= 2 * notice:
         raise ConfigError(
-            f"cluster.walltime is {walltime}, and a run drains {NOTICE_SECONDS} s before its end: nothing would be done. Write a "
+            f"cluster.walltime is {walltime}, and a run drains {notice} s before its end: nothing would be done. Write a "
             'longer one, or directives: ["--signal=B:USR1@20"] for a shorter notice.'
         )
+
+
+def notice_seconds(cluster: Cluster) -> int:
+    """How long before its time is up a job is told.
+
+    Examples
+    --------
+    >>> notice_seconds(Cluster()), notice_seconds(Cluster(directives=("--signal=B:USR1@20",)))
+    (120, 20)
+    """
+    directives = with_configured(cluster, _configured()).directives
+    found = [re.search(r"--signal\S*@(\d+)", directive) for directive in directives]
+    return next((int(match[1]) for match in reversed(found) if match), NOTICE_SECONDS)
 
 
 def with_configured(cluster: Cluster, known: Mapping[str, Any]) -> Cluster:

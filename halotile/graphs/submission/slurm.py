@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,10 @@ def submit(script: Path) -> str:
     ClusterFailed
         With Slurm's words when it does not take it.
     """
+    if not shutil.which("sbatch"):
+        raise ClusterFailed(
+            "there is no sbatch here: this is no machine of a Slurm cluster. Run the job with `recon-cli run` instead."
+        )
     return _called(["sbatch", "--parsable", str(script)]).split(";")[0].strip()
 
 
@@ -67,9 +72,7 @@ def _called(words: list[str]) -> str:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
     except FileNotFoundError as error:
-        raise ClusterFailed(
-            f"there is no {words[0]} here: this is no machine of a Slurm cluster. Run the job with `recon-cli run` instead."
-        ) from error
+        raise ClusterFailed(f"there is no {words[0]} here: this is no machine of a Slurm cluster.") from error
     except subprocess.TimeoutExpired as error:
         raise ClusterFailed(
             f"{words[0]} did not answer within {CALL_SECONDS:g} s. Try again later."

@@ -24,6 +24,8 @@ from halotile.graphs.watching.report import keep_tasks
 NAME = "halotile-page"
 TOPIC = "halotile"
 """Of the messages from the driver."""
+CLIENT = "client"
+"""Which driver a message is from."""
 ADDRESS = "halotile"
 WAIT_SECONDS = 5.0
 """How long a browser is kept waiting for news."""
@@ -74,15 +76,27 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Hear of the job."""
-        if topic != TOPIC or self.over:
+        if topic != TOPIC:
             return
-        self.told = msg
+        message = dict(msg)
+        teller = message.pop(CLIENT, self.client)
+        if teller != self.client and self.over and not message.get("over"):
+            self._turn_to(teller)
+        if teller != self.client or self.over:
+            return
+        self.told = message
         self.heard = time.monotonic()
-        if msg.get("over"):
+        if message.get("over"):
             self.end()
         self._wake()
         with suppress(Exception):  # else Dask keeps many of them
             self.scheduler._broker.truncate(TOPIC)
+
+    def _turn_to(self, client: str) -> None:
+        """Another run on the same scheduler goes on: it is shown from now on."""
+        self.client = client
+        self.over = False
+        self.metrics = Metrics(lambda: self.told)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """The driver may end without a word."""

@@ -15,7 +15,7 @@ from distributed import Client
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import parse_bytes
 from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
-from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
+from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
 from halotile.storage.runs import Runs
 from halotile.tasks.block import Receipt
 
@@ -129,7 +129,7 @@ class Watch:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self.client is not None
-        sent = self.client.scheduler.log_event(topic=TOPIC, msg=message)
+        sent = self.client.scheduler.log_event(topic=TOPIC, msg={**message, CLIENT: self.client.id})
         self._sending = asyncio.run_coroutine_threadsafe(sent, self.client.loop.asyncio_loop)
 
     def _told(self, plan: RunPlan, status: Mapping[str, Any], rows: Rows) -> dict[str, Any]:

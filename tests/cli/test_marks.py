@@ -1,0 +1,84 @@
+"""The marks of a submitted run tell how it ended, whatever is asked of Slurm meanwhile: here a Slurm that says what it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from halotile.cli import batch
+from halotile.errors import ConfigError
+from halotile.graphs.signals import Signals, drains_within
+from halotile.graphs.submission.attend import Submission
+from halotile.storage.batchfiles import BatchFiles
+from halotile.storage.rundir import RunDirectory
+
+
+@pytest.fixture
+def submitted(tmp_path: Path) -> RunDirectory:
+    """A run that was submitted as job 7."""
+    run = RunDirectory(tmp_path / "out.zarr.run")
+    run.create()
+    BatchFiles(run).write(
+        dataclasses.asdict(
+            Submission(job={}, options={}, submitted_from="here", submitted=time.time(), number="7")
+        )
+    )
+    return run
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of Slurm's commands: jobs end once they have been asked for twice."""
+    for name, lines in {
+        "squeue": f'[ -e "{tmp_path}/asked" ] && exit; touch "{tmp_path}/asked"; echo "COMPLETING|None"',
+        "scancel": f'touch "{tmp_path}/cancelled"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_a_run_that_has_finished_cannot_be_cancelled(submitted: RunDirectory, slurm: Path) -> None:
+    BatchFiles(submitted).mark_end(None)
+    with pytest.raises(ConfigError, match="the run has finished"):
+        batch.cancel(submitted.path)
+    assert BatchFiles(submitted).finished
+    assert not (slurm / "cancelled").exists()
+
+
+def test_one_that_has_not_is_marked(submitted: RunDirectory, slurm: Path) -> None:
+    assert "job 7 is cancelled" in batch.cancel(submitted.path)
+    assert BatchFiles(submitted).failure() == "cancelled"
+    assert (slurm / "cancelled").exists()
+
+
+def test_a_driver_that_is_killed_is_told_by_who_looks_after_it(
+    submitted: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.graphs.children.run_child", lambda *_: -signal.SIGKILL)
+    assert batch.look_after(submitted.path) == 128 + signal.SIGKILL
+    assert "its driver was killed (SIGKILL), for memory perhaps" in str(BatchFiles(submitted).failure())
+
+
+def test_a_second_signal_hurries_and_the_first_one_counts() -> None:
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)  # the same, by another way
+        assert (signals.asked, signals.hurried, signals.name) == (True, False, "SIGUSR1")
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (signals.hurried, signals.name) == (True, "SIGUSR1")
+
+
+def test_a_drain_that_takes_too_long_hurries() -> None:
+    with drains_within(0.05), Signals() as signals:
+        assert not signals.hurried
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+        assert signals.hurried
