@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from halotile.graphs.credentials import Credentials, credentials
 from halotile.graphs.planner import make_plan
 from halotile.graphs.tiles import run
 from halotile.graphs.versions import differing_versions
+from halotile.graphs.workers.environment import ALLOCATOR_ENVIRONMENT
 from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_picture, write_zarr
 
@@ -93,6 +95,31 @@ def test_it_is_found_by_its_file_or_in_the_environment(
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", running.scheduler_address)
     with scheduler.start(order()) as cluster:
         assert cluster.client.scheduler.address == running.scheduler_address
+
+
+@pytest.mark.usefixtures("trusted")
+def test_workers_that_lack_our_environment_are_told_of(
+    running: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR_ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    said: list[str] = []
+    asked = dataclasses.replace(order(address=running.scheduler_address), say=said.append)
+    with scheduler.start(asked):
+        assert any("Start them as: MALLOC_MMAP_THRESHOLD_=" in line for line in said)
+    for name, value in ALLOCATOR_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    said.clear()
+    with scheduler.start(asked):
+        assert said == []
+
+
+@pytest.mark.usefixtures("trusted")
+def test_a_certificate_that_is_not_there_is_named(running: LocalCluster, tmp_path: Path) -> None:
+    with dask.config.set({"distributed.comm.tls.ca-file": str(tmp_path / "gone.pem")}):
+        said = refused(order(address=running.scheduler_address))
+    assert "distributed.comm.tls.ca-file is" in said
+    assert "gone.pem, and there is no such file" in said
 
 
 def refused(choice: Order) -> str:

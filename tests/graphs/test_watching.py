@@ -268,6 +268,31 @@ def test_a_scheduler_of_another_process_has_the_same_page(joined: JoinedWorkers)
         assert (told["over"], told["workers_now"]) == (True, 0)
 
 
+@pytest.mark.cluster
+def test_of_two_runs_on_one_scheduler_the_other_is_shown_when_one_is_over(joined: JoinedWorkers) -> None:
+    def name() -> str:
+        told = json.loads(fetched(f"{address}.json")[0])
+        return "over" if told["over"] else told.get("job", "nothing")
+
+    def tell(watch: Watch, job: str) -> None:
+        watch._send({"job": job})
+        watch._sending.result(5)  # type: ignore[union-attr]
+
+    first, second = Watch(), Watch()
+    address = first.open(joined)
+    with Client(joined.client.scheduler.address, set_as_default=False) as other:
+        second.open(JoinedWorkers(other))
+        tell(second, "second")
+        tell(first, "first")
+        assert name() == "second"
+        second.close()
+        assert name() == "over"
+        tell(first, "first")
+        assert name() == "first"
+        first.close()
+        assert name() == "over"
+
+
 def test_a_driver_that_is_gone_ends_its_page() -> None:
     page = JobPage("a client")
     page.start(SimpleNamespace(plugins={NAME: JobPageBefore()}))

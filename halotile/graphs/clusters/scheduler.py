@@ -89,7 +89,7 @@ def lacking_environment(client: Client) -> str:
             wanted = " ".join(f"{name}={value}" for name, value in ALLOCATOR_ENVIRONMENT.items())
             return (
                 f"{counted(len(poor), 'worker')} of {len(told)} without the environment in which large tiles are not mapped anew "
-                f"each time; networks run up to three times slower. Start them as: {wanted} dask worker ..."
+                f"each time, which can cost more than half of their speed. Start them as: {wanted} dask worker ..."
             )
     return ""
 
