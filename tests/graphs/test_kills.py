@@ -185,6 +185,14 @@ def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole
     check_whole()
 
 
+@pytest.fixture
+def heeding_hangups() -> Iterator[None]:
+    """Processes that begin now heed SIGHUP, also where all of this was started by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(
     ("send", "name"),
     [
@@ -194,6 +202,7 @@ def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole
     ],
     ids=["SIGUSR1", "SIGTERM to the workers too", "SIGHUP"],
 )
+@pytest.mark.usefixtures("heeding_hangups")
 def test_a_signal_drains_the_run(
     scene: Scene, check_resumes: Callable[[], None], send: Callable[[int], None], name: str
 ) -> None:
@@ -211,18 +220,19 @@ def test_a_signal_drains_the_run(
     check_resumes()
 
 
-@pytest.mark.parametrize(("pace", "most"), [(1.5, 2), (0.1, 20)])
-def test_a_drain_ends_with_the_blocks_at_hand_and_keeps_them(scene: Scene, pace: float, most: int) -> None:
+@pytest.mark.parametrize("pace", [1.5, 0.1])
+def test_a_drain_ends_with_the_blocks_at_hand_and_keeps_them(scene: Scene, pace: float) -> None:
     with running(scene) as driver:
         scene.set_pace(pace)
         enough = len(scene.seen()) + 4
         until(partial(scene.has_seen, enough))
-        before = len(scene.seen())
         driver.send_signal(signal.SIGTERM)
+        until(scene.directory.is_stopping)
+        before = len(scene.seen())
         said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 75, said
-    # The driver looks up from its work twice a second.
-    assert len(scene.seen()) - before <= most
+    # Each of the two workers may just have made up its mind.
+    assert len(scene.seen()) - before <= 2
     assert scene.journalled() == set(scene.seen())
 
 
