@@ -154,15 +154,17 @@ def look_after(path: Path) -> int:
 
     What kills it, for memory most often, leaves it no time for a word of its own.
     """
-    from halotile.graphs.children import run_child
+    from halotile.graphs.children import PASSED_ON, run_child
 
     code = run_child([sys.executable, "-P", "-m", "halotile", "attend", str(path), "--driver"])
     if code >= 0:
         return code
     name = signal.Signals(-code).name
-    BatchFiles(RunDirectory(path)).mark_end(
-        f"its driver was killed ({name}), for memory perhaps: `recon-cli submit` of the same configuration goes on"
-    )
+    if -code not in PASSED_ON:  # else it was asked to end before it could say so itself
+        why = ", for memory perhaps" if -code == signal.SIGKILL else ""
+        BatchFiles(RunDirectory(path)).mark_end(
+            f"its driver was killed ({name}){why}: `recon-cli submit` of the same configuration goes on"
+        )
     return 128 - code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import typer
@@ -30,13 +31,14 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
         serve(run_directory_of(job.output.path))
         return
     engine = engine_of(job)
-    plan = engine.plan(job, fresh=fresh, same_input=same_input)
-    if not quiet:
-        complain(words_of(job).headline(plan.summary()))
-        for note in plan.summary()["notes"]:
-            complain(f"note: {note}")
-    with make_report(quiet=quiet) as report:
-        outcome = engine.run(plan, observer=report)
+    with _among_copies(job):
+        plan = engine.plan(job, fresh=fresh, same_input=same_input)
+        if not quiet:
+            complain(words_of(job).headline(plan.summary()))
+            for note in plan.summary()["notes"]:
+                complain(f"note: {note}")
+        with make_report(quiet=quiet) as report:
+            outcome = engine.run(plan, observer=report)
     if as_json:
         print_json(outcome_json(outcome))
     elif not quiet:
@@ -49,6 +51,17 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
         complain(f"quarantined: block {bad.number} ({where}): {first_line(bad.error)}")
     if outcome.quarantined:
         raise typer.Exit(exits.QUARANTINED)
+
+
+def _among_copies(job: AnyJob) -> AbstractContextManager[None]:
+    """Where this is the first of several copies of the command, the others hear of its end."""
+    from halotile.graphs.resolution import rank_of
+
+    if rank_of() is None:
+        return nullcontext()
+    from halotile.graphs.clusters.ranks import as_first
+
+    return as_first(job.cluster)
 
 
 def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool, quiet: bool) -> None:

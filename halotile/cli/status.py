@@ -16,8 +16,8 @@ from typing import Any
 from halotile.cli.bad_blocks import GivenUp, blocks_given_up, rows_of
 from halotile.cli.batch_state import QUEUED, BatchJob, batch_job
 from halotile.cli.figures import iteration_text
-from halotile.cli.report import Lines, Report, counts
-from halotile.cli.screen import Row
+from halotile.cli.report import Lines, Report, Silence, counts
+from halotile.cli.screen import Row, complain
 from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
 from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.progress import Progress
@@ -243,7 +243,11 @@ def advice(status: Status) -> str:
     """What to do about a run that is over and not complete; nothing where all is well."""
     again = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
     if status.batch is not None and status.over and status.state != "finished":
-        again = f"`recon-cli submit` of the same configuration, or {again}"
+        submit = "`recon-cli submit` of the same configuration"
+        # One that never began has nothing to resume.
+        again = (
+            f"{submit}, or {again}" if RunDirectory(status.directory).job_path.is_file() else f"run {submit}"
+        )
     if status.driver_gone:
         driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
         return f"interrupted: the driver ({driver}) is gone; {again}"
@@ -272,14 +276,22 @@ def _advice_on_blocks(status: Status) -> str:
 
 
 def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time.sleep) -> Status:
-    """Show the progress of a run until it is over; the last status is returned."""
-    with report:
-        while True:
-            status = read_status(directory)
-            if status.over:
-                if isinstance(report, Lines):
-                    report(status.progress)
-                return status
-            if status.progress.total:  # of what waits in a queue nothing is known yet
+    """Show the progress of a run until it is over, and what it waits for before; the last status is returned."""
+    told = ""
+    while True:
+        status = read_status(directory)
+        if status.queued and status.batch is not None:
+            if status.batch.words != told and not isinstance(report, Silence):
+                told = status.batch.words
+                complain(told)
+            sleep(QUEUE_SECONDS)
+            continue
+        with report:
+            while not status.over and not status.queued:
                 report(status.progress)
-            sleep(POLL_SECONDS if status.batch is None else QUEUE_SECONDS)
+                sleep(POLL_SECONDS if status.batch is None else QUEUE_SECONDS)
+                status = read_status(directory)
+            if status.over and isinstance(report, Lines):
+                report(status.progress)
+        if status.over:
+            return status

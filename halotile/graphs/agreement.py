@@ -7,6 +7,7 @@ that is wrong itself is left out.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ from halotile.graphs.job import (
     SolverChoice,
     Tile,
 )
+from halotile.graphs.resolution import ADDRESS
 from halotile.graphs.words import dotted, shown
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.tv import TotalVariation
@@ -293,7 +295,7 @@ def _scheduler_of_cluster(cluster: Cluster) -> Told:
             )
     elif len(given) > 1:
         yield ("cluster", "address"), "is there twice, with scheduler_file; leave one of them out"
-    elif cluster.kind == "scheduler" and not given:
+    elif cluster.kind == "scheduler" and not given and ADDRESS not in os.environ:
         yield (
             ("cluster", "address"),
             "missing; write that of the running scheduler, such as tls://10.0.0.7:8786, or scheduler_file: FILE",

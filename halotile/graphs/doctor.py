@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from halotile.errors import HalotileError
+from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
 from halotile.graphs.job import Cluster
@@ -86,7 +86,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     yield Finding("packages", "ok", _packages())
     yield _gpus()
     yield _batch_system(kind.name)
-    yield _encryption(kind.name)
+    yield _encryption(choice, kind.name)
     yield _limits()
     there = existing_parent(folder.resolve() / "output")
     yield _file_system(there)
@@ -167,29 +167,37 @@ def _batch_system(kind: str) -> Finding:
     )
 
 
-def _encryption(kind: str) -> Finding:
+def _encryption(choice: Cluster, kind: str) -> Finding:
     """Whether certificates can be made; for a scheduler that runs already, those that Dask's configuration names."""
     from distributed.security import Security
 
-    joins = kind == "scheduler"
+    if kind == "scheduler":
+        return _certificates(choice)
     try:
-        (Security() if joins else Security.temporary()).get_connection_args("client")
+        Security.temporary().get_connection_args("client")
     except (ImportError, OSError, ValueError) as error:
-        what = (
-            "the certificates of distributed.comm.tls cannot be used"
-            if joins
-            else "no certificate can be made"
-        )
-        return Finding("encryption", "missing", f"{what} ({error})")
-    if joins and Security().tls_ca_file is None:
+        return Finding("encryption", "missing", f"no certificate can be made ({error})")
+    return Finding("encryption", "ok", "certificates can be made")
+
+
+def _certificates(choice: Cluster) -> Finding:
+    from distributed.security import Security
+
+    from halotile.graphs.clusters.scheduler import address_of, check_certificates
+
+    try:
+        where, address = address_of(choice)
+        if not address.startswith("tls://"):
+            return Finding("encryption", "note", f"{where} is {address}, which is not encrypted")
+        check_certificates(where, address)
+        Security().get_connection_args("client")
+    except ConfigError as error:
+        return Finding("encryption", "missing", str(error))
+    except (OSError, ValueError) as error:
         return Finding(
-            "encryption", "note", "Dask's configuration names no certificates: tls:// cannot be joined"
+            "encryption", "missing", f"the certificates of distributed.comm.tls cannot be used ({error})"
         )
-    return Finding(
-        "encryption",
-        "ok",
-        "the certificates of distributed.comm.tls can be read" if joins else "certificates can be made",
-    )
+    return Finding("encryption", "ok", "the certificates of distributed.comm.tls can be used")
 
 
 def _limits() -> Finding:

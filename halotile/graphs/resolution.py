@@ -106,7 +106,7 @@ def check_one_script(kind: Kind) -> None:
     """
     if kind.name == "ranks":
         raise ConfigError(
-            f"{kind.why}, and a script is its own driver. Start it as `mpirun ... recon-cli exec script.py`."
+            f"{kind.why}, and a script is its own driver. Start `recon-cli exec script.py` in its place, in as many copies."
         )
 
 

@@ -117,6 +117,21 @@ def test_options_replace_what_the_file_says(config: Path) -> None:
     assert load_cluster(config, Flags(cluster="pbs")).kind == "pbs"
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_copies_end_when_the_first_one_is_refused(tmp_path: Path) -> None:
+    launch = os.environ | {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": f"refused-{os.getpid()}"}
+    HpcJob.create(tmp_path)
+    first, other = (HpcJob(tmp_path, launch | {"OMPI_COMM_WORLD_RANK": str(rank)}) for rank in range(2))
+    (tmp_path / "out.zarr").mkdir()
+    (tmp_path / "out.zarr/mine").touch()
+    words = ("run", "job.yaml", "--allow-import")
+    waiting = other.start(*words)
+    assert "out.zarr" in first.call(*words, code=2)
+    assert finish(waiting, timeout=30) == ""
+    assert not first.run_directory.exists()
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -276,6 +291,34 @@ def test_the_doctor_looks_at_the_certificates_of_a_scheduler_that_is_joined(
         done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path)])
     assert done.exit_code == 1
     assert "MISSING: the certificates of distributed.comm.tls cannot be used" in done.stdout
+
+
+def test_the_doctor_misses_certificates_that_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
+    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "set distributed.comm.tls.ca-file" in " ".join(done.stdout.split())
+
+
+def test_a_scheduler_in_the_environment_may_be_asked_for(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "\n".join(line for line in config.read_text().splitlines() if not line.startswith("cluster"))
+    config.write_text(text)
+    with pytest.raises(ConfigError, match=r"cluster\.address: missing"):
+        load_job(config, (), Flags(cluster="scheduler"))
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
+    assert load_job(config, (), Flags(cluster="scheduler")).cluster.kind == "scheduler"
+
+
+@pytest.mark.parametrize("signal", ["B:TERM@20", "USR1@20", "B:USR2@60"])
+def test_a_signal_that_drains_nothing_is_refused(signal: str, config: Path) -> None:
+    told = f'cluster={{directives: ["--signal={signal}"]}}'
+    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", told])
+    assert done.exit_code == 2
+    assert "a run drains when USR1 comes to the batch shell" in done.stderr
 
 
 def test_the_doctor_misses_the_command_that_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from halotile.cli import batch
+from halotile.cli.report import Lines
+from halotile.cli.status import advice, read_status, watch
 from halotile.errors import ConfigError
 from halotile.graphs.signals import Signals, drains_within
 from halotile.graphs.submission.attend import Submission
@@ -64,6 +66,40 @@ def test_a_driver_that_is_killed_is_told_by_who_looks_after_it(
     monkeypatch.setattr("halotile.graphs.children.run_child", lambda *_: -signal.SIGKILL)
     assert batch.look_after(submitted.path) == 128 + signal.SIGKILL
     assert "its driver was killed (SIGKILL), for memory perhaps" in str(BatchFiles(submitted).failure())
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGSEGV, "(SIGSEGV): `recon-cli"), (signal.SIGTERM, "None")]
+)
+def test_only_what_kills_without_being_asked_is_told(
+    number: signal.Signals, words: str, submitted: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.graphs.children.run_child", lambda *_: -number)
+    assert batch.look_after(submitted.path) == 128 + number
+    assert words in str(BatchFiles(submitted).failure())
+
+
+def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, slurm: Path) -> None:
+    (slurm / "asked").touch()
+    BatchFiles(submitted).mark_end("cancelled")
+    said = advice(read_status(submitted.path))
+    assert "`recon-cli submit` of the same configuration" in said
+    assert "resume" not in said
+
+
+def test_whoever_watches_sees_what_a_run_waits_for(
+    submitted: RunDirectory, slurm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (slurm / "squeue").write_text(f'#!/bin/sh\n[ -e "{slurm}/asked" ] && exit; echo "PENDING|Resources"\n')
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            (slurm / "asked").touch()
+
+    assert watch(submitted.path, Lines(print), wait).over
+    assert capsys.readouterr().err == "job 7: PENDING (Resources), 0 attempts so far\n"
 
 
 def test_a_second_signal_hurries_and_the_first_one_counts() -> None:

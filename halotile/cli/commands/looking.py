@@ -26,7 +26,10 @@ def status(
     from halotile.cli.status import advice, find_run, read_status, status_rows, watch
 
     directory = find_run(run_path)
-    now = watch(directory, make_report(quiet=as_json)) if follow else read_status(directory)
+    try:
+        now = watch(directory, make_report(quiet=as_json)) if follow else read_status(directory)
+    except KeyboardInterrupt:  # the run itself goes on
+        raise typer.Exit(exits.INTERRUPTED) from None
     if as_json:
         print_json(now.to_json())
         return

@@ -23,9 +23,10 @@ from distributed import Client, LocalCluster
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.credentials import Credentials, credentials
+from halotile.graphs.credentials import Credentials, credentials, private_base
+from halotile.graphs.job import Cluster as Choice
 from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS, pages_of, worker_arguments
-from halotile.graphs.resolution import rank_of
+from halotile.graphs.resolution import kind_of, rank_of
 from halotile.graphs.workers.__main__ import LEVEL
 from halotile.graphs.workers.__main__ import main as worker_command
 from halotile.graphs.workers.environment import own_environment
@@ -35,6 +36,9 @@ WAIT_SECONDS = 300.0
 """How long they wait for one another: the driver plans the job first."""
 POLL_SECONDS = 0.2
 END_SECONDS = 10.0
+FORGET_SECONDS = 86400.0
+LATE_SECONDS = 30.0
+"""One copy may start so long after another, by clocks that differ."""
 _LAUNCHES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")
 """What names the launch, so that an address of an earlier one is not taken for this one's."""
 _NODES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
@@ -68,9 +72,39 @@ def meeting_point(folder: Path, environment: Mapping[str, str] = os.environ) -> 
     >>> meeting_point(Path("x.run"), {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).name
     'driver-7-0.json'
     """
+    return folder / WORKERS / f"driver-{_launch(environment) or 'mpi'}.json"
+
+
+def _launch(environment: Mapping[str, str] = os.environ) -> str:
+    """The name of this launch, if it has one."""
     parts = [environment.get("SLURM_JOB_ID", ""), *(environment.get(name, "") for name in _LAUNCHES)]
-    name = "-".join(part.replace("/", "_") for part in parts if part)
-    return folder / WORKERS / f"driver-{name or 'mpi'}.json"
+    return "-".join(part.replace("/", "_") for part in parts if part)
+
+
+@contextmanager
+def as_first(choice: Choice) -> Iterator[None]:
+    """Where this is the first of several copies, the others hear of it when it ends with an error before they are asked for.
+
+    Not every launcher ends them by itself: Slurm's `srun` does not.
+    """
+    try:
+        yield
+    except BaseException:
+        if kind_of(choice).name == "ranks" and _launch():
+            with suppress(OSError):
+                word = _word_of_the_end()
+                for old in word.parent.glob("over-*"):
+                    if time.time() - old.stat().st_mtime > FORGET_SECONDS:
+                        old.unlink(missing_ok=True)
+                word.touch(mode=0o600)
+        raise
+
+
+def _word_of_the_end() -> Path:
+    """Where the first copy says that it has ended: a run that is refused has no directory, so it lies elsewhere."""
+    folder = private_base() / WORKERS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"over-{_launch()}"
 
 
 @contextmanager
@@ -95,6 +129,7 @@ def start(order: Order) -> Iterator[Cluster]:
     base = order.folder / WORKERS
     base.mkdir(mode=0o700, exist_ok=True)
     meeting_point(order.folder).unlink(missing_ok=True)  # of a launch that was killed
+    _word_of_the_end().unlink(missing_ok=True)
     given = nullcontext(order.credentials) if order.credentials else credentials(base)
     with own_environment(), dask.config.set(REMOTE_SETTINGS | order.settings), given as made:
         scheduler = LocalCluster(
@@ -145,6 +180,8 @@ def serve(folder: Path) -> None:
     os.environ.setdefault(LEVEL, "critical")
     while True:
         told = _await_driver(point)
+        if told is None:
+            return
         try:
             worker_command([told["address"], "--name", f"rank-{rank}", *told["arguments"]])
         except SystemExit:
@@ -156,12 +193,18 @@ def serve(folder: Path) -> None:
         return  # the driver has ended: there is nothing left to do
 
 
-def _await_driver(point: Path) -> Mapping[str, Any]:
+def _await_driver(point: Path) -> Mapping[str, Any] | None:
+    """What the driver tells; None when it has ended before it told anything."""
     deadline = time.monotonic() + WAIT_SECONDS
+    over = _word_of_the_end()
+    started = psutil.Process().create_time() - LATE_SECONDS
     while time.monotonic() < deadline:
         told = _told_at(point)
         if told is not None and not _was_killed(told):
             return told
+        with suppress(FileNotFoundError):
+            if _launch() and over.stat().st_mtime > started:
+                return None
         time.sleep(POLL_SECONDS)
     raise ClusterFailed(f"the first copy of the command did not begin within {WAIT_SECONDS:g} s.")
 

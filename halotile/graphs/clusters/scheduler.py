@@ -64,7 +64,7 @@ def start(order: Order) -> Iterator[Cluster]:
     ConfigError
         When it is not said where it is, nobody answers, it is not encrypted, or its workers lack halotile.
     """
-    where, address = _where(order.choice)
+    where, address = address_of(order.choice)
     if order.choice.tls and is_loopback(host_of(address)) and not address.startswith("tls://"):
         raise ConfigError(
             f"{where} is {address}, which is not encrypted: whoever connects to it could run code as you. If it is yours, write "
@@ -119,17 +119,8 @@ def joined(where: str, address: str) -> Iterator[Client]:
             f"{where} is {address}, which is not encrypted and reached from other machines: whoever connects to it could run "
             "code as you. Start it with TLS."
         )
-    tls = {key: dask.config.get(f"distributed.comm.tls.{key}", None) for key in _CREDENTIALS}
-    lacking = [f"distributed.comm.tls.{key}" for key, path in tls.items() if not path]
-    encrypted = address.startswith("tls://")
-    if encrypted and lacking:
-        raise ConfigError(
-            f"{where} is {address}, and Dask's configuration does not say with which certificate to connect: set "
-            f"{', '.join(lacking)} in ~/.config/dask/distributed.yaml, or DASK_DISTRIBUTED__COMM__TLS__CA_FILE and so on."
-        )
-    for key, path in tls.items() if encrypted else ():
-        if not Path(path).is_file():
-            raise ConfigError(f"distributed.comm.tls.{key} is {path}, and there is no such file.")
+    if address.startswith("tls://"):
+        check_certificates(where, address)
     try:
         client = Client(address, set_as_default=False, timeout=CONNECT_SECONDS, security=Security())
     except (OSError, ValueError, TypeError) as error:
@@ -141,7 +132,26 @@ def joined(where: str, address: str) -> Iterator[Client]:
         yield client
 
 
-def _where(choice: job.Cluster) -> tuple[str, str]:
+def check_certificates(where: str, address: str) -> None:
+    """Refuse what Dask's configuration says of certificates, where that is not enough to connect.
+
+    Raises
+    ------
+    ConfigError
+        When some are not named, or are not there.
+    """
+    tls = {key: dask.config.get(f"distributed.comm.tls.{key}", None) for key in _CREDENTIALS}
+    if lacking := [f"distributed.comm.tls.{key}" for key, path in tls.items() if not path]:
+        raise ConfigError(
+            f"{where} is {address}, and Dask's configuration does not say with which certificate to connect: set "
+            f"{', '.join(lacking)} in ~/.config/dask/distributed.yaml, or DASK_DISTRIBUTED__COMM__TLS__CA_FILE and so on."
+        )
+    for key, path in tls.items():
+        if not Path(path).is_file():
+            raise ConfigError(f"distributed.comm.tls.{key} is {path}, and there is no such file.")
+
+
+def address_of(choice: job.Cluster) -> tuple[str, str]:
     """What says where the scheduler is, and its address."""
     if choice.address:
         return "cluster.address", choice.address

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -177,7 +178,8 @@ def _plain(folder: Path | None) -> Iterator[Path | None]:
     if folder is None or shlex.quote(str(folder)) == str(folder):
         yield folder
         return
-    link = private_base() / f"run-{uuid.uuid4().hex[:12]}"
+    link = private_base() / f"run-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}"
+    link.unlink(missing_ok=True)  # of a driver that was killed
     link.symlink_to(folder, target_is_directory=True)
     try:
         yield link

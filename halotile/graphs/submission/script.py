@@ -20,6 +20,9 @@ from halotile.storage.rundir import LOG
 
 NOTICE_SECONDS = 120
 """How long before its time is up the job is told."""
+_SIGNAL = re.compile(r"--signal[=\s]\s*(\S+)")
+_TOLD = re.compile(r"[BR]*B[BR]*:(?:SIG)?(?:USR1|10)@(\d+)")
+"""What the batch shell is told, of which the second number counts."""
 _CONFIGURED = {
     "queue": "queue",
     "account": "account",
@@ -91,12 +94,18 @@ def check_walltime(cluster: Cluster) -> None:
         When it is that short.
     """
     cluster = with_configured(cluster, _configured())
+    for directive in cluster.directives:
+        if (asked := _SIGNAL.search(directive)) and not _TOLD.fullmatch(asked[1]):
+            raise ConfigError(
+                f"cluster.directives has {directive}, and a run drains when USR1 comes to the batch shell. Write "
+                '"--signal=B:USR1@60", with the seconds that its blocks take.'
+            )
     notice = notice_seconds(cluster)
     walltime = str(cluster.walltime)  # jobqueue.yaml may have a bare number
     if is_walltime(walltime) and seconds_of(walltime) <= 2 * notice:
         raise ConfigError(
             f"cluster.walltime is {walltime}, and a run drains {notice} s before its end: nothing would be done. Write a "
-            'longer one, or directives: ["--signal=B:USR1@20"] for a shorter notice.'
+            'longer one, or directives: ["--signal=B:USR1@60"] for a shorter notice.'
         )
 
 
@@ -105,12 +114,13 @@ def notice_seconds(cluster: Cluster) -> int:
 
     Examples
     --------
-    >>> notice_seconds(Cluster()), notice_seconds(Cluster(directives=("--signal=B:USR1@20",)))
+    >>> notice_seconds(Cluster()), notice_seconds(Cluster(directives=("--signal B:USR1@20",)))
     (120, 20)
     """
     directives = with_configured(cluster, _configured()).directives
-    found = [re.search(r"--signal\S*@(\d+)", directive) for directive in directives]
-    return next((int(match[1]) for match in reversed(found) if match), NOTICE_SECONDS)
+    asked = [match[1] for directive in directives if (match := _SIGNAL.search(directive))]
+    told = _TOLD.fullmatch(asked[-1]) if asked else None
+    return int(told[1]) if told else NOTICE_SECONDS
 
 
 def with_configured(cluster: Cluster, known: Mapping[str, Any]) -> Cluster:
