@@ -18,7 +18,7 @@ from halotile.tasks.device import Device
 from halotile.tasks.probe import check_purity
 from halotile.tasks.roles import Roles
 from halotile.tasks.sound import check_picture, check_side
-from halotile.tasks.window import TileRunner, Tiling
+from halotile.tasks.window import Computed, Staged, TileRunner, Tiling
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,23 @@ class DenoiseTask:
     def stages(self) -> DenoiseStages:
         """The stages, with the model loaded."""
         return DenoiseStages(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    """What was read of a block: on its way to the device, how many bytes, and the picture with its mask where there is one."""
+
+    staged: Staged
+    size: int
+    masked: tuple[Pixels, Pixels] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Denoising:
+    """A core on its way to the disk, and the picture with its mask where there is one."""
+
+    computed: Computed
+    masked: tuple[Pixels, Pixels] | None
 
 
 class DenoiseStages:
@@ -66,30 +83,45 @@ class DenoiseStages:
         """Refuse a denoiser that gives a tile another result after another tile."""
         check_purity(self.task.denoiser, len(self.task.roles.spatial), self.tiles.model)
 
-    def read(self, block: Block) -> tuple[Pixels, dict[str, Pixels]]:
-        """The window of the picture, and that of each side input."""
-        task = self.task
+    def read(self, block: Block) -> ReadBlock:
+        """The window of the picture, and that of each side input, on their way to the device."""
+        task, roles = self.task, self.task.roles
         pixels = read_window(task.source, block.window, task.rim)
         if task.on_nan == "fail":
-            check_picture(pixels, task.source, block.window, task.rim, task.roles.axes)
-        return pixels, {name: self._read_side(name, side, block) for name, side in task.sides.items()}
+            check_picture(pixels, task.source, block.window, task.rim, roles.axes)
+        sides = {name: self._read_side(name, side, block) for name, side in task.sides.items()}
+        size = pixels.nbytes + sum(side.nbytes for side in sides.values())
+        arranged = {name: self._arrange_side(side) for name, side in sides.items()}
+        mask = arranged.pop("mask", None)
+        staged = self.tiles.stage(roles.arrange(pixels), arranged)
+        return ReadBlock(staged, size, None if mask is None else (pixels, mask))
 
-    def compute(
-        self, block: Block, what_was_read: tuple[Pixels, dict[str, Pixels]], receipt: Receipt
-    ) -> NDArray[Any]:
-        """The core, denoised."""
-        pixels, sides = what_was_read
+    def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> Denoising:
+        """The core, denoised; on a card, before long."""
+        task, roles = self.task, self.task.roles
         began = time.perf_counter()
-        result = self._denoise(block, pixels, sides)
+        reach = task.rim.reach(block.window, task.grid.shape)
+        channels = task.channels_out if roles.channel is not None else 1
+        computed = self.tiles.launch(
+            what_was_read.staged, roles.spatial_part(reach), roles.spatial_part(block.core), channels
+        )
         receipt.compute_seconds += time.perf_counter() - began
         receipt.pixels += block.core.size
-        receipt.read_bytes += pixels.nbytes + sum(side.nbytes for side in sides.values())
-        return result
+        receipt.read_bytes += what_was_read.size
+        return Denoising(computed, what_was_read.masked)
 
-    def write(self, block: Block, result: NDArray[Any], receipt: Receipt) -> None:
+    def write(self, block: Block, result: Denoising, receipt: Receipt) -> None:
         """Write the core."""
-        region = self.task.roles.output_region(block.core, self.task.tiling.scale, self.task.channels_out)
-        receipt.written_bytes += self.task.writer.write(region, result)
+        task, roles = self.task, self.task.roles
+        pixels = result.computed.collect()
+        if result.masked is not None:
+            pixels = to_dtype(pixels, task.writer.layout.dtype)
+            original, mask = result.masked
+            reach = roles.spatial_part(task.rim.reach(block.window, task.grid.shape))
+            inner: tuple[Any, ...] = (..., *roles.spatial_part(block.core).relative_to(reach).slices)
+            _keep_masked(pixels, roles.arrange(original)[inner], mask[inner])
+        region = roles.output_region(block.core, task.tiling.scale, task.channels_out)
+        receipt.written_bytes += task.writer.write(region, roles.restore(pixels))
 
     def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
         """A side input of the picture's shape, or of its tiled axes alone."""
@@ -102,28 +134,6 @@ class DenoiseStages:
         pixels = read_window(side, window, rim)
         check_side(name, pixels, side, window, rim, axes, self.task.tiling.range)
         return pixels
-
-    def _denoise(self, block: Block, pixels: Pixels, sides: dict[str, Pixels]) -> NDArray[Any]:
-        task, roles = self.task, self.task.roles
-        written = roles.output_region(block.core, task.tiling.scale, task.channels_out)
-        result = np.empty(written.shape, task.writer.layout.dtype)
-        reach = task.rim.reach(block.window, task.grid.shape)
-        arranged = {name: self._arrange_side(side) for name, side in sides.items()}
-        mask = arranged.pop("mask", None)
-        self.tiles(
-            roles.arrange(pixels),
-            roles.spatial_part(reach),
-            roles.spatial_part(block.core),
-            roles.arrange(result),
-            arranged,
-        )
-        if mask is not None:
-            inner: tuple[Any, ...] = (
-                ...,
-                *roles.spatial_part(block.core).relative_to(roles.spatial_part(reach)).slices,
-            )
-            _keep_masked(roles.arrange(result), roles.arrange(pixels)[inner], mask[inner])
-        return result
 
     def _arrange_side(self, side: Pixels) -> NDArray[Any]:
         roles = self.task.roles

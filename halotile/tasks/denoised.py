@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 
 from halotile.storage.grid import Grid, Region
+from halotile.storage.output import to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import Device
@@ -66,15 +67,15 @@ class Denoised:
         """The pixels of ``region``."""
         window = self.grid.window_of(region)
         pixels = read_window(self.source, window, self.rim)
-        result = np.empty(region.shape, self.dtype)
-        self.runner()(
-            self.roles.arrange(pixels),
+        arranged = self.roles.arrange(pixels)
+        result = self.runner()(
+            arranged,
             self.roles.spatial_part(self.rim.reach(window, self.shape)),
             self.roles.spatial_part(region),
-            self.roles.arrange(result),
+            arranged.shape[len(self.roles.looped)],
             {},
         )
-        return result
+        return np.ascontiguousarray(to_dtype(self.roles.restore(result), self.dtype))
 
     def runner(self) -> TileRunner:
         """The model with its tiling, built when it is first asked for."""

@@ -41,7 +41,10 @@ def one_thread() -> Iterator[None]:
 
 
 class Device:
-    """One device: uploads NumPy arrays, downloads tensors, runs a model.
+    """The processor. What a card does beside it (:class:`~halotile.tasks.cuda.CudaDevice`) is done at once here, or not at all.
+
+    A block's pixels are staged, perhaps on a thread of its own; taken, where they are computed; and its result is given
+    back, to be had on yet another thread.
 
     Parameters
     ----------
@@ -51,7 +54,19 @@ class Device:
         ``float32``, or ``bfloat16`` for automatic mixed precision (about 1 % error).
     channels_last : bool
         Whether activations are laid out channels last, which suits convolutions.
+
+    Examples
+    --------
+    >>> device = Device()
+    >>> pixels = device.take(device.stage(np.arange(3.0)))
+    >>> with device.computing():
+    ...     doubled = device.run(lambda batch: batch * 2, pixels, {})
+    >>> device.give(doubled).pixels()
+    array([0., 2., 4.])
     """
+
+    one_shape = False
+    """Whether batches are filled up, so that all have one shape: where the shape decides on the algorithm, and so on the bits."""
 
     def __init__(self, name: str = "cpu", precision: str = "float32", channels_last: bool = False) -> None:
         import torch
@@ -72,30 +87,35 @@ class Device:
         placed: Model = network
         return placed
 
-    def upload(self, pixels: NDArray[Any]) -> torch.Tensor:
-        """A NumPy array as a tensor on this device."""
-        tensor = self.torch.from_numpy(pixels).to(self.name)
-        if self.channels_last and tensor.ndim == 4:
-            tensor = tensor.contiguous(memory_format=self.torch.channels_last)
+    def stage(self, pixels: NDArray[Any]) -> Any:
+        """Begin to bring pixels to the device."""
+        return self.torch.from_numpy(_plain(pixels))
+
+    def take(self, staged: Any) -> torch.Tensor:
+        """What was staged, for the computation that follows."""
+        tensor: torch.Tensor = staged
         return tensor
 
-    def download(self, tensor: torch.Tensor) -> NDArray[Any]:
-        """A tensor as a NumPy array of the same numbers."""
-        if tensor.dtype == self.torch.bfloat16:
-            tensor = tensor.float()
-        pixels: NDArray[Any] = tensor.cpu().numpy()
-        return pixels
+    def give(self, tensor: torch.Tensor) -> Given:
+        """Begin to bring a result back."""
+        return Given(tensor)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Where models run, without gradients. The mode belongs to a thread, so it is set where the computing thread passes."""
+        with self.torch.inference_mode():
+            yield
 
     def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
-        """``model(batch, **sides)`` without gradients, at this device's precision.
-
-        Gradient mode belongs to a thread, so it is set here, where the computing thread passes.
-        """
-        with self.torch.inference_mode():
-            if self.precision == "bfloat16":
-                with self.torch.autocast(self.kind, dtype=self.torch.bfloat16):
-                    return model(batch, **sides)
-            return model(batch, **sides)
+        """``model(batch, **sides)`` at this device's precision, in the memory layout that suits it."""
+        if self.channels_last and batch.ndim == 4:
+            batch = batch.contiguous(memory_format=self.torch.channels_last)
+            sides = {
+                name: side.contiguous(memory_format=self.torch.channels_last) for name, side in sides.items()
+            }
+        with self.torch.autocast(self.kind, dtype=self.torch.bfloat16, enabled=self.precision == "bfloat16"):
+            result = model(batch, **sides)
+        return result.float() if result.dtype in (self.torch.bfloat16, self.torch.float16) else result
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an exception says that memory ran out, on any kind of device."""
@@ -105,8 +125,26 @@ class Device:
 
     def forget(self) -> None:
         """Give cached memory back after an out-of-memory error."""
-        if self.kind == "cuda":
-            self.torch.cuda.empty_cache()
+
+
+class Given:
+    """A result on its way back."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def pixels(self) -> NDArray[Any]:
+        """The result, once it is there. It is asked for once."""
+        pixels: NDArray[Any] = self._tensor.numpy()
+        return pixels
+
+
+def _plain(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Pixels as torch takes them: of this machine's byte order, writable, no axis backwards."""
+    native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    if native.flags.writeable and all(step >= 0 for step in native.strides):
+        return native
+    return native.copy()
 
 
 def all_finite(pixels: NDArray[Any]) -> bool:

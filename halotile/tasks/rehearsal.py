@@ -186,13 +186,11 @@ class _Stage:
             work_dtype="float32",
         )
         device = Device("cpu", "float32", self.denoiser.convolutional and dims == 2)
-        result = np.empty((self.denoiser.channels[1], *(n * scale for n in lengths)), np.float32)
         everything = Region.whole(lengths)
         pixels = self.pixels[(slice(None), *window.slices)]
-        TileRunner(self.model, device, tiling, self.denoiser.title)(
-            pixels, everything, everything, result, {}
+        return TileRunner(self.model, device, tiling, self.denoiser.title)(
+            pixels, everything, everything, self.denoiser.channels[1], {}
         )
-        return result
 
 
 def _cut(length: int, least: int, period: int) -> int:

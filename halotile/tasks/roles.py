@@ -31,6 +31,8 @@ class Roles:
     (0,)
     >>> roles.arrange(np.zeros((5, 30, 40, 3))).shape
     (5, 3, 30, 40)
+    >>> roles.restore(np.zeros((5, 3, 30, 40))).shape
+    (5, 30, 40, 3)
     """
 
     axes: tuple[str, ...]
@@ -44,9 +46,18 @@ class Roles:
 
     def arrange(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """A view of shape (*looped, channels, *spatial); never a copy."""
+        view = pixels.transpose(self._order)
+        return np.expand_dims(view, len(self.looped)) if self.channel is None else view
+
+    def restore(self, arranged: NDArray[Any]) -> NDArray[Any]:
+        """The view of the picture that :meth:`arrange` made this one of."""
+        view = arranged.squeeze(len(self.looped)) if self.channel is None else arranged
+        return view.transpose(np.argsort(self._order))
+
+    @property
+    def _order(self) -> tuple[int, ...]:
         channel = () if self.channel is None else (self.channel,)
-        view = pixels.transpose(self.looped + channel + self.spatial)
-        return view if channel else np.expand_dims(view, len(self.looped))
+        return self.looped + channel + self.spatial
 
     def spatial_part(self, region: Region) -> Region:
         """The region on the tiled axes alone."""

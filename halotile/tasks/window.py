@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import BlockFailed
 from halotile.storage.grid import Depth, Region, align_outward
-from halotile.storage.output import to_dtype
 from halotile.tasks.denoisers.base import CoreModel, Margin, Model
 from halotile.tasks.device import Device, all_finite
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,17 @@ class TileRunner:
     """Denoises the tiles of blocks with one model on one device.
 
     When the device runs out of memory the batch is halved, and stays so.
+
+    Parameters
+    ----------
+    model : callable
+        What a denoiser builds.
+    device : Device
+        Where it runs.
+    tiling : Tiling
+        How the tiles are cut.
+    name : str
+        What messages call the denoiser.
     """
 
     def __init__(self, model: Model, device: Device, tiling: Tiling, name: str) -> None:
@@ -116,109 +129,198 @@ class TileRunner:
         pixels: NDArray[Any],
         available: Region,
         core: Region,
-        result: NDArray[Any],
+        channels_out: int,
         sides: Mapping[str, NDArray[Any]],
-    ) -> None:
-        """Denoise ``core`` into ``result``.
+    ) -> NDArray[Any]:
+        """``core``, denoised: what :meth:`stage`, :meth:`launch` and :meth:`Computed.collect` do one after the other."""
+        return self.launch(self.stage(pixels, sides), available, core, channels_out).collect()
+
+    def stage(self, pixels: NDArray[Any], sides: Mapping[str, NDArray[Any]]) -> Staged:
+        """Begin to bring what was read to the device.
 
         Parameters
         ----------
         pixels : ndarray, shape (*looped, channels, *spatial)
-            What was read: the pixels of ``available``.
+            What was read.
+        sides : mapping of str to ndarray
+            Per-pixel side inputs, arranged like ``pixels``; an axis of length 1 is shared.
+        """
+        return Staged(
+            self.device.stage(pixels), {name: self.device.stage(side) for name, side in sides.items()}
+        )
+
+    def launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
+        """Denoise ``core``; on a card, without waiting for it.
+
+        Parameters
+        ----------
+        staged : Staged
+            The pixels of ``available``.
         available, core : Region
             On the tiled axes, in global coordinates.
-        result : ndarray, shape (*looped, channels out, *spatial * scale)
-            Where the pixels of ``core`` go, in the output's dtype.
-        sides : mapping of str to ndarray
-            Per-pixel side inputs of ``available``, arranged like ``pixels``; an axis of length 1 is shared.
+        channels_out : int
+            Channels of the result.
         """
-        planes = pixels.shape[: pixels.ndim - 1 - len(core.start)]
-        windows = list(windows_of(core, available, planes, self.tiling))
-        for _, same in itertools.groupby(windows, key=self._kind):
-            queue = list(same)
-            while queue:
-                group, queue = queue[: self.batch], queue[self.batch :]
-                try:
-                    self._denoise(group, pixels, available, core, result, sides)
-                except Exception as error:
-                    if not self.device.is_out_of_memory(error) or self.batch == 1:
-                        raise
-                    self.device.forget()
-                    self.batch = max(1, len(group) // 2)
-                    queue = group + queue
+        with self.device.computing():
+            pixels = self.device.take(staged.pixels)
+            sides = {name: self.device.take(side) for name, side in staged.sides.items()}
+            planes = tuple(pixels.shape[: pixels.ndim - 1 - len(core.start)])
+            work = _Work(pixels, sides, available, core, (*planes, channels_out))
+            windows = list(windows_of(core, available, planes, self.tiling))
+            for _, same in itertools.groupby(windows, key=self._kind):
+                queue = list(same)
+                while queue:
+                    group, queue = queue[: self.batch], queue[self.batch :]
+                    try:
+                        self._denoise(group, work)
+                    except Exception as error:
+                        if not self.device.is_out_of_memory(error) or self.batch == 1:
+                            raise
+                        self.device.forget()
+                        self.batch = max(1, len(group) // 2)
+                        queue = group + queue
+            return Computed(work, self.device, self._refuse)
 
     def _kind(self, window: Window) -> Any:
         """What the windows of one batch have in common."""
         return window.reach.shape, window.margin if isinstance(self.model, CoreModel) else None
 
-    def _denoise(
-        self,
-        group: list[Window],
-        pixels: NDArray[Any],
-        available: Region,
-        core: Region,
-        result: NDArray[Any],
-        sides: Mapping[str, NDArray[Any]],
-    ) -> None:
-        batch = self._gather(group, pixels, available, self.tiling.range)
-        side_batches = {name: self._gather(group, side, available, None) for name, side in sides.items()}
+    def _denoise(self, group: list[Window], work: _Work) -> None:
+        """Put the tiles of a group into the result."""
+        missing = self.batch - len(group) if self.device.one_shape else 0
+        filled = group + group[-1:] * missing
+        batch = self._gather(filled, work.pixels, work.available, self.tiling.range)
+        sides = {name: self._gather(filled, side, work.available, None) for name, side in work.sides.items()}
         model, computed = self.model, [window.reach for window in group]
         if isinstance(model, CoreModel):
             model, computed = partial(model.core, margin=group[0].margin), [window.core for window in group]
-        output = self.device.run(
-            model,
-            self.device.upload(batch),
-            {name: self.device.upload(side) for name, side in side_batches.items()},
-        )
-        self._check_shape(tuple(output.shape), (*batch.shape[:2], *computed[0].shape), result)
-        for window, region, tile in zip(group, computed, output, strict=True):
-            inner = window.core.relative_to(region).scale((self.tiling.scale,) * len(core.start))
-            values = self.device.download(tile[(slice(None), *inner.slices)])
-            if not all_finite(values) and all(all_finite(b) for b in (batch, *side_batches.values())):
-                raise BlockFailed(
-                    f"{self.name} gave NaN or infinity on finite pixels at {window.core}. "
-                    "Check its weights and the range of the input (input.range)."
-                )
-            target = window.core.relative_to(core).scale((self.tiling.scale,) * len(core.start))
-            index: tuple[Any, ...] = (*window.plane, slice(None), *target.slices)
-            place = result[index]
-            place[...] = to_dtype(self._unmap(values), place.dtype)
+        output = self.device.run(model, batch, sides)
+        self._check_shape(tuple(output.shape), (*batch.shape[:2], *computed[0].shape), work.leading[-1])
+        scale = (self.tiling.scale,) * len(work.core.start)
+        for window, region, tile in zip(group, computed, output[: len(group)], strict=True):
+            values = tile[(slice(None), *window.core.relative_to(region).scale(scale).slices)]
+            self._put(values, work.put(window, values, self.tiling.scale))
 
     def _gather(
         self,
         group: list[Window],
-        pixels: NDArray[Any],
+        pixels: torch.Tensor,
         available: Region,
         value_range: tuple[float, float] | None,
-    ) -> NDArray[Any]:
+    ) -> torch.Tensor:
         """The windows of a group as one contiguous batch in the working dtype."""
         channels = pixels.shape[pixels.ndim - 1 - len(available.start)]
-        batch = np.empty((len(group), channels, *group[0].reach.shape), self.tiling.work_dtype)
+        batch = pixels.new_empty(
+            (len(group), channels, *group[0].reach.shape),
+            dtype=getattr(self.device.torch, self.tiling.work_dtype),
+        )
         for slot, window in zip(batch, group, strict=True):
             plane = tuple(min(i, n - 1) for i, n in zip(window.plane, pixels.shape, strict=False))
-            slot[...] = pixels[(*plane, slice(None), *window.reach.relative_to(available).slices)]
+            slot.copy_(pixels[(*plane, slice(None), *window.reach.relative_to(available).slices)])
         if value_range is not None:
             low, high = value_range
-            batch -= batch.dtype.type(low)
-            batch /= batch.dtype.type(high - low)
+            batch.sub_(low).div_(high - low)
         return batch
 
-    def _unmap(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _put(self, values: torch.Tensor, place: torch.Tensor) -> None:
+        """Values of a tile into the result, in the units of the picture."""
         if self.tiling.range is None:
-            return values
-        low, high = self.tiling.range
-        mapped: NDArray[Any] = values * values.dtype.type(high - low) + values.dtype.type(low)
-        return mapped
+            place.copy_(values)
+        else:
+            low, high = self.tiling.range
+            self.device.torch.mul(values, high - low, out=place).add_(low)
 
-    def _check_shape(self, shape: tuple[int, ...], batch: tuple[int, ...], result: NDArray[Any]) -> None:
-        spatial = len(batch) - 2
-        expected = (
-            batch[0],
-            result.shape[result.ndim - 1 - spatial],
-            *(n * self.tiling.scale for n in batch[2:]),
+    def _refuse(self, core: Region) -> NoReturn:
+        raise BlockFailed(
+            f"{self.name} gave NaN or infinity on finite pixels at {core}. "
+            "Check its weights and the range of the input (input.range)."
         )
+
+    def _check_shape(self, shape: tuple[int, ...], batch: tuple[int, ...], channels_out: int) -> None:
+        expected = (batch[0], channels_out, *(n * self.tiling.scale for n in batch[2:]))
         if shape != expected:
             raise BlockFailed(
                 f"{self.name} made shape {shape} of a batch of shape {batch}; {expected} was declared. "
                 "Declare its scale and channels as they are."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What was read of a block, on its way to the device."""
+
+    pixels: Any
+    sides: Mapping[str, Any]
+
+
+class Computed:
+    """A core that has been computed, or will be before long.
+
+    Its pixels are looked through where they are wanted, so that who queues the work need not wait for them.
+    """
+
+    def __init__(self, work: _Work, device: Device, refuse: Callable[[Region], NoReturn]) -> None:
+        assert work.output is not None
+        self._work = work
+        self._refuse = refuse
+        self._output = device.give(work.output)
+        self._sums = device.give(device.torch.stack(work.sums))
+
+    def collect(self) -> NDArray[Any]:
+        r"""The core, of shape (\*looped, channels out, \*spatial \* scale).
+
+        Raises
+        ------
+        BlockFailed
+            When there is a NaN or an infinity in it, and none in what it was computed from.
+        """
+        output, sums = self._output.pixels(), self._sums.pixels()
+        for number in np.flatnonzero(~np.isfinite(sums)):
+            # Finite pixels may add up to too much.
+            window, place = self._work.windows[number], self._work.places[number]
+            if not all_finite(output[place]) and self._work.was_finite(window):
+                self._refuse(window.core)
+        return output
+
+
+class _Work:
+    """A core that is being computed."""
+
+    def __init__(
+        self,
+        pixels: torch.Tensor,
+        sides: Mapping[str, torch.Tensor],
+        available: Region,
+        core: Region,
+        leading: tuple[int, ...],
+    ) -> None:
+        self.pixels = pixels
+        self.sides = sides
+        self.available = available
+        self.core = core
+        self.leading = leading
+        self.output: torch.Tensor | None = None
+        self.windows: list[Window] = []
+        self.places: list[tuple[Any, ...]] = []
+        self.sums: list[torch.Tensor] = []
+
+    def put(self, window: Window, values: torch.Tensor, scale: int) -> torch.Tensor:
+        """Where the values of a tile go; the type is that of the first."""
+        factor = (scale,) * len(self.core.start)
+        if self.output is None:
+            self.output = values.new_empty((*self.leading, *self.core.scale(factor).shape))
+        place = (*window.plane, slice(None), *window.core.relative_to(self.core).scale(factor).slices)
+        self.windows.append(window)
+        self.places.append(place)
+        self.sums.append(values.sum())
+        return self.output[place]
+
+    def was_finite(self, window: Window) -> bool:
+        """Whether all that a tile was computed from is finite."""
+        reach = (..., *window.reach.relative_to(self.available).slices)
+        plane = window.plane
+        parts = (
+            part[tuple(min(i, n - 1) for i, n in zip(plane, part.shape, strict=False))][reach]
+            for part in (self.pixels, *self.sides.values())
+        )
+        return all(bool(part.isfinite().all()) for part in parts)

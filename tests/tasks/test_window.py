@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from halotile.errors import BlockFailed
 from halotile.storage.grid import Region
+from halotile.storage.output import to_dtype
 from halotile.tasks.device import Device
 from halotile.tasks.window import TileRunner, Tiling, cut_evenly, windows_of
 
@@ -44,10 +45,8 @@ def run(
 ) -> np.ndarray[Any, Any]:
     whole = Region.whole(pixels.shape[-2:])
     core = core or whole
-    shape = tuple(n * settings_.scale for n in core.shape)
-    result = np.empty((*pixels.shape[:-2], *shape), pixels.dtype)
-    TileRunner(model, Device(), settings_, "blur")(pixels, whole, core, result, {})
-    return result
+    runner = TileRunner(model, Device(), settings_, "blur")
+    return to_dtype(runner(pixels, whole, core, pixels.shape[-3], {}), pixels.dtype)
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 90), st.sampled_from([1, 2, 4, 8]))
@@ -160,12 +159,10 @@ def test_the_batch_is_halved_when_memory_runs_out_and_stays_small() -> None:
     model = Hungry()
     runner = TileRunner(model, Device(), tiling(batch=8), "hungry")
     whole = Region.whole((100, 120))
-    result = np.empty_like(pixels)
-    runner(pixels, whole, whole, result, {})
-    assert np.array_equal(result, pixels)
+    assert np.array_equal(runner(pixels, whole, whole, 1, {}), pixels)
     assert model.batches[:3] == [8, 4, 2]
     assert runner.batch == 2
-    runner(pixels, whole, whole, result, {})
+    runner(pixels, whole, whole, 1, {})
     assert max(model.batches[3:]) == 2
 
 
@@ -194,10 +191,9 @@ def test_side_inputs_are_cut_like_the_picture_and_shared_over_planes() -> None:
     pixels = np.random.default_rng(0).random((3, 1, 100, 120), dtype=np.float32)
     side = np.random.default_rng(1).random((1, 1, 100, 120), dtype=np.float32)
     whole = Region.whole((100, 120))
-    result = np.empty_like(pixels)
 
     def add(batch: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         return batch + sigma
 
-    TileRunner(add, Device(), tiling(), "add")(pixels, whole, whole, result, {"sigma": side})
+    result = TileRunner(add, Device(), tiling(), "add")(pixels, whole, whole, 1, {"sigma": side})
     assert np.array_equal(result, pixels + side)
