@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Device:
-    """The processor. What a card does beside it (:class:`~halotile.tasks.cuda.CudaDevice`) is done at once here, or not at all.
+    """The processor. What a card does beside it (:class:`~halotile.tasks.card.Card`) is done at once here, or not at all.
 
     A block's pixels are staged, perhaps on a thread of its own; taken, where they are computed; and its result is given
     back, to be had on yet another thread.

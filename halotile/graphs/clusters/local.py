@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -64,13 +64,56 @@ def start(order: Order) -> Iterator[Cluster]:
     ConfigError
         When the processes cannot start.
     """
+
+    def make() -> LocalCluster:
+        return LocalCluster(
+            n_workers=order.workers, processes=True, env=environment_now(), **options_of(order)
+        )
+
+    with held(order, order.workers, make) as cluster:
+        yield cluster
+
+
+def options_of(order: Order) -> dict[str, Any]:
+    """What Dask is told of processes on this machine, wherever they compute."""
+    return {
+        "threads_per_worker": 1,
+        "worker_class": OwnNanny,
+        "host": LOOPBACK,
+        "scheduler_kwargs": order.scheduler_options,
+        # Also without pages: Dask takes its usual port otherwise.
+        "dashboard_address": f"{LOOPBACK}:0",
+        "memory_limit": order.memory_bytes,
+        "silence_logs": 50,
+        **_encryption(order),
+    }
+
+
+@contextmanager
+def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterator[Cluster]:
+    """A cluster on this machine for the length of the context.
+
+    Parameters
+    ----------
+    order : Order
+        What is asked for.
+    workers : int
+        How many come.
+    make : callable
+        Starts them.
+
+    Raises
+    ------
+    ConfigError
+        When they do not start.
+    """
     with own_environment(), dask.config.set(LOCAL_SETTINGS | order.settings):
-        cluster = _start_processes(order)
+        cluster = _made(make)
         try:
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)
             try:
                 pages = cluster.dashboard_link if order.choice.dashboard else None
-                yield LocalWorkers(client, order.workers, pages)
+                yield LocalWorkers(client, workers, pages)
             finally:
                 with suppress(TimeoutError, OSError):  # what hangs is ended with the cluster
                     client.close(timeout=10)
@@ -80,24 +123,11 @@ def start(order: Order) -> Iterator[Cluster]:
                 cluster.close(timeout=30)
 
 
-def _start_processes(order: Order) -> LocalCluster:
+def _made(make: Callable[[], LocalCluster]) -> LocalCluster:
     ensure_forks()  # it imports while the scheduler starts
     try:
         with children_spared_from_ctrl_c():
-            return LocalCluster(
-                n_workers=order.workers,
-                threads_per_worker=1,
-                processes=True,
-                worker_class=OwnNanny,
-                host=LOOPBACK,
-                scheduler_kwargs=order.scheduler_options,
-                # Also without pages: Dask takes its usual port otherwise.
-                dashboard_address=f"{LOOPBACK}:0",
-                memory_limit=order.memory_bytes,
-                env=environment_now(),
-                silence_logs=50,
-                **_encryption(order),
-            )
+            return make()
     except RuntimeError as error:
         raise ConfigError(
             f"the worker processes did not start ({error}). The reason is printed above. Write fewer workers if there are too "

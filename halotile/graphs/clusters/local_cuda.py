@@ -1,0 +1,73 @@
+"""A worker on each GPU of this machine: dask-cuda's LocalCUDACluster, on loopback only, encrypted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from halotile.errors import ConfigError, MissingPackage
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.local import held, options_of
+from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.workers.forks import environment_now
+
+
+@contextmanager
+def start(order: Order) -> Iterator[Cluster]:
+    """Start a worker of one thread on each GPU that is asked for; they end with the context.
+
+    Raises
+    ------
+    ConfigError
+        Where there is no GPU, or not the one that is asked for; when the processes cannot start.
+    MissingPackage
+        Without dask-cuda.
+    """
+    names = chosen(order)
+
+    def make() -> Any:
+        return _class()(
+            CUDA_VISIBLE_DEVICES=list(names),
+            # None of torch's memory is seen by what moves Dask's results off a card: the plan bounds it.
+            device_memory_limit=None,
+            data=dict,
+            **options_of(order),
+        )
+
+    with held(order, len(names), make) as cluster:
+        yield cluster
+
+
+def chosen(order: Order) -> tuple[str, ...]:
+    """The GPUs that an order means.
+
+    Raises
+    ------
+    ConfigError
+        Where there is none, or not the one that is asked for.
+    MissingPackage
+        Without dask-cuda.
+    """
+    found = gpus_here()
+    if not found.names:
+        raise ConfigError(
+            f"cluster.kind is local-cuda, and there is no GPU here: {found.why_none}. Write kind: local to compute on processors."
+        )
+    if not has_dask_cuda():
+        raise MissingPackage(f"cluster local-cuda is dask-cuda's, which is not installed. Write: {INSTALL}")
+    return found.names
+
+
+def _class() -> type:
+    """LocalCUDACluster, with workers that are told what the environment says by now."""
+    from dask_cuda import LocalCUDACluster
+
+    class OnGpus(LocalCUDACluster):  # type: ignore[misc]
+        def new_worker_spec(self) -> Any:
+            made = super().new_worker_spec()
+            for each in made.values():
+                each["options"]["env"] = environment_now() | each["options"]["env"]
+            return made
+
+    return OnGpus

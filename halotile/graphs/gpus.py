@@ -1,0 +1,70 @@
+"""The GPUs of this machine, as NVML tells them: CUDA itself is not touched, which would cost each process that is forked later its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PACKAGE = "dask_cuda"
+INSTALL = "pip install 'halotile[cuda]'"
+_HIDDEN = ("", "-1", "NoDevFiles")
+"""What CUDA_VISIBLE_DEVICES says where none is to be seen."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """Those that workers may use.
+
+    Parameters
+    ----------
+    names : tuple of str
+        As CUDA_VISIBLE_DEVICES names them: numbers, or UUIDs.
+    why_none : str
+        Why there is none, in a few words; empty where there is one.
+    """
+
+    names: tuple[str, ...] = ()
+    why_none: str = ""
+
+
+def gpus_here(environment: Mapping[str, str] = os.environ) -> Gpus:
+    """The GPUs that this process may use.
+
+    Examples
+    --------
+    >>> gpus_here({"CUDA_VISIBLE_DEVICES": ""}).why_none
+    'CUDA_VISIBLE_DEVICES shows none'
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in _HIDDEN:
+        return Gpus(why_none="CUDA_VISIBLE_DEVICES shows none")
+    count, why = _counted()
+    if not count:
+        return Gpus(why_none=why)
+    if visible is not None:
+        return Gpus(tuple(name.strip() for name in visible.split(",") if name.strip()))
+    return Gpus(tuple(str(number) for number in range(count)))
+
+
+def has_dask_cuda() -> bool:
+    """Whether the package that starts a worker for each GPU is installed."""
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def _counted() -> tuple[int, str]:
+    """How many NVML tells of, and why none."""
+    try:
+        import pynvml
+    except ImportError:
+        return 0, "NVML cannot be asked: nvidia-ml-py is not installed"
+    try:
+        pynvml.nvmlInit()
+        try:
+            count = int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return 0, f"NVML finds none ({error})"
+    return count, "" if count else "NVML finds none"

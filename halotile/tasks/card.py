@@ -1,0 +1,136 @@
+"""A card: pixels go there and come back beside the computation, through pinned memory, on streams of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.tasks.buffers import Buffers, Mark
+from halotile.tasks.device import Device, Given
+from halotile.tasks.streams import AtOnce, CudaStreams, Streams
+
+if TYPE_CHECKING:
+    import torch
+
+    from halotile.tasks.denoisers.base import Model
+
+SMALL_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Pixels on their way to the card."""
+
+    tensor: torch.Tensor
+    arrived: Mark
+
+
+class Card(Device):
+    """One card.
+
+    Parameters
+    ----------
+    name, precision, channels_last
+        As of :class:`~halotile.tasks.device.Device`. ``cpu`` goes the same way on the processor.
+
+    Examples
+    --------
+    >>> card = Card("cpu")
+    >>> pixels = card.take(card.stage(np.arange(3.0)))
+    >>> with card.computing():
+    ...     doubled = card.run(lambda batch: batch * 2, pixels, {})
+    >>> card.give(doubled).pixels()
+    array([0., 2., 4.])
+    """
+
+    one_shape = True
+
+    def __init__(self, name: str = "cuda:0", precision: str = "float32", channels_last: bool = False) -> None:
+        super().__init__(name, precision, channels_last)
+        self.streams: Streams = CudaStreams(name) if self.kind == "cuda" else AtOnce()
+        self._there = Buffers(self.streams.pinned)
+        self._back = Buffers(self.streams.pinned)
+        # What is told of a result comes beside it, and is not to take its place.
+        self._beside = Buffers(self.streams.pinned)
+        backends = self.torch.backends
+        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = precision == "tf32"
+        # A stopwatch would choose another algorithm on each worker, and its bits.
+        backends.cudnn.benchmark = precision != "float32"
+        backends.cudnn.deterministic = precision == "float32"
+
+    def place(self, model: Model) -> Model:
+        """The model on the card, before anything is queued on any stream."""
+        placed = super().place(model)
+        if self.kind == "cuda":
+            self.torch.cuda.synchronize(self.name)
+        return placed
+
+    def stage(self, pixels: NDArray[Any]) -> Sent:
+        """Send pixels, in their own type."""
+        native = pixels.dtype.newbyteorder("=")
+        dtype = self.torch.from_numpy(np.empty(0, native)).dtype
+        size = pixels.size * native.itemsize
+        memory = self._there.take(size)
+        arrived: Mark | None = None
+        try:
+            pinned = memory[:size].view(dtype).view(pixels.shape)
+            np.copyto(pinned.numpy(), pixels)
+            with self.streams.on("there"):
+                tensor = self.torch.empty(pixels.shape, dtype=dtype, device=self.name)
+                tensor.copy_(pinned, non_blocking=True)
+            arrived = self.streams.mark("there")
+        finally:
+            self._there.give(memory, arrived)
+        return Sent(tensor, arrived)
+
+    def take(self, staged: Sent) -> torch.Tensor:
+        """What was sent; the card waits for it, not who asks."""
+        self.streams.wait("compute", staged.arrived)
+        self.streams.keep(staged.tensor, "compute")
+        return staged.tensor
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """On the stream that computes."""
+        with super().computing(), self.streams.on("compute"):
+            yield
+
+    def give(self, tensor: torch.Tensor) -> Given:
+        """Begin to bring a result back, once it is computed."""
+        self.streams.wait("back", self.streams.mark("compute"))
+        size = tensor.numel() * tensor.element_size()
+        buffers = self._back if size > SMALL_BYTES else self._beside
+        memory = buffers.take(size)
+        with self.streams.on("back"):
+            pinned = memory[:size].view(tensor.dtype).view(tensor.shape)
+            pinned.copy_(tensor, non_blocking=True)
+        self.streams.keep(tensor, "back")
+        return OnItsWay(pinned, memory, self.streams.mark("back"), buffers)
+
+    def forget(self) -> None:
+        """Give cached memory back after an out-of-memory error."""
+        if self.kind == "cuda":
+            self.torch.cuda.empty_cache()
+
+
+class OnItsWay(Given):
+    """A result on its way back from a card."""
+
+    def __init__(self, pinned: torch.Tensor, memory: torch.Tensor, arrived: Mark, buffers: Buffers) -> None:
+        super().__init__(pinned)
+        self._memory = memory
+        self._arrived = arrived
+        self._buffers = buffers
+
+    def pixels(self) -> NDArray[Any]:
+        """The result, in memory of its own: the pinned memory is for the next."""
+        try:
+            self._arrived.synchronize()
+            return super().pixels().copy()
+        finally:
+            self._buffers.give(self._memory)

@@ -1,0 +1,122 @@
+"""The way of pixels to a card and back, gone on the processor: the same bits, through memory that is used again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from halotile.storage.grid import Region
+from halotile.tasks.buffers import Buffers
+from halotile.tasks.card import Card
+from halotile.tasks.device import Device
+from halotile.tasks.window import TileRunner
+from tests.tasks.test_window import blur, tiling
+
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "float16",
+    "float32",
+    "float64",
+    ">u2",
+    ">f4",
+)
+
+
+class Spoiled(Buffers):
+    """Memory that is worthless as soon as it is given back."""
+
+    def give(self, memory: Any, mark: Any = None) -> None:
+        """Spoil it first."""
+        memory.fill_(255)
+        super().give(memory, mark)
+
+
+def card(**options: Any) -> Card:
+    """A card whose memory is spoiled between two uses."""
+    made = Card("cpu", **options)
+    made._there, made._back, made._beside = (Spoiled(made.streams.pinned) for _ in range(3))
+    return made
+
+
+def picture(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[Any, Any]:
+    """Noise."""
+    return (np.random.default_rng(0).random(shape) * 100).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
+    device, pixels = card(), picture(dtype)
+    sent = [device.stage(pixels), device.stage(pixels[..., ::-1]), device.stage(np.asfortranarray(pixels))]
+    back = [device.give(device.take(each)).pixels() for each in sent]
+    for got, want in zip(back, (pixels, pixels[..., ::-1], pixels), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_a_block_has_the_same_bits_as_without(dtype: str, batch: int) -> None:
+    pixels, whole = picture(dtype), Region.whole((100, 120))
+    core = Region((20, 30), (90, 80))
+    form = tiling(batch=batch, range=(0.0, 100.0))
+    made = [
+        TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {}) for device in (Device(), card())
+    ]
+    np.testing.assert_array_equal(*made)
+
+
+def test_every_batch_has_the_same_shape() -> None:
+    shapes = set()
+
+    def noted(batch: torch.Tensor) -> torch.Tensor:
+        shapes.add(tuple(batch.shape))
+        return batch
+
+    whole = Region.whole((100, 120))
+    TileRunner(noted, card(), tiling(batch=7), "noted")(picture("float32"), whole, whole, 1, {})
+    assert len(shapes) == 1
+    assert shapes.pop()[0] == 7
+
+
+def test_blocks_that_are_on_their_way_at_once_do_not_mix() -> None:
+    """As the lanes of a worker have them: one is read while another is computed and a third one written."""
+    whole = Region.whole((100, 120))
+    runner = TileRunner(blur, card(), tiling(), "blur")
+    pictures = [picture("float32") + number for number in range(6)]
+    want = [TileRunner(blur, Device(), tiling(), "blur")(each, whole, whole, 1, {}) for each in pictures]
+    got: dict[int, Any] = {}
+    writer: threading.Thread | None = None
+    staged = runner.stage(pictures[0], {})
+    for number in range(6):
+        following = runner.stage(pictures[number + 1], {}) if number < 5 else None
+        computed = runner.launch(staged, whole, whole, 1)
+        if writer is not None:
+            writer.join()
+        writer = threading.Thread(target=lambda n=number, c=computed: got.update({n: c.collect()}))
+        writer.start()
+        if following is not None:
+            staged = following
+    assert writer is not None
+    writer.join()
+    for number, pixels in enumerate(want):
+        np.testing.assert_array_equal(got[number], pixels)
+
+
+def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
+    whole, device = Region.whole((100, 120)), card()
+    runner = TileRunner(lambda batch: batch[..., 1:], device, tiling(), "wrong")
+    for _ in range(5):
+        with pytest.raises(RuntimeError):
+            runner(picture("float32"), whole, whole, 1, {})
+    np.testing.assert_array_equal(
+        device.give(device.take(device.stage(picture("uint8")))).pixels(), picture("uint8")
+    )
