@@ -312,9 +312,27 @@ def _keys_of_cluster(cluster: Cluster) -> Told:
             )
 
 
+def _gpus_of_cluster(cluster: Cluster) -> Told:
+    """Which GPUs are said on one machine, how many for each worker elsewhere."""
+    if cluster.kind not in ("auto", "local-cuda") and not isinstance(cluster.gpus, int):
+        yield (
+            ("cluster", "gpus"),
+            f"{shown(cluster.gpus)}, which is for cluster local-cuda; cluster {cluster.kind} takes a number for each worker: write 1",
+        )
+
+
+def _device_of_run(run: Run) -> Told:
+    """Formats that processors have none of."""
+    if run.precision == "tf32" and run.device == "cpu":
+        yield (
+            ("run", "precision"),
+            "tf32 is a format of GPUs, and run.device is cpu; write float32 or bfloat16",
+        )
+
+
 def _encryption_of_cluster(cluster: Cluster) -> Told:
     """Who may be without: nobody beyond loopback."""
-    remote = cluster.kind not in ("auto", "local", "scheduler")
+    remote = cluster.kind not in ("auto", "local", "local-cuda", "scheduler")
     address = cluster.address or ""
     if not cluster.tls and (remote or (address and not is_loopback(host_of(address)))):
         where = address or f"cluster {cluster.kind}"
@@ -329,7 +347,13 @@ def _encryption_of_cluster(cluster: Cluster) -> Told:
 
 Rule = Callable[..., Told]
 
-_OF_CLUSTERS = (_scheduler_of_cluster, _keys_of_cluster, _encryption_of_cluster)
+_OF_CLUSTERS = (
+    _scheduler_of_cluster,
+    _keys_of_cluster,
+    _gpus_of_cluster,
+    _encryption_of_cluster,
+    _device_of_run,
+)
 
 RULES: Mapping[type, tuple[Rule, ...]] = {
     Cluster: _OF_CLUSTERS,

@@ -120,8 +120,10 @@ class Run:
     """fail: the run ends with exit code 1; quarantine: with exit code 3. The good blocks stay either way."""
     on_nan: Literal["propagate", "fail"] = "propagate"
     """What a NaN or infinity in the input does."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the computation; bfloat16 is faster on some processors, at about 1 % error."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What computes: processors or GPUs. auto: GPUs where the cluster has them for its workers."""
+    precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32"
+    """Precision of the computation. tf32 is of GPUs; the others are faster on some devices, at about 1 % error."""
     stall_seconds: float = 300.0
     """Time without a finished block after which the cluster is started anew; a worker that is silent for so long is replaced."""
 
@@ -152,8 +154,8 @@ class Cluster:
     """Batch systems: how long a job may take, such as "04:00:00"; a job of `submit` goes on in another one."""
     cores: int = 1
     """Batch systems: cores for each worker."""
-    gpus: int = 0
-    """Batch systems: GPUs for each worker."""
+    gpus: int | Literal["all"] | tuple[int, ...] = 0
+    """Batch systems: GPUs for each worker. local-cuda: all, or which of them, such as [0, 2]."""
     prologue: tuple[str, ...] = ()
     """Batch systems: lines of the job script before the worker starts, such as "module load cuda"."""
     directives: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from halotile.graphs.cutting import (
     rim_of,
     tiling_of,
 )
+from halotile.graphs.devices import device_of, on_gpus
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
 from halotile.graphs.memory import Footprint, footprint, machine_bytes
@@ -74,6 +75,8 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
         When it does not fit.
     """
     check_job(job)
+    job = on_gpus(job)
+    device = device_of(job.run, job.cluster)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
@@ -113,9 +116,10 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
             denoiser=denoiser,
             tiling=tiling,
             channels_out=denoiser.channels[1],
+            device=device,
             precision=job.run.precision,
             on_nan=job.run.on_nan,
-            overlap=overlap_pays(job.run),
+            overlap=device != "cpu" or overlap_pays(job.run),
         )
         return task, _footprint(task, layout, denoiser, original.chunks if not original.mapped else (1,))
 
@@ -204,7 +208,15 @@ def _identity(
         "depth": [list(pair) for pair in task.tiling.depth],
         "boundary": list(task.rim.rules),
         "precision": task.precision,
+        **_on_device(task),
         "on_nan": task.on_nan,
         "layout": layout.to_json(),
         "block": list(task.grid.block),
     }
+
+
+def _on_device(task: DenoiseTask) -> dict[str, Any]:
+    """What else decides about bits where it is not a processor that computes: its libraries choose by shape."""
+    if task.device == "cpu":
+        return {}
+    return {"device": task.device, "tile": list(task.tiling.tile), "batch": task.tiling.batch}

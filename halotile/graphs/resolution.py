@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from halotile import registry
 from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
+from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.job import Cluster
 from halotile.graphs.words import nearest
 
@@ -45,7 +47,8 @@ def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kin
     """The kind that a job means in an environment.
 
     What is written comes first; then ``HALOTILE_CLUSTER``, then ``DASK_SCHEDULER_ADDRESS``, then whether this is one of
-    several copies of the command (``mpirun``, ``srun``), then whether it is in a Slurm allocation; at last this machine.
+    several copies of the command (``mpirun``, ``srun``), then whether it is in a Slurm allocation; at last this machine, its
+    GPUs where it has any.
 
     Raises
     ------
@@ -62,8 +65,8 @@ def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kin
     'DASK_SCHEDULER_ADDRESS is tls://10.0.0.7:8786'
     >>> kind_of(Cluster(), {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).name
     'ranks'
-    >>> kind_of(Cluster(), {}).name
-    'local'
+    >>> kind_of(Cluster(), {"CUDA_VISIBLE_DEVICES": ""})
+    Kind(name='local', why='no GPU: CUDA_VISIBLE_DEVICES shows none')
     """
     if choice.kind != AUTO:
         return Kind(choice.kind, "as written")
@@ -79,7 +82,14 @@ def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kin
         if shutil.which("srun", path=environment.get("PATH")):
             return Kind("slurm-alloc", f"in Slurm's allocation {environment['SLURM_JOB_ID']}")
         return Kind("local", "in an allocation of Slurm's, but there is no srun here")
-    return Kind(DEFAULT, "nothing else is said")
+    gpus = gpus_here(environment)
+    if not gpus.names:
+        return Kind(DEFAULT, f"no GPU: {gpus.why_none}")
+    if not has_dask_cuda():
+        return Kind(
+            DEFAULT, f"{counted(len(gpus.names), 'GPU')} here are left alone; for a worker on each: {INSTALL}"
+        )
+    return Kind("local-cuda", f"{counted(len(gpus.names), 'GPU')} here")
 
 
 def is_other_copy(choice: Cluster, environment: Mapping[str, str] = os.environ) -> bool:

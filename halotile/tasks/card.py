@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.errors import ConfigError
 from halotile.tasks.buffers import Buffers, Mark
 from halotile.tasks.device import Device, Given
 from halotile.tasks.streams import AtOnce, CudaStreams, Streams
@@ -134,3 +135,30 @@ class OnItsWay(Given):
             return super().pixels().copy()
         finally:
             self._buffers.give(self._memory)
+
+
+def open_device(kind: str, precision: str, channels_last: bool) -> Device:
+    """The device of this process.
+
+    Parameters
+    ----------
+    kind : str
+        ``cpu``, or ``cuda``: the first card that the process may see.
+    precision, channels_last
+        As of :class:`~halotile.tasks.device.Device`.
+
+    Raises
+    ------
+    ConfigError
+        For a card where there is none.
+    """
+    if kind == "cpu":
+        return Device("cpu", precision, channels_last)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "run.device is cuda, and this worker sees no GPU: torch finds no driver, or CUDA_VISIBLE_DEVICES shows none. Write "
+            "device: cpu, or start it where there is one (`recon-cli doctor`)."
+        )
+    return Card("cuda:0", precision, channels_last)

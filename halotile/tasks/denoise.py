@@ -13,6 +13,7 @@ from halotile.storage.grid import Block, Grid
 from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.block import Receipt
+from halotile.tasks.card import open_device
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import Device
 from halotile.tasks.probe import check_purity
@@ -34,6 +35,7 @@ class DenoiseTask:
     denoiser: Denoiser
     tiling: Tiling
     channels_out: int
+    device: str
     precision: str
     on_nan: str
     overlap: bool
@@ -63,13 +65,13 @@ class Denoising:
 class DenoiseStages:
     """Read, denoise, write."""
 
-    def __init__(self, task: DenoiseTask, device: str = "cpu") -> None:
+    def __init__(self, task: DenoiseTask, device: Device | None = None) -> None:
         self.task = task
         spatial = len(task.roles.spatial)
         channels_last = task.denoiser.convolutional and spatial == 2
         self.tiles = TileRunner(
             task.denoiser.build(),
-            Device(device, task.precision, channels_last),
+            device or open_device(task.device, task.precision, channels_last),
             task.tiling,
             task.denoiser.title,
         )

@@ -12,8 +12,8 @@ import numpy as np
 from halotile.storage.grid import Grid, Region
 from halotile.storage.output import to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
+from halotile.tasks.card import open_device
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.device import Device
 from halotile.tasks.roles import Roles
 from halotile.tasks.window import TileRunner, Tiling
 
@@ -41,8 +41,8 @@ class Denoised:
         How far around a region has to be read: see :meth:`~halotile.storage.grid.Grid.window_of`.
     rim : Rim
         What is read outside the image.
-    precision : str
-        ``float32`` or ``bfloat16``.
+    device, precision : str
+        What computes it, and how exactly, as ``run.device`` and ``run.precision`` of a job.
     """
 
     source: Readable
@@ -51,6 +51,7 @@ class Denoised:
     roles: Roles
     grid: Grid
     rim: Rim
+    device: str = "cpu"
     precision: str = "float32"
 
     @property
@@ -80,7 +81,7 @@ class Denoised:
     def runner(self) -> TileRunner:
         """The model with its tiling, built when it is first asked for."""
         # A function that a script hands over may have no name that plain pickle finds it by.
-        key = cloudpickle.dumps((self.denoiser, self.tiling, self.precision))
+        key = cloudpickle.dumps((self.denoiser, self.tiling, self.device, self.precision))
         with _guard:
             if key not in _runners:
                 while len(_runners) >= _KEPT:
@@ -90,5 +91,5 @@ class Denoised:
 
     def _build(self) -> TileRunner:
         channels_last = self.denoiser.convolutional and len(self.roles.spatial) == 2
-        device = Device("cpu", self.precision, channels_last)
+        device = open_device(self.device, self.precision, channels_last)
         return TileRunner(self.denoiser.build(), device, self.tiling, self.denoiser.title)

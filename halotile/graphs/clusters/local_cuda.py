@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from halotile.errors import ConfigError, MissingPackage
+from halotile.errors import MissingPackage
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.clusters.local import held, options_of
-from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.devices import chosen
+from halotile.graphs.gpus import INSTALL, has_dask_cuda
 from halotile.graphs.workers.forks import environment_now
 
 
@@ -24,7 +25,9 @@ def start(order: Order) -> Iterator[Cluster]:
     MissingPackage
         Without dask-cuda.
     """
-    names = chosen(order)
+    names = chosen(order.choice)
+    if not has_dask_cuda():
+        raise MissingPackage(f"cluster local-cuda is dask-cuda's, which is not installed. Write: {INSTALL}")
 
     def make() -> Any:
         return _class()(
@@ -39,26 +42,6 @@ def start(order: Order) -> Iterator[Cluster]:
         yield cluster
 
 
-def chosen(order: Order) -> tuple[str, ...]:
-    """The GPUs that an order means.
-
-    Raises
-    ------
-    ConfigError
-        Where there is none, or not the one that is asked for.
-    MissingPackage
-        Without dask-cuda.
-    """
-    found = gpus_here()
-    if not found.names:
-        raise ConfigError(
-            f"cluster.kind is local-cuda, and there is no GPU here: {found.why_none}. Write kind: local to compute on processors."
-        )
-    if not has_dask_cuda():
-        raise MissingPackage(f"cluster local-cuda is dask-cuda's, which is not installed. Write: {INSTALL}")
-    return found.names
-
-
 def _class() -> type:
     """LocalCUDACluster, with workers that are told what the environment says by now."""
     from dask_cuda import LocalCUDACluster
@@ -67,7 +50,10 @@ def _class() -> type:
         def new_worker_spec(self) -> Any:
             made = super().new_worker_spec()
             for each in made.values():
-                each["options"]["env"] = environment_now() | each["options"]["env"]
+                options = each["options"]
+                options["env"] = environment_now() | options["env"]
+                # CUDA is touched where a model is loaded, and not before: a worker without its card says so then, in words.
+                options["preload"], options["preload_argv"] = [], []
             return made
 
     return OnGpus

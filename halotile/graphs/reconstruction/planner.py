@@ -13,6 +13,7 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.cutting import allowed_bytes, overlap_pays
+from halotile.graphs.devices import device_of, on_gpus
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
@@ -68,7 +69,7 @@ def make_reconstruction_plan(
         When it does not fit.
     """
     check_reconstruction(job)
-    job = with_whole_paths(job)
+    job = on_gpus(with_whole_paths(job))
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))
@@ -118,6 +119,7 @@ def make_reconstruction_plan(
         "start": given.fingerprint() if given else None,
         "reference": reference.fingerprint() if reference else None,
         "precision": job.run.precision,
+        **({"device": device} if (device := device_of(job.run, job.cluster)) != "cpu" else {}),
         "exact": job.exact,
         "layout": layout.to_json(),
         "block": list(grid.block),

@@ -7,6 +7,7 @@ from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.cutting import grid_of, rim_of, tiling_of
+from halotile.graphs.devices import device_of
 from halotile.graphs.job import PriorChoice, Reconstruction
 from halotile.graphs.reach import Reach, resolve_reach
 from halotile.graphs.resolve import describe_denoiser, make_denoiser
@@ -81,7 +82,14 @@ def cut_for_prior(
     tiling = tiling_of(job.tile, denoiser, roles, reach, geometry, size, block, None, image.dtype)
     grid = grid_of(geometry, roles, reach, block, tiling)
     denoised = Denoised(
-        image, denoiser, tiling, roles, grid, rim_of(job.tile, denoiser, roles), job.run.precision
+        image,
+        denoiser,
+        tiling,
+        roles,
+        grid,
+        rim_of(job.tile, denoiser, roles),
+        device=device_of(job.run, job.cluster),
+        precision=job.run.precision,
     )
     return (
         Variation(denoised, choice.weight) if choice.name == "tv" else Plugged(denoised, choice.weight)

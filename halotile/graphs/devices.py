@@ -1,0 +1,77 @@
+"""What computes a job, decided when it is planned: what is begun on one device does not go on with the bits of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
+from halotile.graphs.gpus import Gpus, gpus_here
+from halotile.graphs.job import Cluster, Job, Reconstruction, Run
+from halotile.graphs.resolution import kind_of
+from halotile.graphs.words import shown
+
+LOCAL_CUDA = "local-cuda"
+AJob = TypeVar("AJob", Job, Reconstruction)
+
+
+def device_of(run: Run, cluster: Cluster) -> str:
+    """``cpu`` or ``cuda``: what is written, else GPUs where the cluster has them for its workers.
+
+    Examples
+    --------
+    >>> device_of(Run(), Cluster(kind="slurm")), device_of(Run(), Cluster(kind="slurm", gpus=1))
+    ('cpu', 'cuda')
+    >>> device_of(Run(device="cpu"), Cluster(kind="slurm", gpus=1))
+    'cpu'
+    """
+    if run.device != "auto":
+        return run.device
+    return "cuda" if cluster.gpus or kind_of(cluster).name == LOCAL_CUDA else "cpu"
+
+
+def on_gpus(job: AJob) -> AJob:
+    """A job with a worker on each GPU, where that is its cluster."""
+    if kind_of(job.cluster).name != LOCAL_CUDA:
+        return job
+    return replace(job, run=replace(job.run, workers=len(chosen(job.cluster))))
+
+
+def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
+    """The GPUs of this machine that a cluster section means, as CUDA_VISIBLE_DEVICES names them.
+
+    Raises
+    ------
+    ConfigError
+        Where there is none, or not the one that is asked for.
+
+    Examples
+    --------
+    >>> two = Gpus(("0", "1"))
+    >>> chosen(Cluster(), two), chosen(Cluster(gpus=1), two), chosen(Cluster(gpus=(1,)), two)
+    (('0', '1'), ('0',), ('1',))
+    >>> chosen(Cluster(gpus=(0, 2)), two)
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: cluster.gpus is [0, 2], and there are 2 GPUs here, counted from 0. Write gpus: all, or which of them.
+    """
+    here = here or gpus_here()
+    if not here.names:
+        raise ConfigError(
+            f"cluster.kind is local-cuda, and there is no GPU here: {here.why_none}. Write kind: local to compute on processors."
+        )
+    asked = cluster.gpus
+    if asked in (0, "all"):
+        return here.names
+    places = (
+        tuple(range(asked))
+        if isinstance(asked, int)
+        else tuple(place for place in asked if isinstance(place, int))
+    )
+    if not places or max(places) >= len(here.names):
+        count = counted(len(here.names), "GPU")
+        raise ConfigError(
+            f"cluster.gpus is {shown(asked)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here, counted from 0. "
+            "Write gpus: all, or which of them."
+        )
+    return tuple(dict.fromkeys(here.names[place] for place in places))

@@ -1,0 +1,173 @@
+"""A worker on each GPU: which there are, which are meant, and the real dask-cuda with cards that are made up."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halotile.errors import ConfigError, MissingPackage
+from halotile.graphs import devices, resolution
+from halotile.graphs.clusters import local_cuda
+from halotile.graphs.clusters.base import Order
+from halotile.graphs.devices import chosen, device_of, on_gpus
+from halotile.graphs.gpus import Gpus, gpus_here
+from halotile.graphs.job import Cluster, Run
+from halotile.graphs.planner import make_plan
+from halotile.graphs.resolution import kind_of
+from tests.support import job_of, noisy_picture, write_zarr
+
+TWO = Gpus(("0", "1"))
+
+
+class Nvml:
+    """NVML of a machine with some cards, or a driver that does not answer."""
+
+    class NVMLError(Exception):
+        """What it raises."""
+
+    def __init__(self, count: int | None) -> None:
+        self.count = count
+
+    def nvmlInit(self) -> None:  # noqa: N802 - its name
+        """Begin."""
+        if self.count is None:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetCount(self) -> int | None:  # noqa: N802
+        """How many."""
+        return self.count
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        """End."""
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "names", "why"),
+    [
+        (2, None, ("0", "1"), ""),
+        (4, "2,0", ("2", "0"), ""),
+        (1, "GPU-84fd49f2", ("GPU-84fd49f2",), ""),
+        (2, "", (), "CUDA_VISIBLE_DEVICES shows none"),
+        (2, "-1", (), "CUDA_VISIBLE_DEVICES shows none"),
+        (0, None, (), "NVML finds none"),
+        (None, None, (), "NVML finds none (Driver Not Loaded)"),
+    ],
+)
+def test_nvml_tells_which_gpus_are_here(
+    monkeypatch: pytest.MonkeyPatch, count: int | None, visible: str | None, names: tuple[str, ...], why: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(count))
+    found = gpus_here({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert (found.names, found.why_none) == (names, why)
+
+
+def test_without_nvml_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "nvidia-ml-py is not installed" in gpus_here({}).why_none
+
+
+@pytest.mark.parametrize(
+    ("here", "installed", "name", "why"),
+    [
+        (TWO, True, "local-cuda", "2 GPUs here"),
+        (
+            TWO,
+            False,
+            "local",
+            "2 GPUs here are left alone; for a worker on each: pip install 'halotile[cuda]'",
+        ),
+        (Gpus(why_none="NVML finds none"), True, "local", "no GPU: NVML finds none"),
+    ],
+)
+def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, here: Gpus, installed: bool, name: str, why: str
+) -> None:
+    monkeypatch.setattr(resolution, "gpus_here", lambda _: here)
+    monkeypatch.setattr(resolution, "has_dask_cuda", lambda: installed)
+    assert kind_of(Cluster(), {}) == resolution.Kind(name, why)
+    assert kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))],
+)
+def test_gpus_are_named_by_their_place(asked: Any, names: tuple[str, ...]) -> None:
+    assert chosen(Cluster(gpus=asked), TWO) == names
+
+
+@pytest.mark.parametrize("asked", [3, (0, 2), ()])
+def test_gpus_that_are_not_there_are_refused(asked: Any) -> None:
+    with pytest.raises(ConfigError, match="there are 2 GPUs here, counted from 0"):
+        chosen(Cluster(gpus=asked), TWO)
+
+
+def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
+    order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
+    start = local_cuda.start(order)
+    with (
+        pytest.raises(ConfigError, match=r"there is no GPU here: NVML finds none\. Write kind: local"),
+        start,
+    ):
+        pass
+
+
+def test_the_extra_is_named_where_dask_cuda_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: False)
+    start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
+    with pytest.raises(MissingPackage, match=r"pip install 'halotile\[cuda\]'"), start:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("run", "cluster", "device"),
+    [
+        (Run(), Cluster(kind="local"), "cpu"),
+        (Run(), Cluster(kind="local-cuda"), "cuda"),
+        (Run(), Cluster(kind="slurm", gpus=1), "cuda"),
+        (Run(device="cpu"), Cluster(kind="slurm", gpus=1), "cpu"),
+        (Run(device="cuda"), Cluster(kind="local"), "cuda"),
+    ],
+)
+def test_what_computes_follows_from_where_the_workers_live(run: Run, cluster: Cluster, device: str) -> None:
+    assert device_of(run, cluster) == device
+
+
+def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
+    plain, on_cards = (
+        make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda")
+    )
+    assert on_cards.run.workers == 2
+    assert (plain.task.device, on_cards.task.device, on_cards.task.overlap) == ("cpu", "cuda", True)
+    assert plain.fingerprint != on_cards.fingerprint
+    assert on_gpus(job) == job
+
+
+@pytest.mark.cluster
+def test_dask_cuda_gives_each_worker_a_card_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
+    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    # There is no card to ask for its memory and its cores.
+    monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")
+    order = Order(workers=2, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
+    with local_cuda.start(order) as cluster:
+        told = cluster.client.run(
+            lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MALLOC_ARENA_MAX"])
+        )
+        workers = cluster.client.scheduler_info()["workers"]
+    assert cluster.workers == 2
+    assert sorted(told.values()) == [("0,1", "1"), ("1,0", "1")]
+    assert all(address.startswith("tls://127.0.0.1:") for address in told)
+    assert {worker["nthreads"] for worker in workers.values()} == {1}
