@@ -101,6 +101,14 @@ class Card(Device):
         with super().computing(), self.streams.on("compute"):
             yield
 
+    def clock(self) -> Mark:
+        """The end of what is queued to be computed."""
+        return self.streams.mark("compute")
+
+    def seconds(self, first: Mark, last: Mark) -> float:
+        """By the card's own clock."""
+        return self.streams.seconds(first, last)
+
     def give(self, tensor: torch.Tensor) -> Given:
         """Begin to bring a result back, once it is computed."""
         self.streams.wait("back", self.streams.mark("compute"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,13 +100,11 @@ class DenoiseStages:
     def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> Denoising:
         """The core, denoised; on a card, before long."""
         task, roles = self.task, self.task.roles
-        began = time.perf_counter()
         reach = task.rim.reach(block.window, task.grid.shape)
         channels = task.channels_out if roles.channel is not None else 1
         computed = self.tiles.launch(
             what_was_read.staged, roles.spatial_part(reach), roles.spatial_part(block.core), channels
         )
-        receipt.compute_seconds += time.perf_counter() - began
         receipt.pixels += block.core.size
         receipt.read_bytes += what_was_read.size
         return Denoising(computed, what_was_read.masked)
@@ -116,6 +113,7 @@ class DenoiseStages:
         """Write the core."""
         task, roles = self.task, self.task.roles
         pixels = result.computed.collect()
+        receipt.compute_seconds += result.computed.seconds
         if result.masked is not None:
             pixels = to_dtype(pixels, task.writer.layout.dtype)
             original, mask = result.masked

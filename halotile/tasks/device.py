@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,14 @@ class Device:
         """Where models run, without gradients. The mode belongs to a thread, so it is set where the computing thread passes."""
         with self.torch.inference_mode():
             yield
+
+    def clock(self) -> Any:
+        """Now, as the device has it: once all that was asked of it is computed."""
+        return time.perf_counter()
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Between two times of its clock, when they have come."""
+        return float(last - first)
 
     def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
         """``model(batch, **sides)`` at this device's precision, in the memory layout that suits it."""

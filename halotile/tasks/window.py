@@ -165,7 +165,7 @@ class TileRunner:
             pixels = self.device.take(staged.pixels)
             sides = {name: self.device.take(side) for name, side in staged.sides.items()}
             planes = tuple(pixels.shape[: pixels.ndim - 1 - len(core.start)])
-            work = _Work(pixels, sides, available, core, (*planes, channels_out))
+            work = _Work(pixels, sides, available, core, (*planes, channels_out), self.device.clock())
             windows = list(windows_of(core, available, planes, self.tiling))
             for _, same in itertools.groupby(windows, key=self._kind):
                 queue = list(same)
@@ -262,9 +262,16 @@ class Computed:
     def __init__(self, work: _Work, device: Device, refuse: Callable[[Region], NoReturn]) -> None:
         assert work.output is not None
         self._work = work
+        self._device = device
+        self._ended = device.clock()
         self._refuse = refuse
         self._output = device.give(work.output)
         self._sums = device.give(device.torch.stack(work.sums))
+
+    @property
+    def seconds(self) -> float:
+        """How long the device was at it, once it has been collected."""
+        return self._device.seconds(self._work.began, self._ended)
 
     def collect(self) -> NDArray[Any]:
         r"""The core, of shape (\*looped, channels out, \*spatial \* scale).
@@ -293,7 +300,9 @@ class _Work:
         available: Region,
         core: Region,
         leading: tuple[int, ...],
+        began: Any,
     ) -> None:
+        self.began = began
         self.pixels = pixels
         self.sides = sides
         self.available = available

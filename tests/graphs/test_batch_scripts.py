@@ -64,7 +64,7 @@ def test_the_script_of_a_worker(name: str, how: str) -> None:
 
 
 def test_every_batch_system_is_here() -> None:
-    others = {"local", "scheduler", "slurm-alloc", "ranks"}
+    others = {"local", "local-cuda", "scheduler", "slurm-alloc", "ranks"}
     assert {*names("clusters")} == {*SYSTEMS} | others
 
 

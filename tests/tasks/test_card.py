@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import zarr
 
-from halotile.storage.grid import Region
+from halotile.graphs.planner import make_plan
+from halotile.storage.grid import Grid, Region
+from halotile.storage.output import create_output
+from halotile.tasks.block import BlockRunner
 from halotile.tasks.buffers import Buffers
 from halotile.tasks.card import Card
+from halotile.tasks.denoise import DenoiseStages, DenoiseTask
 from halotile.tasks.device import Device
 from halotile.tasks.window import TileRunner
+from tests.support import job_of, write_zarr
 from tests.tasks.test_window import blur, tiling
 
 DTYPES = (
@@ -68,10 +76,10 @@ def test_a_block_has_the_same_bits_as_without(dtype: str, batch: int) -> None:
     pixels, whole = picture(dtype), Region.whole((100, 120))
     core = Region((20, 30), (90, 80))
     form = tiling(batch=batch, range=(0.0, 100.0))
-    made = [
+    plain, there = (
         TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {}) for device in (Device(), card())
-    ]
-    np.testing.assert_array_equal(*made)
+    )
+    np.testing.assert_array_equal(there, plain)
 
 
 def test_every_batch_has_the_same_shape() -> None:
@@ -120,3 +128,38 @@ def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
     np.testing.assert_array_equal(
         device.give(device.take(device.stage(picture("uint8")))).pixels(), picture("uint8")
     )
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_a_worker_writes_the_same_picture_with_a_card(dtype: str, tmp_path: Path) -> None:
+    """All three lanes: read and sent, computed, fetched and written."""
+    source = write_zarr(tmp_path / "in.zarr", picture(dtype, (700, 610)))
+    written = []
+    for name, device in (("plain", Device()), ("card", card())):
+        job = job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128})
+        plan = make_plan(job)
+        create_output(plan.output, plan.layout)
+        runner = BlockRunner(Staged(plan.task, device))
+        receipt = runner.run(range(len(plan.grid)))
+        assert (sorted(receipt.done), receipt.bad) == (list(range(len(plan.grid))), [])
+        assert receipt.compute_seconds > 0
+        written.append(zarr.open_array(plan.output, mode="r")[...])
+    np.testing.assert_array_equal(written[0], written[1])
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A task on a device of ours, with its lanes."""
+
+    task: DenoiseTask
+    device: Device
+    overlap = True
+
+    @property
+    def grid(self) -> Grid:
+        """Of the task."""
+        return self.task.grid
+
+    def stages(self) -> DenoiseStages:
+        """On the device."""
+        return DenoiseStages(self.task, self.device)
