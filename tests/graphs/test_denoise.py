@@ -67,15 +67,16 @@ def test_a_function_is_told_by_its_code_in_every_process() -> None:
     assert "'__main__:outer'" in said.pop()
 
 
-def test_bfloat16_is_close_and_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "most"), [("bfloat16", 0.03), ("float16", 0.004)])
+def test_half_precision_is_close_and_asked_for(precision: str, most: float, tmp_path: Path) -> None:
     from tests.support import dncnn_weights, job_of
 
     source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
     options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
     exact = run_inline(job_of(source, tmp_path / "a.zarr", "dncnn", options))
-    rough = run_inline(job_of(source, tmp_path / "b.zarr", "dncnn", options, run={"precision": "bfloat16"}))
+    rough = run_inline(job_of(source, tmp_path / "b.zarr", "dncnn", options, run={"precision": precision}))
     assert not np.array_equal(rough, exact)
-    assert np.abs(rough - exact).max() < 0.03 * np.abs(exact).max()
+    assert np.abs(rough - exact).max() < most * np.abs(exact).max()
 
 
 def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
