@@ -261,7 +261,8 @@ def test_fresh_begins_once_and_counts_what_it_does_itself(job: HpcJob, slurm: Sl
 
 def test_workers_of_a_submitted_run_have_gpus_of_their_own(job: HpcJob) -> None:
     job.set_pace(0.1)
-    submitted(job, "--workers", "4", "--set", "cluster.gpus=1", "--set", "run.memory_per_worker=800MiB")
+    told = ("cluster.gpus=1", "run.device=cpu", "run.memory_per_worker=800MiB")
+    submitted(job, "--workers", "4", *(word for each in told for word in ("--set", each)))
     wait_for((job.run_directory / "finished").exists)
     assert {(node, gpus) for _, _, node, gpus in job.log()} == {
         ("n1", "0"),

@@ -106,7 +106,7 @@ def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) 
 
 def test_each_job_has_gpus_of_its_own(job: HpcJob) -> None:
     job.set_pace(0.1)
-    job.call("run", "job.yaml", "--allow-import", "--set", "cluster.gpus=1")
+    job.call("run", "job.yaml", "--allow-import", "--set", "cluster.gpus=1", "--set", "run.device=cpu")
     assert sorted({(node, gpus) for _, _, node, gpus in job.log()}) == [("n1", "0"), ("n1", "1")]
 
 
