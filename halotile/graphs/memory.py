@@ -12,12 +12,15 @@ from pathlib import Path
 
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
+from halotile.tasks.buffers import COUNT
 
 MIB = 1024**2
 IMPORTS_BYTES = 700 * MIB
 """Resident memory of a worker before its first block: Python, Dask, zarr, torch."""
 SHARED_BYTES = 240 * MIB
 """What of it is program files, of which a machine keeps one copy for all its workers."""
+CARD_BYTES = 2048 * MIB
+"""Allowed for what a driver of cards and its libraries keep in a process that computes on one, until a trial there has measured it."""
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -128,12 +131,14 @@ def footprint(
     tile_window_pixels: int,
     batch: int,
     itemsize_in: int,
+    itemsize_work: int,
     itemsize_out: int,
     stored_piece: tuple[int, ...],
     sides: int,
     bytes_per_pixel: float,
     weights_bytes: int,
     overlap: bool,
+    card_bytes: int | None = None,
 ) -> Footprint:
     """The footprint of a block of this size.
 
@@ -143,8 +148,8 @@ def footprint(
         What a block reads (pixels of the input), what it writes and one shard (pixels of the output).
     tile_window_pixels, batch : int
         Pixels of one compute window, all channels, and how many windows are computed at once.
-    itemsize_in, itemsize_out : int
-        Bytes of one pixel.
+    itemsize_in, itemsize_work, itemsize_out : int
+        Bytes of one pixel as it is read, computed and stored: it is in the type that is computed until it is encoded.
     stored_piece : tuple of int
         The unit of decode of the input, in pixels: it is in memory as it is stored, and decoded.
     sides : int
@@ -155,14 +160,31 @@ def footprint(
         Size of the model.
     overlap : bool
         Whether the next read and the last write go on beside the computation.
+    card_bytes : int, optional
+        What a card's own libraries keep in the worker, where one computes: tiles are there then, and pixels pass through pinned
+        memory on their way there and back.
     """
+    read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
+    # Where a result was, the next window may begin, and the next result finds no room there: one more is counted.
+    results = result * ((1 if card_bytes is None else COUNT) + (2 if overlap else 1))
+    rest = {
+        "weights_bytes": weights_bytes,
+        "decode_bytes": 2 * math.prod(stored_piece) * itemsize_in,
+        "encode_bytes": 2 * math.prod(shard) * itemsize_out,
+    }
+    if card_bytes is not None:
+        return Footprint(
+            imports_bytes=IMPORTS_BYTES + card_bytes,
+            read_bytes=read * (1 + sides + COUNT),
+            result_bytes=results,
+            tiles_bytes=0,
+            **rest,
+        )
     copies = 2 if overlap else 1
     return Footprint(
         imports_bytes=IMPORTS_BYTES,
-        weights_bytes=weights_bytes,
-        read_bytes=math.prod(window) * itemsize_in * (1 + sides) * copies,
-        result_bytes=math.prod(core_out) * itemsize_out * copies,
-        decode_bytes=2 * math.prod(stored_piece) * itemsize_in,
-        encode_bytes=2 * math.prod(shard) * itemsize_out,
+        read_bytes=read * (1 + sides) * copies,
+        result_bytes=results,
         tiles_bytes=int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
+        **rest,
     )

@@ -23,7 +23,7 @@ from halotile.graphs.cutting import (
 from halotile.graphs.devices import device_of, on_gpus
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
-from halotile.graphs.memory import Footprint, footprint, machine_bytes
+from halotile.graphs.memory import CARD_BYTES, Footprint, footprint, machine_bytes
 from halotile.graphs.notes import notes_of
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.reach import rehearsed, resolve_reach
@@ -186,12 +186,14 @@ def _footprint(task: DenoiseTask, layout: Layout, denoiser: Denoiser, piece: tup
         tile_window_pixels=window * channels * tiling.scale ** len(tiling.tile),
         batch=tiling.batch,
         itemsize_in=task.source.dtype.itemsize,
+        itemsize_work=np.dtype(tiling.work_dtype).itemsize,
         itemsize_out=np.dtype(layout.dtype).itemsize,
         stored_piece=piece,
         sides=len(task.sides),
         bytes_per_pixel=denoiser.bytes_per_pixel(),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,
+        card_bytes=None if task.device == "cpu" else CARD_BYTES,
     )
 
 

@@ -136,6 +136,7 @@ class BlockRunner:
                 turned = time.perf_counter()
                 continue
             self.lanes.behind(block, partial(self._write, block, result, receipt))
+            del result  # it would be held until the next one is there
             now = time.perf_counter()
             receipt.took[block.number], turned = now - turned, now
             self._collect(receipt)

@@ -109,7 +109,7 @@ def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path) -> None:
         assert plan.footprint.total_bytes <= plan.memory_bytes
         return plan.grid.block[0], plan.task.tiling.tile[0]
 
-    large, medium, small = sizes("4GiB"), sizes("716MiB"), sizes("706MiB")
+    large, medium, small = sizes("4GiB"), sizes("724MiB"), sizes("706MiB")
     assert large > medium > small
     with pytest.raises(MemoryRefused, match=r"run\.memory_per_worker is 700MiB; one block .* needs 70\d MiB"):
         sizes("700MiB")
