@@ -191,5 +191,10 @@ def peak_memory_bytes() -> int:
         with open("/proc/self/status", encoding="ascii") as status:
             mark = next(line for line in status if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
-        return int(psutil.Process().memory_info().rss)
+        return resident_bytes()
     return int(mark.split()[1]) * 1024
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)

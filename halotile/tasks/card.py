@@ -67,8 +67,7 @@ class Card(Device):
     def place(self, model: Model) -> Model:
         """The model on the card, before anything is queued on any stream."""
         placed = super().place(model)
-        if self.kind == "cuda":
-            self.torch.cuda.synchronize(self.name)
+        self.streams.settle()
         return placed
 
     def stage(self, pixels: NDArray[Any]) -> Sent:
@@ -120,6 +119,31 @@ class Card(Device):
             pinned.copy_(tensor, non_blocking=True)
         self.streams.keep(tensor, "back")
         return OnItsWay(pinned, memory, self.streams.mark("back"), buffers)
+
+    @property
+    def title(self) -> str:
+        """The card's name."""
+        return str(self.torch.cuda.get_device_name(self.name)) if self.kind == "cuda" else super().title
+
+    def free_bytes(self) -> int | None:
+        """As the driver tells, with what torch holds back for later."""
+        if self.kind != "cuda":
+            return None
+        kept = self.torch.cuda.memory_reserved(self.name) - self.torch.cuda.memory_allocated(self.name)
+        return int(self.torch.cuda.mem_get_info(self.name)[0] + kept)
+
+    def held_bytes(self) -> int:
+        """As torch counts."""
+        return int(self.torch.cuda.memory_allocated(self.name)) if self.kind == "cuda" else 0
+
+    def peak_bytes(self) -> int:
+        """As torch counts."""
+        return int(self.torch.cuda.max_memory_allocated(self.name)) if self.kind == "cuda" else 0
+
+    def forget_peak(self) -> None:
+        """Begin to measure anew."""
+        if self.kind == "cuda":
+            self.torch.cuda.reset_peak_memory_stats(self.name)
 
     def forget(self) -> None:
         """Give cached memory back after an out-of-memory error."""

@@ -82,7 +82,7 @@ class DenoiseStages:
 
     def check(self) -> None:
         """Refuse a denoiser that gives a tile another result after another tile."""
-        check_purity(self.task.denoiser, len(self.task.roles.spatial), self.tiles.model)
+        check_purity(self.task.denoiser, len(self.task.roles.spatial), self.tiles.model_here)
 
     def read(self, block: Block) -> ReadBlock:
         """The window of the picture, and that of each side input, on their way to the device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,10 @@ class Device:
         self.precision = precision
         self.channels_last = channels_last
 
+    def at(self, precision: str) -> Self:
+        """The same device at another precision."""
+        return type(self)(self.name, precision, self.channels_last)
+
     def place(self, model: Model) -> Model:
         """The model on this device, in the memory layout that suits it."""
         if not isinstance(model, self.torch.nn.Module):
@@ -133,6 +137,26 @@ class Device:
         with mixed:
             result = model(batch, **sides)
         return result.float() if result.dtype in (self.torch.bfloat16, self.torch.float16) else result
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return "this processor"
+
+    def free_bytes(self) -> int | None:
+        """Memory that a process has there for itself; None where it is the machine's, which is planned elsewhere."""
+        return None
+
+    def held_bytes(self) -> int:
+        """What tensors hold there now."""
+        return 0
+
+    def peak_bytes(self) -> int:
+        """The most that they held since :meth:`forget_peak`."""
+        return 0
+
+    def forget_peak(self) -> None:
+        """Begin to measure anew."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an exception says that memory ran out, on any kind of device."""

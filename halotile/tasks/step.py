@@ -157,7 +157,7 @@ class StepStages:
         """Refuse a denoiser that gives a tile another result after another tile."""
         pairs = zip(self.task.denoised, self.runners, strict=True)
         for part, runner in {id(runner): (part, runner) for part, runner in pairs}.values():
-            check_purity(part.denoiser, len(part.roles.spatial), runner.model)
+            check_purity(part.denoiser, len(part.roles.spatial), runner.model_here)
 
     def read(self, block: Block) -> Scope:
         """The stored images around the core, held for the block."""

@@ -45,6 +45,10 @@ class Streams(Protocol):
         """Between two marks that have been reached."""
         ...
 
+    def settle(self) -> None:
+        """Wait until nothing is queued anywhere on the device."""
+        ...
+
 
 class Moment:
     """A mark of a device that does all at once: it is reached when it is made."""
@@ -85,6 +89,9 @@ class AtOnce:
         """By the clock."""
         return last.time - first.time
 
+    def settle(self) -> None:
+        """Nothing ever is."""
+
 
 class CudaStreams:
     """Those of a card.
@@ -99,6 +106,7 @@ class CudaStreams:
         import torch
 
         self.torch: Any = torch
+        self._device = device
         self._streams = {name: self.torch.cuda.Stream(device) for name in NAMES}
 
     @contextmanager
@@ -130,3 +138,7 @@ class CudaStreams:
     def seconds(self, first: Any, last: Any) -> float:
         """By the card's own clock."""
         return float(first.elapsed_time(last)) / 1000
+
+    def settle(self) -> None:
+        """Whatever stream it is on."""
+        self.torch.cuda.synchronize(self._device)

@@ -124,6 +124,11 @@ class TileRunner:
         self.name = name
         self.batch = tiling.batch
 
+    @property
+    def model_here(self) -> Model | None:
+        """The model, where it takes tensors of this machine's memory."""
+        return self.model if self.device.kind == "cpu" else None
+
     def __call__(
         self,
         pixels: NDArray[Any],

@@ -1,0 +1,371 @@
+"""A device tried with a job's own model: which tile and batch are fastest, what they take of its memory, what each precision costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import BlockFailed, HalotileError, MemoryRefused
+from halotile.storage.grid import Block, Region
+from halotile.tasks.block import resident_bytes
+from halotile.tasks.card import open_device
+from halotile.tasks.denoise import DenoiseStages, DenoiseTask
+from halotile.tasks.device import Device
+from halotile.tasks.window import Computed, Staged, TileRunner, windows_of
+
+SECONDS = 20.0
+"""After so long nothing else is tried."""
+WHOLE_SECONDS = 1.0
+"""A block that takes longer is not computed: its first batch tells how long."""
+GAIN = 0.03
+"""What is less is noise: of two sizes that near each other the one that needs less memory is taken."""
+PATIENCE = 2
+"""Batches that gain nothing before no larger one is tried."""
+WINDOWS = 3
+RESULTS = 2
+"""On the card at once: what is computed, with its result; what is on its way there; and what is on its way back."""
+ROOM = 0.9
+"""The part of the free memory that is planned with: the allocator needs some for itself."""
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be tried.
+
+    Parameters
+    ----------
+    tiles : tuple of tuple of int
+        Edges of tiles on the tiled axes, in pixels.
+    batch : int, optional
+        Tiles at once, where that is given.
+    sharing : int
+        Processes that share the device.
+    compare : bool
+        Whether all precisions are tried.
+    """
+
+    tiles: tuple[tuple[int, ...], ...]
+    batch: int | None = None
+    sharing: int = 1
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A tile and a batch.
+
+    Parameters
+    ----------
+    tile, batch
+        What was tried.
+    seconds : float
+        For one block, its halo and what fills up its last batch counted in.
+    batch_bytes : int
+        The most that a batch held on the device, beside the block and the model.
+    """
+
+    tile: tuple[int, ...]
+    batch: int
+    seconds: float
+    batch_bytes: int
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a precision costs and gains.
+
+    Parameters
+    ----------
+    name : str
+        As in a job.
+    seconds : float or None
+        For one block; None where it does not run here.
+    error : float or None
+        The largest difference from float32 on a processor, of the largest pixel of that; infinite where it overflows.
+    why_not : str
+        Why it does not run here.
+    """
+
+    name: str
+    seconds: float | None = None
+    error: float | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found, and what follows from it.
+
+    Parameters
+    ----------
+    device : str
+        Its name.
+    tile, batch
+        The fastest.
+    megapixels_per_second : float
+        Of a block with these, without reading and writing.
+    device_bytes : int
+        The most that a worker holds there: model, blocks on their way, one batch. 0 for a processor.
+    free_bytes : int or None
+        What a worker may hold there; None on a processor.
+    host_bytes : int
+        Resident memory of a process that has opened the device and loaded the model.
+    block_pixels : int
+        Pixels of a block.
+    tried : tuple of Tried
+        All of them.
+    precisions : tuple of Precision
+        If they were wished for.
+    """
+
+    device: str
+    tile: tuple[int, ...]
+    batch: int
+    megapixels_per_second: float
+    device_bytes: int
+    free_bytes: int | None
+    host_bytes: int
+    block_pixels: int
+    tried: tuple[Tried, ...]
+    precisions: tuple[Precision, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Self:
+        """What :meth:`to_json` gave.
+
+        Examples
+        --------
+        >>> tuned = Tuned("this processor", (64, 64), 2, 9.5, 0, None, 10**9, 4096, (Tried((64, 64), 2, 0.1, 0),))
+        >>> import json
+        >>> Tuned.from_json(json.loads(json.dumps(tuned.to_json()))) == tuned
+        True
+        """
+        tried = tuple(Tried(**each | {"tile": tuple(each["tile"])}) for each in found["tried"])
+        precisions = tuple(Precision(**each) for each in found["precisions"])
+        return cls(**found | {"tile": tuple(found["tile"]), "tried": tried, "precisions": precisions})
+
+
+def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
+    """Try tiles and batches on a block from the middle of the picture.
+
+    Parameters
+    ----------
+    task : DenoiseTask
+        The job, with any tile.
+    wish : Wish
+        What is to be tried.
+    device : Device, optional
+        By default the one the job names.
+
+    Raises
+    ------
+    MemoryRefused
+        When not even the smallest of them has room on the device.
+    """
+    trial = _Trial(task, device)
+    tried = list(trial.search(wish))
+    if not tried:
+        raise MemoryRefused(
+            f"{trial.device.title} has no room for one tile of {' x '.join(map(str, wish.tiles[-1]))} pixels"
+            f"{_beside(wish)}. Write a smaller tile.size, or let nobody else use it."
+        )
+    fastest = min(each.seconds for each in tried)
+    best = min(
+        (each for each in tried if each.seconds <= (1 + GAIN) * fastest), key=lambda each: each.batch_bytes
+    )
+    pixels = trial.block.core.size
+    return Tuned(
+        device=trial.device.title,
+        tile=best.tile,
+        batch=best.batch,
+        megapixels_per_second=pixels / 1e6 / best.seconds,
+        device_bytes=trial.planned(best.batch_bytes),
+        free_bytes=trial.free_bytes(wish.sharing),
+        host_bytes=trial.host_bytes,
+        block_pixels=pixels,
+        tried=tuple(tried),
+        precisions=tuple(trial.compare(best)) if wish.compare else (),
+    )
+
+
+def _beside(wish: Wish) -> str:
+    return f", beside {wish.sharing - 1} other workers" if wish.sharing > 1 else ""
+
+
+class _Trial:
+    """A block on the device, and a model to try on it."""
+
+    def __init__(self, task: DenoiseTask, device: Device | None) -> None:
+        self.task = task
+        stages = DenoiseStages(task, device)
+        self.runner = stages.tiles
+        self.device = self.runner.device
+        self.host_bytes = resident_bytes()
+        self.resting_bytes = self.device.held_bytes()
+        self.free = self.device.free_bytes()
+        self.block = task.grid.block_at(len(task.grid) // 2)
+        self.staged = _staged(stages, self.block)
+        roles = task.roles
+        self.reach = roles.spatial_part(task.rim.reach(self.block.window, task.grid.shape))
+        self.core = roles.spatial_part(self.block.core)
+        self.planes = tuple(self.block.core.shape[i] for i in roles.looped)
+        self.channels = task.channels_out if roles.channel is not None else 1
+        self.window_bytes = self.device.held_bytes() - self.resting_bytes
+        pixels = math.prod(self.planes) * self.channels * self.core.size
+        size = np.dtype(task.tiling.work_dtype).itemsize
+        self.result_bytes = pixels * task.tiling.scale ** len(self.core.shape) * size
+
+    def free_bytes(self, sharing: int) -> int | None:
+        """What one of so many workers may hold on the device."""
+        return None if self.free is None else int(ROOM * (self.resting_bytes + self.free) / sharing)
+
+    def planned(self, batch_bytes: int) -> int:
+        """The most that a worker holds there; nothing is counted of a processor's."""
+        if self.free is None:
+            return 0
+        in_flight = WINDOWS * self.window_bytes + RESULTS * self.result_bytes
+        return self.resting_bytes + in_flight + batch_bytes
+
+    def search(self, wish: Wish) -> Iterator[Tried]:
+        """Larger and larger batches of each tile, until they gain nothing or find no room."""
+        began, found = time.perf_counter(), 0
+        for tile in wish.tiles:
+            fastest, idle = math.inf, 0
+            for batch in self._batches(tile, wish.batch):
+                if found and time.perf_counter() - began > SECONDS:
+                    return
+                tried = self.time(tile, batch)
+                if tried is None or not self._fits(tried, wish.sharing):
+                    break
+                yield tried
+                found += 1
+                idle = 0 if tried.seconds < (1 - GAIN) * fastest else idle + 1
+                fastest = min(fastest, tried.seconds)
+                if idle >= PATIENCE:
+                    break
+
+    def _batches(self, tile: tuple[int, ...], given: int | None) -> Iterator[int]:
+        if given is not None:
+            yield given
+            return
+        most = self._count(tile)
+        yield from itertools.takewhile(lambda batch: batch < most, (2**k for k in range(30)))
+        yield most
+
+    def _count(self, tile: tuple[int, ...]) -> int:
+        """Tiles of a block, over all its planes."""
+        tiling = replace(self.task.tiling, tile=tile)
+        return sum(1 for _ in windows_of(self.core, self.reach, self.planes, tiling))
+
+    def _fits(self, tried: Tried, sharing: int) -> bool:
+        free = self.free_bytes(sharing)
+        return free is None or self.planned(tried.batch_bytes) <= free
+
+    def time(self, tile: tuple[int, ...], batch: int, device: Device | None = None) -> Tried | None:
+        """How long a block takes, and what a batch holds meanwhile; None where there is no room."""
+        device = device or self.device
+        runner = self._runner(tile, batch, device)
+        first = next(windows_of(self.core, self.reach, self.planes, runner.tiling)).core
+        before = device.held_bytes()
+        device.forget_peak()
+        try:
+            self._compute(runner, first)  # the first time, libraries are loaded and algorithms chosen
+            one = self._compute(runner, first)
+        except Exception as error:
+            if not device.is_out_of_memory(error):
+                raise
+            device.forget()
+            return None
+        if runner.batch < batch:
+            return None
+        planes = math.prod(self.planes)
+        batches = -(-self._count(tile) // batch) / -(-planes // batch)
+        seconds = one * (batches if device.one_shape else self._count(tile) / planes)
+        held = device.peak_bytes() - before
+        if seconds < WHOLE_SECONDS:
+            seconds = self._compute(runner, self.core)
+        return Tried(tile, batch, seconds, held)
+
+    def _runner(self, tile: tuple[int, ...], batch: int, device: Device) -> TileRunner:
+        tiling = replace(self.task.tiling, tile=tile, batch=batch)
+        return TileRunner(self.runner.model, device, tiling, self.runner.name)
+
+    def _compute(self, runner: TileRunner, core: Region) -> float:
+        computed = runner.launch(self.staged, self.reach, core, self.channels)
+        _pixels(computed)
+        return max(computed.seconds, 1e-9)
+
+    def compare(self, best: Tried) -> Iterator[Precision]:
+        """Each precision against float32 on a processor, on the block's first tile."""
+        windows = windows_of(self.core, self.reach, self.planes, replace(self.task.tiling, tile=best.tile))
+        core = next(windows).core
+        exact = self._on_processor(core, best)
+        for name in PRECISIONS:
+            if name == "tf32" and self.device.kind == "cpu":
+                yield Precision(name, why_not="of GPUs only")
+                continue
+            device = self.device.at(name)
+            try:
+                tried = self.time(best.tile, best.batch, device)
+                runner = self._runner(best.tile, best.batch, device)
+                pixels = _pixels(runner.launch(self.staged, self.reach, core, self.channels))
+            except Exception as error:  # what a model cannot do in a precision is for the table
+                yield Precision(name, why_not=f"{type(error).__name__}: {error}".partition("\n")[0])
+                continue
+            if tried is None:
+                yield Precision(name, why_not="no room")
+                continue
+            yield Precision(name, tried.seconds, _difference(pixels, exact))
+
+    def _on_processor(self, core: Region, best: Tried) -> NDArray[Any]:
+        stages = DenoiseStages(self.task, Device("cpu", "float32", self.device.channels_last))
+        tiling = replace(self.task.tiling, tile=best.tile, batch=1)
+        runner = TileRunner(stages.tiles.model, stages.tiles.device, tiling, self.runner.name)
+        return _pixels(runner.launch(_staged(stages, self.block), self.reach, core, self.channels))
+
+
+def _staged(stages: DenoiseStages, block: Block) -> Staged:
+    """What a block reads; where that cannot be had, random pixels: a damaged block is a matter for the run."""
+    with suppress(HalotileError, OSError):
+        return stages.read(block).staged
+    task, roles = stages.task, stages.task.roles
+    shape = task.rim.reach(block.window, task.grid.shape).shape
+    low, high = task.tiling.range or (0.0, 1.0)
+    pixels = (low + (high - low) * np.random.default_rng(0).random(shape)).astype(task.source.dtype)
+    level = np.full((*(1 for _ in (*roles.looped, 0)), *(shape[i] for i in roles.spatial)), 0.1, np.float32)
+    return stages.tiles.stage(roles.arrange(pixels), {name: level for name in task.sides if name != "mask"})
+
+
+def _pixels(computed: Computed) -> NDArray[Any]:
+    """What was computed, also where a run would refuse it."""
+    with suppress(BlockFailed):
+        return computed.collect()
+    return np.array([np.inf])
+
+
+def _difference(pixels: NDArray[Any], exact: NDArray[Any]) -> float:
+    """The largest, of the largest pixel.
+
+    Examples
+    --------
+    >>> _difference(np.array([1.0, 2.0]), np.array([1.0, 2.5])), _difference(np.array([np.inf]), np.array([1.0]))
+    (0.2, inf)
+    """
+    finite = np.isfinite(exact)
+    if pixels.shape != exact.shape or not np.isfinite(pixels[finite]).all():
+        return math.inf
+    most = np.abs(exact[finite]).max(initial=0.0)
+    return float(np.abs(pixels - exact)[finite].max(initial=0.0) / (most or 1.0))

@@ -1,0 +1,160 @@
+"""A device tried before a run: what is tried, what is chosen, what it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import torch
+
+from halotile.errors import MemoryRefused
+from halotile.graphs.planner import make_plan
+from halotile.tasks import tuning
+from halotile.tasks.card import Card
+from halotile.tasks.denoise import DenoiseTask
+from halotile.tasks.device import Device
+from halotile.tasks.tuning import Tried, Tuned, Wish, tune
+from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
+
+
+class Small(Card):
+    """A card of the processor's, with a memory that is counted: what a batch holds is told by its pixels."""
+
+    def __init__(self, free: int = 10**9, most: int = 10**9, precision: str = "float32") -> None:
+        super().__init__("cpu", precision)
+        self.free, self.most = free, most
+        self.peak = 0
+        self.batches: list[tuple[int, ...]] = []
+
+    def at(self, precision: str) -> Self:
+        """The same."""
+        return type(self)(self.free, self.most, precision)
+
+    def free_bytes(self) -> int:
+        """What it was made with."""
+        return self.free
+
+    def held_bytes(self) -> int:
+        """Nothing is held for long."""
+        return 0
+
+    def peak_bytes(self) -> int:
+        """Of the batches."""
+        return self.peak
+
+    def forget_peak(self) -> None:
+        """Anew."""
+        self.peak = 0
+
+    def run(self, model: Any, batch: Any, sides: Any) -> Any:
+        """Four bytes for each pixel, as long as there are any."""
+        self.batches.append(tuple(batch.shape))
+        if batch.numel() * 4 > self.most:
+            raise torch.OutOfMemoryError
+        self.peak = max(self.peak, batch.numel() * 4)
+        return super().run(model, batch, sides)
+
+
+def task_of(folder: Path, name: str = "gaussian", dtype: str = "float32", **options: Any) -> DenoiseTask:
+    """A job of four blocks of 128 pixels."""
+    source = write_zarr(folder / "in.zarr", noisy_picture((256, 256), dtype))
+    options = options or {"sigma": 1}
+    return make_plan(job_of(source, folder / "out.zarr", name, options, tile={"block": 128})).task
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:
+    """Times are those that a function of tile and batch gives."""
+
+    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
+        return Tried(tile, batch, seconds(tile, batch), 100 * batch)
+
+    monkeypatch.setattr(tuning._Trial, "time", time)
+
+
+def test_batches_grow_until_they_gain_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    timed(monkeypatch, lambda tile, batch: 1.0 if batch >= 2 else 2.0)
+    found = tune(task_of(tmp_path), Wish(tiles=((32, 32), (16, 16))), Small())
+    assert [each.batch for each in found.tried if each.tile == (32, 32)] == [1, 2, 4, 8]
+    assert (found.tile, found.batch) == ((32, 32), 2), "of those alike, the one that needs least memory"
+
+
+def test_the_fastest_is_taken_small_or_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    task = task_of(tmp_path)
+    for fastest in ((64, 64), (16, 16)):
+        timed(monkeypatch, lambda tile, batch, best=fastest: 1.0 if tile == best else 3.0)
+        assert tune(task, Wish(tiles=((64, 64), (32, 32), (16, 16))), Small()).tile == fastest
+
+
+def test_what_is_given_is_all_that_is_tried(tmp_path: Path) -> None:
+    found = tune(task_of(tmp_path), Wish(tiles=((32, 32),), batch=3), Small())
+    assert [(each.tile, each.batch) for each in found.tried] == [((32, 32), 3)]
+    assert found.tried[0].seconds > 0
+    assert found.megapixels_per_second == pytest.approx(128 * 128 / 1e6 / found.tried[0].seconds)
+
+
+def test_no_more_is_planned_than_there_is_room_for(tmp_path: Path) -> None:
+    device = Small(free=200_000)
+    found = tune(task_of(tmp_path), Wish(tiles=((64, 64), (32, 32))), device)
+    assert found.free_bytes == 180_000
+    results = tuning.RESULTS * 128 * 128 * 4
+    assert found.device_bytes == results + max(t.batch_bytes for t in found.tried if t.batch == found.batch)
+    assert all(results + each.batch_bytes <= 180_000 for each in found.tried)
+    assert max(shape[0] * shape[2] * shape[3] * 4 for shape in device.batches) + results > 180_000, (
+        "larger were tried"
+    )
+
+
+def test_workers_that_share_a_card_share_its_memory(tmp_path: Path) -> None:
+    task = task_of(tmp_path)
+    alone, shared = (tune(task, Wish(tiles=((16, 16),), batch=1, sharing=n), Small()) for n in (1, 3))
+    assert alone.free_bytes is not None
+    assert shared.free_bytes == alone.free_bytes // 3
+
+
+def test_a_batch_that_runs_out_of_memory_is_not_taken(tmp_path: Path) -> None:
+    window = (32 + 8) * (32 + 8) * 4
+    found = tune(task_of(tmp_path), Wish(tiles=((32, 32),)), Small(most=5 * window))
+    assert max(each.batch for each in found.tried) == 4
+    with pytest.raises(MemoryRefused, match=r"no room for one tile of 32 x 32 pixels\. Write a smaller"):
+        tune(task_of(tmp_path / "2"), Wish(tiles=((32, 32),)), Small(most=window // 2))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_a_damaged_block_is_tried_with_random_pixels(tmp_path: Path, dtype: str) -> None:
+    task = task_of(tmp_path, dtype=dtype)
+    for chunk in (tmp_path / "in.zarr").glob("c/*/*"):
+        chunk.write_bytes(b"damaged")
+    assert tune(task, Wish(tiles=((32, 32),), batch=1), Small()).tried
+
+
+@pytest.mark.parametrize("device", [Device, Small])
+def test_each_precision_is_held_against_float32(tmp_path: Path, device: Any) -> None:
+    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
+    task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
+    found = tune(task, Wish(tiles=((64, 64),), compare=True), device())
+    errors = {each.name: each.error for each in found.precisions}
+    assert list(errors) == list(tuning.PRECISIONS)
+    assert errors["float32"] is not None
+    assert errors["float32"] < 1e-6
+    assert errors["tf32"] is None
+    bfloat16 = errors["bfloat16"]
+    assert bfloat16 is not None
+    assert 1e-5 < bfloat16 < 0.1
+
+
+def test_a_precision_that_overflows_is_told(tmp_path: Path) -> None:
+    class Overflowing(Device):
+        def run(self, model: Any, batch: Any, sides: Any) -> Any:
+            return super().run(model, batch, sides) * (math.inf if self.precision == "float16" else 1)
+
+    found = tune(task_of(tmp_path), Wish(tiles=((64, 64),), compare=True), Overflowing())
+    assert {each.name: each.error for each in found.precisions}["float16"] == math.inf
+
+
+def test_what_was_found_can_be_kept(tmp_path: Path) -> None:
+    found = tune(task_of(tmp_path), Wish(tiles=((32, 32),), compare=True))
+    assert Tuned.from_json(found.to_json()) == found
+    assert replace(found, batch=9) != found
