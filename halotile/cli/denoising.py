@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from halotile.cli.planned import Figures, cost_rows, output_rows
+from halotile.cli.probing import probe_rows
 from halotile.cli.screen import Row
-from halotile.cli.units import counted, shape_text
+from halotile.cli.units import counted, rate_text, shape_text
 from halotile.graphs.job import Job
 
 
@@ -25,13 +26,14 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("denoiser", str(figures["denoiser"])),
         ("", ""),
         *output_rows(figures),
-        ("tiles", f"{shape_text(figures['tile'])}, {figures['batch']} at once"),
+        ("tiles", _tiles(figures)),
         ("depth", f"{_depth(figures['depth'])} pixels, {figures['depth_from']}"),
         ("boundary", str(figures["boundary"])),
         ("read", f"{figures['read_amplification']:.2f} × the picture"),
         ("computed", f"{figures['compute_redundancy']:.2f} × the picture"),
         ("", ""),
         *cost_rows(figures),
+        *(probe_rows(figures["tuned"]) if figures.get("tuned") else ()),
     ]
 
 
@@ -42,6 +44,17 @@ def headline(figures: Figures) -> str:
         f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {blocks}, "
         f"depth {_depth(figures['depth'])} ({figures['depth_from']}), {workers}"
     )
+
+
+def _tiles(figures: Figures) -> str:
+    """How many pixels at once, and why so many."""
+    text = f"{shape_text(figures['tile'])}, {figures['batch']} at once"
+    tuned = figures.get("tuned")
+    if not tuned or figures["device"] == "cpu":
+        return text
+    count = len(tuned["tried"])
+    found = f"the fastest of {count} tried" if count > 1 else "tried"
+    return f"{text}: {found} on {tuned['device']}, {rate_text(tuned['megapixels_per_second'])} there"
 
 
 def _depth(depth: Any) -> str:

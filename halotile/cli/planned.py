@@ -24,6 +24,7 @@ def cost_rows(figures: Figures) -> list[Row]:
     """What it takes, and what there is to be said."""
     return [
         ("memory", _memory(figures)),
+        *_device_memory(figures),
         ("disk", _disk(figures)),
         ("workers", _workers(figures)),
         *[("note", str(note)) for note in figures.get("notes", ())],
@@ -41,6 +42,15 @@ def _blocks(figures: Figures) -> str:
 def _memory(figures: Figures) -> str:
     peak, allowed = figures["peak_memory_per_worker_bytes"], figures["memory_per_worker_bytes"]
     return f"{bytes_text(peak)} at the peak in each worker, of {bytes_text(allowed)} allowed"
+
+
+def _device_memory(figures: Figures) -> list[Row]:
+    """What is taken of a card, where that was measured."""
+    peak, tuned = figures.get("device_memory_bytes"), figures.get("tuned")
+    if peak is None or not tuned:
+        return []
+    allowed = f", of {bytes_text(tuned['free_bytes'])} that are free for it" if tuned["free_bytes"] else ""
+    return [("GPU memory", f"{bytes_text(peak)} at the peak in each worker{allowed}")]
 
 
 def _disk(figures: Figures) -> str:

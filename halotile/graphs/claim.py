@@ -136,7 +136,7 @@ def _restore(plan: RunPlan, directory: RunDirectory) -> None:
     now = kept_of(plan)
     if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
         digest = kept.get("metadata") or metadata_digest(plan.output, plan.layout)
-        directory.write_plan(now | {"metadata": digest})
+        directory.write_plan(kept | now | {"metadata": digest})
     try:
         known = directory.read_job() is not None
     except DamagedData:

@@ -135,6 +135,8 @@ def choose_block(
     previous: dict[str, Any] | None,
     machine: int | None,
     with_sizes: Callable[[tuple[int, ...], Size], tuple[T, Footprint]],
+    *,
+    on_card: bool = False,
 ) -> tuple[T, Footprint]:
     """The largest tile and super-block that fit the memory of a worker, or else the smallest.
 
@@ -145,7 +147,7 @@ def choose_block(
     elif previous is not None and _fits_unit(tuple(previous["block"]), unit, geometry.shape):
         candidates = [tuple(previous["block"])]
     else:
-        candidates = candidate_blocks(geometry, unit, job.run.workers)
+        candidates = candidate_blocks(geometry, unit, job.run.workers, on_card=on_card)
     allowed = allowed_bytes(job.run, machine)
     for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
         task, needed = with_sizes(block, size)

@@ -58,7 +58,7 @@ def _counted() -> tuple[int, str]:
     try:
         import pynvml
     except ImportError:
-        return 0, "NVML cannot be asked: nvidia-ml-py is not installed"
+        return 0, "nothing tells of one (nvidia-ml-py is not installed)"
     try:
         pynvml.nvmlInit()
         try:

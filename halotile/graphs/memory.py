@@ -57,6 +57,17 @@ def workers_that_fit(machine: int, needed: int) -> int:
     return max(0, (machine - SHARED_BYTES) // (needed - SHARED_BYTES))
 
 
+def card_bytes(measured: int | None) -> int:
+    """What a card's own libraries keep in a worker: by what a trial measured of a whole process, else what is allowed for them.
+
+    Examples
+    --------
+    >>> card_bytes(None) // MIB, card_bytes(IMPORTS_BYTES + 900 * MIB) // MIB
+    (2048, 900)
+    """
+    return CARD_BYTES if measured is None else max(0, measured - IMPORTS_BYTES)
+
+
 def check_share(
     workers: int, machine: int | None, needed: int, what: str, smaller: str, beside: str = ""
 ) -> None:

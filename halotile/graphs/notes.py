@@ -26,9 +26,11 @@ def notes_of(
     grid: Grid,
     reach: Reach,
     noise_level: float | None,
+    not_tried: str = "",
 ) -> tuple[str, ...]:
     """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
     return (
+        *((f"tile and batch are by rule: {not_tried}",) if not_tried else ()),
         *_found(noise_level, reach),
         *_metadata(original, layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),

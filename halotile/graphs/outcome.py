@@ -26,6 +26,10 @@ class Outcome:
     peak_memory_bytes: int
     output: str
     run_directory: str
+    device_peak_bytes: int = 0
+    """The most that a worker's tensors held on a card."""
+    compute_seconds: float = 0.0
+    """Of all workers, each by the clock of what computes there."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What the last iteration of a solver came to."""
 
@@ -42,6 +46,8 @@ class Outcome:
             peak_memory_bytes=progress.peak_memory_bytes,
             output=str(plan.output),
             run_directory=str(plan.run_directory),
+            device_peak_bytes=progress.device_peak_bytes,
+            compute_seconds=progress.compute_seconds,
             figures=progress.figures,
         )
 

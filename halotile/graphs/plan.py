@@ -19,6 +19,7 @@ from halotile.graphs.resolve import describe_denoiser
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.tasks.denoise import DenoiseTask
+from halotile.tasks.tuning import Tuned
 
 
 class RunPlan(Protocol):
@@ -125,6 +126,8 @@ class Plan:
     free_disk_bytes: int
     machine_bytes: int | None
     """Memory that the workers share; None where they run on other machines."""
+    tuned: Tuned | None
+    """What a trial of the device found, where there was one."""
     notes: tuple[str, ...]
 
     @property
@@ -283,6 +286,10 @@ class Plan:
             "codec": self.layout.codec,
             "tile": list(task.tiling.tile),
             "batch": task.tiling.batch,
+            "device": task.device,
+            "precision": task.precision,
+            "device_memory_bytes": self.tuned.device_bytes if self.tuned and task.device != "cpu" else None,
+            "tuned": self.tuned.to_json() if self.tuned else None,
             "depth": [list(d) for d in task.tiling.depth],
             "depth_from": self.reach.origin,
             "boundary": task.rim.rules[roles.spatial[0]],

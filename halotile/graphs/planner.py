@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from halotile.graphs.cutting import (
 from halotile.graphs.devices import device_of, on_gpus
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
-from halotile.graphs.memory import CARD_BYTES, Footprint, footprint, machine_bytes
+from halotile.graphs.memory import Footprint, card_bytes, footprint, machine_bytes
 from halotile.graphs.notes import notes_of
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.reach import rehearsed, resolve_reach
@@ -37,9 +39,8 @@ from halotile.graphs.resolve import (
     settle_noise_level,
     value_range,
 )
-from halotile.graphs.sizes import (
-    block_unit,
-)
+from halotile.graphs.sizes import Geometry, block_unit
+from halotile.graphs.tuning import NotTried, as_it_went, as_tuned, remembered, tuned_for, with_tuned
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout, ShardWriter
 from halotile.storage.place import check_parents
@@ -47,13 +48,16 @@ from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.probe import check_own_code
+from halotile.tasks.tuning import Tuned
 from halotile.tasks.weights import file_sha256
 
 
-def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False) -> Plan:
+def make_plan(
+    job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False, probe: bool = False
+) -> Plan:
     """Decide every size of a job and check that it fits.
 
-    Reads metadata, not pixels, unless a noise level or a receptive field has to be found out.
+    Reads metadata, not pixels, unless a noise level or a receptive field has to be found out, or a card is tried.
 
     Parameters
     ----------
@@ -66,6 +70,8 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
     same_input : bool
         Take what is read for the pictures of the run that stands there, mended, copied or moved, if their
         shapes, types and axes agree. It is remembered.
+    probe : bool
+        Try the device also where nothing is to be decided, and every precision on it: see :attr:`Plan.tuned`.
 
     Raises
     ------
@@ -121,10 +127,16 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
             on_nan=job.run.on_nan,
             overlap=device != "cpu" or overlap_pays(job.run),
         )
-        return task, _footprint(task, layout, denoiser, original.chunks if not original.mapped else (1,))
+        return task, _footprint(task, layout, stored_piece)
 
     machine = machine_bytes() if kind_of(job.cluster).name == DEFAULT else None
-    task, needed = choose_block(job, geometry, unit, previous, machine, with_sizes)
+    stored_piece = original.chunks if not original.mapped else (1,)
+    on_card = device != "cpu"
+    task, needed = choose_block(job, geometry, unit, previous, machine, with_sizes, on_card=on_card)
+    tuned, not_tried = _tuned(job, task, geometry, previous, probe)
+    if tuned is not None and on_card:
+        task = with_tuned(task, tuned)
+        needed = _footprint(task, layout, stored_piece, tuned)
     identity = _identity(job, original, asked, task, layout) | {
         "code": {**code_versions(), **own_code},
         "noise_level": noise_level,
@@ -141,7 +153,7 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
     free = shutil.disk_usage(existing_parent(output)).free
     plan = Plan(
         job=job,
-        task=task,
+        task=as_it_went(task, previous),
         layout=layout,
         reach=reach,
         output=output,
@@ -154,6 +166,7 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
         footprint=needed,
         free_disk_bytes=free,
         machine_bytes=machine,
+        tuned=tuned,
         notes=notes_of(
             original,
             source.dtype,
@@ -162,6 +175,7 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
             grid=task.grid,
             reach=reach,
             noise_level=noise_level,
+            not_tried=not_tried,
         ),
     )
     if refuse:
@@ -169,8 +183,25 @@ def make_plan(job: Job, *, fresh: bool = False, refuse: bool = True, same_input:
     return plan
 
 
-def _footprint(task: DenoiseTask, layout: Layout, denoiser: Denoiser, piece: tuple[int, ...]) -> Footprint:
-    tiling = task.tiling
+def _tuned(
+    job: Job, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, probe: bool
+) -> tuple[Tuned | None, str]:
+    """What was found about the device, or why it was not tried where it should have been."""
+    known = remembered(previous) if previous is not None else None
+    if not probe and (task.device == "cpu" or previous is not None):
+        return known, ""
+    if known is not None:  # a run goes on as it began
+        task, job = with_tuned(task, known), replace(job, tile=as_tuned(job.tile, known))
+    try:
+        return tuned_for(job, task, geometry, compare=probe), ""
+    except NotTried as why:
+        return known, str(why)
+
+
+def _footprint(
+    task: DenoiseTask, layout: Layout, piece: tuple[int, ...], tuned: Tuned | None = None
+) -> Footprint:
+    tiling, denoiser = task.tiling, task.denoiser
     middle = task.grid.block_at(len(task.grid) // 2)
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
     window = math.prod(tile_window(task)[1])
@@ -193,7 +224,7 @@ def _footprint(task: DenoiseTask, layout: Layout, denoiser: Denoiser, piece: tup
         bytes_per_pixel=denoiser.bytes_per_pixel(),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,
-        card_bytes=None if task.device == "cpu" else CARD_BYTES,
+        card_bytes=None if task.device == "cpu" else card_bytes(tuned.host_bytes if tuned else None),
     )
 
 

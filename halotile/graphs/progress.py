@@ -22,6 +22,10 @@ class Progress:
     written_bytes: int = 0
     workers: int = 0
     peak_memory_bytes: int = 0
+    device_peak_bytes: int = 0
+    """The most that a worker's tensors held on a card."""
+    compute_seconds: float = 0.0
+    """Of all workers, each by the clock of what computes there."""
     retried: int = 0
     failed: int = 0
     message: str = ""

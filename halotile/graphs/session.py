@@ -15,7 +15,7 @@ from halotile.graphs.credentials import sweep_stale
 from halotile.graphs.job import Cluster as ClusterChoice
 from halotile.graphs.job import Run, parse_bytes
 from halotile.graphs.progress import Progress
-from halotile.graphs.resolution import DEFAULT, kind_of
+from halotile.graphs.resolution import AUTO, DEFAULT, kind_of
 from halotile.graphs.status import StatusFile
 from halotile.graphs.watching.report import write_report
 from halotile.registry import find
@@ -147,7 +147,7 @@ class Session:
         if self.given is not None:
             return nullcontext(self.given)
         kind = kind_of(self.choice)
-        if kind.name != DEFAULT:
+        if kind.name != DEFAULT or self.choice.kind == AUTO:
             self.status.say(f"cluster: {kind.name}, {kind.why}")
         sweep_stale(self.directory.path / WORKERS)  # what a driver that was killed has left there
         start: Start = find("clusters", kind.name).start

@@ -19,7 +19,10 @@ CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
 TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
 """Compute tiles worth considering, the fastest first; the smaller ones where memory is short."""
+CARD_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
+"""Those that are tried on a card, where small ones in big batches may be as good, and memory for large ones may be plenty."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
+"""On a processor. A card may have blocks of twice the edge: it outruns the storage, and reads less halo."""
 SMALL_CONVOLUTION = 20480
 BLOCKS_PER_WORKER = 8
 """Fewer super-blocks than this for each worker, and the last ones leave workers idle."""
@@ -153,13 +156,15 @@ def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[
     return block
 
 
-def candidate_blocks(geometry: Geometry, unit: tuple[int, ...], workers: int) -> list[tuple[int, ...]]:
+def candidate_blocks(
+    geometry: Geometry, unit: tuple[int, ...], workers: int, *, on_card: bool = False
+) -> list[tuple[int, ...]]:
     """Super-blocks worth considering, largest first: k units on each tiled axis.
 
     Larger ones read less halo; but there must be enough of them to keep all workers busy.
     """
     candidates: dict[tuple[int, ...], tuple[int, ...]] = {}
-    largest = LARGEST_BLOCK.get(geometry.dims, 512)
+    largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_card else 1)
     for k in range(1, 65):
         block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))
         counts = tuple(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
@@ -190,9 +195,10 @@ def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
     return tuple(least)
 
 
-def candidate_tiles(geometry: Geometry, size: Size | Auto) -> tuple[Size, ...]:
-    """Compute tiles worth considering, the best first; the one that was given, if one was."""
-    return TILES.get(geometry.dims, (64,)) if size == "auto" else (size,)
+def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_card: bool = False) -> tuple[Size, ...]:
+    """Compute tiles worth considering, the likeliest first; the one that was given, if one was."""
+    tiles = CARD_TILES if on_card else TILES
+    return tiles.get(geometry.dims, (64,)) if size == "auto" else (size,)
 
 
 def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:

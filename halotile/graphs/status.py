@@ -48,6 +48,10 @@ class StatusFile:
         self.read_bytes = 0
         self.written_bytes = 0
         self.peak_memory_bytes = 0
+        self.device_peak_bytes = 0
+        self.compute_seconds = 0.0
+        self.batch: int | None = None
+        """Tiles at once that a worker came down to, for want of memory."""
         self._began: float | None = None
         self._told = 0.0
         self._written = 0.0
@@ -82,6 +86,8 @@ class StatusFile:
         self.read_bytes += receipt.read_bytes
         self.written_bytes += receipt.written_bytes
         self.peak_memory_bytes = max(self.peak_memory_bytes, receipt.peak_memory_bytes)
+        self.device_peak_bytes = max(self.device_peak_bytes, receipt.device_peak_bytes)
+        self.compute_seconds += receipt.compute_seconds
         self.watch.take(receipt)
 
     def progress(self, phase: str, *, done: int, failed: int) -> Progress:
@@ -98,6 +104,8 @@ class StatusFile:
             written_bytes=self.written_bytes,
             workers=self.plan.run.workers,
             peak_memory_bytes=self.peak_memory_bytes,
+            device_peak_bytes=self.device_peak_bytes,
+            compute_seconds=self.compute_seconds,
             retried=self.retried,
             failed=failed,
             message=self._message,

@@ -6,7 +6,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from distributed import KilledWorker
@@ -209,10 +209,20 @@ class Sweep:
         receipt: Receipt = answer.result
         self._mark(receipt, stream)
         self.status.count(receipt)
+        self._heed_batch(receipt.batch)
         for bad in receipt.bad:
             self._retry(bad, stream)
         begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
         stream.hand_back(number for number in answer.numbers if number not in begun)
+
+    def _heed_batch(self, batch: int) -> None:
+        """A worker whose memory ran out computes fewer tiles at once: that is told, and a resumed run begins so."""
+        before = self.task.batch if self.status.batch is None else self.status.batch
+        if 0 < batch < before:
+            self.status.batch = batch
+            self.status.say(f"memory ran out on a worker: {batch} tiles at once there, in place of {before}")
+            with suppress(OSError):  # a full disk is told where blocks are written
+                self.directory.remember(batch=batch)
 
     def _mark(self, receipt: Receipt, stream: Stream) -> None:
         try:

@@ -204,6 +204,11 @@ class RunDirectory:
         """Keep the plan; durable on return."""
         self._write(self.plan_path, plan)
 
+    def remember(self, **found: Any) -> None:
+        """Add to the plan what was found on the way; durable on return."""
+        if plan := self.whole_plan():
+            self.write_plan(plan | found)
+
     def read_plan(self) -> dict[str, Any] | None:
         """The plan, or None when there is none. Raises DamagedData when it cannot be read."""
         return self._read(self.plan_path)

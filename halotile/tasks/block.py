@@ -45,6 +45,8 @@ class Receipt:
     write_seconds: float = 0.0
     seconds: float = 0.0
     peak_memory_bytes: int = 0
+    device_peak_bytes: int = 0
+    """The most that tensors held on a card."""
     batch: int = 0
     worker: str = ""
     took: dict[int, float] = field(default_factory=dict)
@@ -66,6 +68,11 @@ class BlockTask(Protocol):
         """Whether the next read and the last write go on beside the computation."""
         ...
 
+    @property
+    def batch(self) -> int:
+        """Tiles that are computed at once, to begin with."""
+        ...
+
     def stages(self) -> Stages:
         """What is done to a block, with the models loaded; called once on each worker."""
         ...
@@ -77,6 +84,11 @@ class Stages(Protocol):
     @property
     def batch(self) -> int:
         """Tiles that are computed at once, by now."""
+        ...
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """The most that they held on a card; 0 where there is none."""
         ...
 
     def check(self) -> None:
@@ -144,6 +156,7 @@ class BlockRunner:
         self._collect(receipt)
         receipt.seconds = time.perf_counter() - began
         receipt.peak_memory_bytes = peak_memory_bytes()
+        receipt.device_peak_bytes = self.stages.device_peak_bytes
         receipt.batch = self.stages.batch
         return receipt
 

@@ -39,6 +39,11 @@ class DenoiseTask:
     on_nan: str
     overlap: bool
 
+    @property
+    def batch(self) -> int:
+        """Tiles that are computed at once, to begin with."""
+        return self.tiling.batch
+
     def stages(self) -> DenoiseStages:
         """The stages, with the model loaded."""
         return DenoiseStages(self)
@@ -79,6 +84,11 @@ class DenoiseStages:
     def batch(self) -> int:
         """Tiles that are denoised at once, by now."""
         return self.tiles.batch
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """The most that they held on a card; 0 where there is none."""
+        return self.tiles.device.peak_bytes()
 
     def check(self) -> None:
         """Refuse a denoiser that gives a tile another result after another tile."""

@@ -136,6 +136,11 @@ class StepTask:
     overlap: bool
     by_shard: bool = False
 
+    @property
+    def batch(self) -> int:
+        """Tiles that are denoised at once, to begin with."""
+        return self.denoised[0].tiling.batch if self.denoised else 1
+
     def stages(self) -> StepStages:
         """The stages, with the models loaded."""
         return StepStages(self)
@@ -152,6 +157,11 @@ class StepStages:
     def batch(self) -> int:
         """Tiles that are denoised at once, by now."""
         return self.runners[0].batch if self.runners else 1
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """The most that they held on a card; 0 where there is none."""
+        return max((runner.device.peak_bytes() for runner in self.runners), default=0)
 
     def check(self) -> None:
         """Refuse a denoiser that gives a tile another result after another tile."""

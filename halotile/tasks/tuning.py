@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from halotile.errors import BlockFailed, HalotileError, MemoryRefused
 from halotile.storage.grid import Block, Region
 from halotile.tasks.block import resident_bytes
-from halotile.tasks.card import open_device
 from halotile.tasks.denoise import DenoiseStages, DenoiseTask
 from halotile.tasks.device import Device
 from halotile.tasks.window import Computed, Staged, TileRunner, windows_of
@@ -225,8 +224,8 @@ class _Trial:
         self.channels = task.channels_out if roles.channel is not None else 1
         self.window_bytes = self.device.held_bytes() - self.resting_bytes
         pixels = math.prod(self.planes) * self.channels * self.core.size
-        size = np.dtype(task.tiling.work_dtype).itemsize
-        self.result_bytes = pixels * task.tiling.scale ** len(self.core.shape) * size
+        size: int = np.dtype(task.tiling.work_dtype).itemsize
+        self.result_bytes = pixels * int(task.tiling.scale ** len(self.core.shape)) * size
 
     def free_bytes(self, sharing: int) -> int | None:
         """What one of so many workers may hold on the device."""

@@ -160,6 +160,11 @@ class Staged:
         """Of the task."""
         return self.task.grid
 
+    @property
+    def batch(self) -> int:
+        """Of the task."""
+        return self.task.batch
+
     def stages(self) -> DenoiseStages:
         """On the device."""
         return DenoiseStages(self.task, self.device)

@@ -83,6 +83,12 @@ def plan(
     fresh: Fresh = False,
     same_input: SameInput = False,
     allow_import: AllowImport = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Try the device: the speed of tiles and batches, and the error of each precision."
+        ),
+    ] = False,
     as_json: Json = False,
     no_dashboard: NoDashboard = False,
     no_tls: NoTls = False,
@@ -93,12 +99,12 @@ def plan(
     from halotile.cli.jobs import words_of
     from halotile.graphs.claim import look
     from halotile.graphs.jobs import engine_of
-    from halotile.graphs.resolution import DEFAULT, kind_of
+    from halotile.graphs.resolution import kind_of
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
-    made = engine_of(job).plan(job, fresh=fresh, same_input=same_input, refuse=False)
+    made = engine_of(job).plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False)
     kind = kind_of(job.cluster)
-    where = {"cluster": f"{kind.name} ({kind.why})"} if kind.name != DEFAULT else {}
+    where = {"cluster": f"{kind.name} ({kind.why})"}
     figures, refusal = made.summary() | {"resumed_blocks": 0} | where, None
     try:
         figures["resumed_blocks"] = look(made)

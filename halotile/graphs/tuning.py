@@ -1,0 +1,149 @@
+"""Tile and batch for a card: tried on it once, in a process of its own. The driver does not touch CUDA, and the run remembers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from halotile.errors import HalotileError
+from halotile.graphs.amounts import first_line
+from halotile.graphs.devices import LOCAL_CUDA, chosen
+from halotile.graphs.gpus import gpus_here
+from halotile.graphs.job import Job, Tile
+from halotile.graphs.resolution import DEFAULT, kind_of
+from halotile.graphs.sizes import Geometry, candidate_tiles, fit_tile
+from halotile.tasks.denoise import DenoiseTask
+from halotile.tasks.tuning import Tuned, Wish, tune
+
+LIMIT_SECONDS = 300.0
+"""A trial that takes longer hangs."""
+REQUEST, REPLY = "request", "reply"
+BATCH = "batch"
+"""In what a run directory keeps of a plan: how many tiles at once a run came down to."""
+_CHILD = "import sys; from halotile.graphs.tuning import answer; answer(sys.argv[1])"
+
+
+class NotTried(Exception):
+    """Why there was no trial, in words that end a sentence."""
+
+
+def remembered(previous: Mapping[str, Any]) -> Tuned | None:
+    """What was found for a run that began earlier."""
+    found = previous.get("summary", {}).get("tuned")
+    return Tuned.from_json(found) if found else None
+
+
+def as_tuned(tile: Tile, tuned: Tuned) -> Tile:
+    """A job's tile section with what was found."""
+    return replace(tile, size=tuned.tile, batch=tuned.batch)
+
+
+def as_it_went(task: DenoiseTask, previous: Mapping[str, Any] | None) -> DenoiseTask:
+    """The task with as few tiles at once as the run that it goes on with came down to, for want of memory."""
+    batch = min(task.tiling.batch, (previous or {}).get(BATCH, task.tiling.batch))
+    return replace(task, tiling=replace(task.tiling, batch=batch))
+
+
+def with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
+    """The task with the tile and the batch that were found."""
+    return replace(task, tiling=replace(task.tiling, tile=tuned.tile, batch=tuned.batch))
+
+
+def tuned_for(job: Job, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
+    """Try tiles and batches on the first GPU that the workers would use; on a processor, the tile of the task.
+
+    Parameters
+    ----------
+    job : Job
+        What is given there is not changed.
+    task : DenoiseTask
+        The job with a tile that fits.
+    geometry : Geometry
+        What tiles must heed.
+    compare : bool
+        Whether all precisions are tried.
+
+    Raises
+    ------
+    NotTried
+        When there is no GPU here, or the trial broke.
+    HalotileError
+        What a run would say.
+    """
+    environment = dict(os.environ)
+    if task.device != "cpu":
+        here = gpus_here()
+        if not here.names:
+            raise NotTried(f"there is no GPU here to try them on ({here.why_none})")
+        if kind_of(job.cluster).name == LOCAL_CUDA:
+            environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, here)[0]
+    return _in_a_process_of_its_own(job, task, _wish(job, task, geometry, compare), environment)
+
+
+def _wish(job: Job, task: DenoiseTask, geometry: Geometry, compare: bool) -> Wish:
+    if task.device == "cpu":
+        return Wish(tiles=(task.tiling.tile,), batch=task.tiling.batch, compare=compare)
+    sizes = candidate_tiles(geometry, job.tile.size, on_card=True)
+    return Wish(
+        tiles=tuple(dict.fromkeys(fit_tile(geometry, size, task.grid.block) for size in sizes)),
+        batch=None if job.tile.batch == "auto" else job.tile.batch,
+        # Workers of one machine that are not told of a card each all use the first.
+        sharing=job.run.workers if kind_of(job.cluster).name == DEFAULT else 1,
+        compare=compare,
+    )
+
+
+def _in_a_process_of_its_own(
+    job: Job, task: DenoiseTask, wish: Wish, environment: Mapping[str, str]
+) -> Tuned:
+    with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as made:
+        folder = Path(made)
+        # A model that a script defines is in no module: it goes along as it is.
+        asked = cloudpickle.dumps((task, wish))
+        (folder / REQUEST).write_bytes(pickle.dumps((sys.path, job.import_folder, asked)))
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-c", _CHILD, made],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise NotTried(f"a trial did not end within {LIMIT_SECONDS:.0f} s") from None
+        if ended.returncode or not (folder / REPLY).exists():
+            last = first_line(ended.stderr.strip().rpartition("\n")[2]) or f"exit code {ended.returncode}"
+            raise NotTried(f"a trial broke: {last}")
+        found = pickle.loads((folder / REPLY).read_bytes())
+    if isinstance(found, HalotileError):
+        raise found
+    assert isinstance(found, Tuned)
+    return found
+
+
+def answer(folder: str) -> None:
+    """What the process does: read a request from a folder, and write what was found beside it."""
+    search_path, import_folder, asked = pickle.loads((Path(folder) / REQUEST).read_bytes())
+    sys.path[:] = search_path
+    import halotile.graphs.setup  # noqa: F401 - a worker's memory is measured, with all that it imports
+    from halotile.tasks.device import prepare_process
+    from halotile.tasks.options import import_from
+
+    import_from(import_folder)
+    prepare_process(threads=1)
+    found: Tuned | HalotileError
+    try:
+        found = tune(*pickle.loads(asked))
+    except HalotileError as error:
+        found = error
+    (Path(folder) / REPLY).write_bytes(pickle.dumps(found))

@@ -1,0 +1,214 @@
+"""What a trial of a card decides for a run: kept, gone on with, and told where there was none."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from halotile.errors import ConfigError, MemoryRefused
+from halotile.graphs import tuning
+from halotile.graphs.gpus import Gpus
+from halotile.graphs.job import Cluster, Job, Run
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import run
+from halotile.graphs.tuning import NotTried, tuned_for
+from halotile.storage.rundir import RunDirectory
+from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.tuning import Tried, Tuned
+from tests.support import job_of, noisy_picture, write_zarr
+
+FOUND = Tuned(
+    device="a card",
+    tile=(32, 48),
+    batch=6,
+    megapixels_per_second=100.0,
+    device_bytes=5_000_000,
+    free_bytes=10_000_000,
+    host_bytes=800 * 2**20,
+    block_pixels=128 * 128,
+    tried=(Tried((32, 48), 6, 0.1, 4_000_000), Tried((64, 64), 1, 0.2, 4_000_000)),
+)
+
+NO_CHOICE: Any = None
+"""What tiles of a processor would have to heed, if there were any to choose from."""
+
+
+def job(folder: Path, device: Literal["cpu", "cuda"] = "cuda", **tile: Any) -> Job:
+    """A job of four blocks."""
+    source = folder / "in.zarr"
+    if not source.exists():
+        write_zarr(source, noisy_picture((256, 256)))
+    given = job_of(source, folder / "out.zarr", "gaussian", {"sigma": 1}, tile={"block": 128} | tile)
+    return replace(given, run=Run(device=device, workers=1), cluster=Cluster(kind="local"))
+
+
+def finding(monkeypatch: pytest.MonkeyPatch, found: Any) -> list[Any]:
+    """Trials end so; returns what was asked for."""
+    asked = []
+
+    def instead(_: Any, task: Any, wish: Any, __: Any) -> Any:
+        asked.append(wish)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(tuning, "gpus_here", lambda: Gpus(("0",)))
+    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
+    return asked
+
+
+def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = finding(monkeypatch, FOUND)
+    plan = make_plan(job(tmp_path))
+    assert (plan.task.tiling.tile, plan.task.tiling.batch) == ((32, 48), 6)
+    assert (plan.identity["tile"], plan.identity["batch"]) == ([32, 48], 6)
+    assert plan.summary()["device_memory_bytes"] == 5_000_000
+    assert plan.resolved_json()["tile"]["size"] == [32, 48]
+    assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
+    assert asked[0].tiles == ((128, 128),), "no tile is larger than a block"
+    assert asked[0].batch is None
+
+
+def test_what_is_written_is_what_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = finding(monkeypatch, FOUND)
+    make_plan(job(tmp_path, size=64, batch=3))
+    assert (asked[0].tiles, asked[0].batch) == (((64, 64),), 3)
+    make_plan(replace(job(tmp_path), run=Run(device="cuda", workers=3)))
+    assert [each.sharing for each in asked] == [1, 3], "three workers of this machine use one card"
+
+
+def test_nothing_is_tried_for_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = finding(monkeypatch, FOUND)
+    plan = make_plan(job(tmp_path, "cpu"))
+    assert (asked, plan.tuned, plan.summary()["tuned"]) == ([], None, None)
+    plan = make_plan(job(tmp_path, "cpu"), probe=True)
+    assert (asked[0].tiles, asked[0].batch, asked[0].compare) == ((plan.task.tiling.tile,), 1, True)
+    assert plan.task.tiling.tile != FOUND.tile, "a processor's tile is by rule"
+
+
+def test_where_no_card_is_at_hand_that_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tuning, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
+    plan = make_plan(job(tmp_path))
+    assert plan.tuned is None
+    assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
+    finding(monkeypatch, NotTried("a trial broke: it fell over"))
+    assert "tile and batch are by rule: a trial broke: it fell over" in make_plan(job(tmp_path)).notes
+
+
+def test_what_does_not_fit_on_the_card_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding(monkeypatch, MemoryRefused("no room"))
+    with pytest.raises(MemoryRefused, match="no room"):
+        make_plan(job(tmp_path))
+
+
+def begun(plan: Any) -> RunDirectory:
+    """A run of the plan that is just begun."""
+    from halotile.graphs.claim import claim
+
+    directory = RunDirectory(plan.run_directory)
+    with claim(plan, directory) as journal:
+        journal.mark([0])
+    return directory
+
+
+def test_a_run_goes_on_with_what_was_found_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = finding(monkeypatch, FOUND)
+    begun(make_plan(job(tmp_path)))
+    again = make_plan(job(tmp_path))
+    assert len(asked) == 1
+    assert (again.resumes, again.tuned, again.task.tiling.tile) == (True, FOUND, (32, 48))
+    make_plan(job(tmp_path), probe=True)
+    assert (asked[1].tiles, asked[1].batch) == (((32, 48),), 6), (
+        "a probe of a run that has begun changes nothing"
+    )
+    make_plan(job(tmp_path), fresh=True)
+    assert asked[2].tiles == ((128, 128),)
+
+
+def test_a_run_that_began_by_rule_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tuning, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
+    begun(make_plan(job(tmp_path)))
+    asked = finding(monkeypatch, FOUND)
+    assert make_plan(job(tmp_path)).resumes
+    assert asked == []
+
+
+def test_a_run_that_came_down_to_a_smaller_batch_goes_on_with_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finding(monkeypatch, FOUND)
+    directory = begun(make_plan(job(tmp_path)))
+    directory.remember(batch=3)
+    again = make_plan(job(tmp_path))
+    assert again.resumes, "it is the same job"
+    assert (again.task.tiling.batch, again.identity["batch"]) == (3, 6)
+
+
+@pytest.mark.cluster
+def test_a_worker_that_runs_out_of_memory_is_told_of_and_remembered(tmp_path: Path) -> None:
+    """The way of the message from a worker's tiles to the driver's reports and the next run."""
+    marker = tmp_path / "once"
+
+    def hungry(picture: Any, marker: Path = marker) -> Any:
+        if picture.shape == (34, 34) and not marker.exists():
+            marker.touch()
+            raise MemoryError
+        return picture
+
+    said: list[str] = []
+    given = replace(job(tmp_path, "cpu", size=32, batch=4), denoiser=GivenFunction(call=hungry, depth=1))
+    plan = make_plan(given)
+    outcome = run(plan, observer=lambda progress: said.append(progress.message))
+    assert outcome.done == 4
+    assert any("memory ran out on a worker: 2 tiles at once there, in place of 4" in line for line in said)
+    kept = RunDirectory(plan.run_directory).whole_plan()
+    assert kept is not None
+    assert kept["batch"] == 2
+
+
+def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """The model is a script's own, and the process is told where its imports are."""
+    here = os.getpid()
+
+    def told(picture: Any) -> Any:
+        assert os.getpid() != here
+        return picture * 2
+
+    plan = make_plan(job(tmp_path, "cpu"))
+    task = replace(plan.task, denoiser=GivenFunction(call=told, depth=1))
+    found = tuned_for(plan.job, task, NO_CHOICE, compare=True)
+    assert found.device == "this processor"
+    assert [each.name for each in found.precisions] == ["float32", "tf32", "float16", "bfloat16"]
+    assert found.precisions[0].error == 0
+    assert found.host_bytes > 2**27
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda picture: os._exit(7), "a trial broke: exit code 7"),
+        (lambda picture: 1 / 0, "a trial broke: ZeroDivisionError: division by zero"),
+        (lambda picture: time.sleep(60), "a trial did not end within 5 s"),
+    ],
+)
+def test_a_trial_that_breaks_says_how(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Callable[[Any], Any], said: str
+) -> None:
+    monkeypatch.setattr(tuning, "LIMIT_SECONDS", 5.0)
+    plan = make_plan(job(tmp_path, "cpu"))
+    task = replace(plan.task, denoiser=GivenFunction(call=broken, depth=1))
+    with pytest.raises(NotTried, match=said):
+        tuned_for(plan.job, task, NO_CHOICE, compare=False)
+
+
+def test_what_is_wrong_with_the_job_is_said_as_a_run_says_it(tmp_path: Path) -> None:
+    plan = make_plan(job(tmp_path, "cpu"))
+    task = replace(plan.task, denoiser=GivenFunction(call=lambda picture: picture[1:], depth=1))
+    with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
+        tuned_for(plan.job, task, NO_CHOICE, compare=False)
