@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from halotile.errors import ConfigError, MissingPackage
-from halotile.graphs import devices, resolution
+from halotile.graphs import devices, doctor, resolution
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.devices import chosen, device_of, on_gpus
@@ -91,6 +91,46 @@ def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
     monkeypatch.setattr(resolution, "has_dask_cuda", lambda: installed)
     assert kind_of(Cluster(), {}) == resolution.Kind(name, why)
     assert kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
+
+
+@pytest.mark.parametrize(
+    ("here", "visible", "installed", "verdict", "text"),
+    [
+        (TWO, None, True, "ok", "2"),
+        (TWO, "0,1", True, "ok", "2, those that CUDA_VISIBLE_DEVICES shows (0,1)"),
+        (TWO, None, False, "note", "2; for a worker on each: pip install 'halotile[cuda]'"),
+        (
+            Gpus(why_none="NVML finds none"),
+            None,
+            True,
+            "note",
+            "none (NVML finds none): workers compute on processors",
+        ),
+        (
+            Gpus(why_none="NVML finds none"),
+            None,
+            False,
+            "note",
+            "none (NVML finds none): workers compute on processors; where there are GPUs: pip install 'halotile[cuda]'",
+        ),
+    ],
+)
+def test_the_doctor_tells_of_gpus_or_why_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    here: Gpus,
+    visible: str | None,
+    installed: bool,
+    verdict: str,
+    text: str,
+) -> None:
+    monkeypatch.setattr(doctor, "gpus_here", lambda: here)
+    monkeypatch.setattr(doctor, "has_dask_cuda", lambda: installed)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = {each.name: each for each in doctor.examine(Cluster(kind="local"), tmp_path)}
+    assert (found["GPU"].verdict, found["GPU"].text) == (verdict, text)
 
 
 @pytest.mark.parametrize(
