@@ -22,6 +22,7 @@ from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
 from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.job import Cluster
+from halotile.graphs.pieces.batch import BatchSystem
 from halotile.graphs.plan import existing_parent
 from halotile.graphs.resolution import kind_of
 from halotile.registry import find
@@ -35,15 +36,6 @@ _LIMITS = (
 """With the option of ulimit, and what a scheduler with some hundred workers needs."""
 LEAST_FREE_BYTES = 2**30
 _SLURM = ("sbatch", "squeue", "scontrol", "srun")
-_QUEUES = {
-    "slurm": "sbatch",
-    "pbs": "qsub",
-    "sge": "qsub",
-    "lsf": "bsub",
-    "oar": "oarsub",
-    "htcondor": "condor_submit",
-}
-"""With the command that submits a job."""
 _PACKAGES = ("halotile", "dask", "distributed", "torch", "zarr", "numpy")
 
 
@@ -148,7 +140,11 @@ def _gpus() -> Finding:
 def _batch_system(kind: str) -> Finding:
     here = [name for name in _SLURM if shutil.which(name)]
     text = f"Slurm's {', '.join(here)}" if here else "no command of Slurm's"
-    submits = _QUEUES.get(kind)
+    try:
+        system = getattr(find("clusters", kind), "SYSTEM", None)
+    except ConfigError as error:  # a package of somebody else's
+        return Finding("batch system", "missing", str(error))
+    submits = system.submits if isinstance(system, BatchSystem) else None
     if submits and not shutil.which(submits):
         return Finding(
             "batch system", "missing", f"there is no {submits} here: cluster {kind} submits its jobs with it"

@@ -36,6 +36,7 @@ SYSTEM = BatchSystem(
     title="Slurm",
     module="slurm",
     cluster="SLURMCluster",
+    submits="sbatch",
     states=states,
     gpus=lambda choice, _: {"directives": [f"--gres=gpu:{choice.gpus}"]},
     lists="sinfo",
