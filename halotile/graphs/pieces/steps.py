@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,11 @@ from typing import Any
 from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface
 
-from halotile.errors import ClusterFailed
 from halotile.graphs.pieces.base import Piece, State, tail_of
+from halotile.graphs.pieces.slurm import answer_of
 
 END_SECONDS = 10.0
 POLL_SECONDS = 0.1
-CALL_SECONDS = 30.0
 NO_GPUS: Mapping[str, int] = {}
 
 
@@ -98,7 +96,7 @@ def nodes_of(listed: str) -> list[str]:
     ClusterFailed
         When Slurm does not answer.
     """
-    return _shown("hostnames", listed).split()
+    return answer_of(["scontrol", "show", "hostnames", listed]).split()
 
 
 def gpus_of(job: str) -> dict[str, int]:
@@ -109,7 +107,7 @@ def gpus_of(job: str) -> dict[str, int]:
     ClusterFailed
         When Slurm does not answer.
     """
-    found = gpus_in(_shown("job", job, details=True))
+    found = gpus_in(answer_of(["scontrol", "--details", "show", "job", job]))
     return {node: count for listed, count in found.items() for node in nodes_of(listed)}
 
 
@@ -124,15 +122,6 @@ def gpus_in(text: str) -> dict[str, int]:
     found = re.findall(r"Nodes=(\S+) .*?GRES=(\S*)", text)
     counts = {nodes: re.findall(r"gpu(?::[^:,()]+)?:(\d+)\(", gres) for nodes, gres in found}
     return {nodes: sum(map(int, numbers)) for nodes, numbers in counts.items() if numbers}
-
-
-def _shown(*words: str, details: bool = False) -> str:
-    command = ["scontrol", *(["--details"] if details else []), "show", *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ClusterFailed(f"`{' '.join(command)}` does not answer ({error}).") from error
-    return done.stdout
 
 
 class Step(ProcessInterface):  # type: ignore[misc]
