@@ -9,9 +9,11 @@ import asyncio
 import re
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ class Slot:
     node : str
         The node's name.
     of : int
-        How many there are on the node.
+        How many workers there are on the node, which is less than its tasks where they are not all wanted.
     cores : int
         Cores that the job has on the node.
     gpus : int
@@ -51,6 +53,18 @@ class Slot:
     gpus: int = 0
 
 
+def slots_in(environment: Mapping[str, str], workers: int) -> list[Slot]:
+    """Slots for so many workers in the allocation that an environment tells of, with the GPUs that Slurm tells of.
+
+    Raises
+    ------
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    nodes = nodes_of(environment["SLURM_JOB_NODELIST"])
+    return slots_of(nodes, environment, workers, gpus_of(environment["SLURM_JOB_ID"]))
+
+
 def slots_of(
     nodes: Sequence[str], environment: Mapping[str, str], workers: int, gpus: Mapping[str, int] = NO_GPUS
 ) -> list[Slot]:
@@ -61,18 +75,18 @@ def slots_of(
     >>> [(slot.node, slot.number, slot.of) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "2,1"}, 3)]
     [('a', 0, 2), ('b', 0, 1), ('a', 1, 2)]
     >>> [(slot.node, slot.number, slot.of) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "1(x2)"}, 3)]
-    [('a', 0, 2), ('b', 0, 2), ('a', 1, 2)]
+    [('a', 0, 2), ('b', 0, 1), ('a', 1, 2)]
     """
     tasks = expanded(environment.get("SLURM_TASKS_PER_NODE", "1"), len(nodes))
     cores = expanded(environment.get("SLURM_JOB_CPUS_PER_NODE", "1"), len(nodes))
     if sum(tasks) < workers:
         tasks = [max(count, -(-workers // len(nodes))) for count in tasks]
-    slots = [
-        Slot(number, node, count, has, gpus.get(node, 0))
-        for node, count, has in zip(nodes, tasks, cores, strict=True)
-        for number in range(count)
+    places = [(number, node) for node, count in enumerate(tasks) for number in range(count)]
+    taken = sorted(places)[:workers]
+    used = Counter(node for _, node in taken)
+    return [
+        Slot(number, nodes[node], used[node], cores[node], gpus.get(nodes[node], 0)) for number, node in taken
     ]
-    return sorted(slots, key=lambda slot: (slot.number, nodes.index(slot.node)))[:workers]
 
 
 def expanded(text: str, nodes: int) -> list[int]:
@@ -88,7 +102,8 @@ def expanded(text: str, nodes: int) -> list[int]:
     return (numbers + [1] * nodes)[:nodes]
 
 
-def nodes_of(listed: str) -> list[str]:
+@lru_cache  # a plan wants to know again and again, and Slurm has others to answer
+def nodes_of(listed: str) -> tuple[str, ...]:
     """The names of an allocation's nodes, from Slurm's short form of them.
 
     Raises
@@ -96,10 +111,11 @@ def nodes_of(listed: str) -> list[str]:
     ClusterFailed
         When Slurm does not answer.
     """
-    return answer_of(["scontrol", "show", "hostnames", listed]).split()
+    return tuple(answer_of(["scontrol", "show", "hostnames", listed]).split())
 
 
-def gpus_of(job: str) -> dict[str, int]:
+@lru_cache  # as long as a job runs, it keeps what it has
+def gpus_of(job: str) -> Mapping[str, int]:
     """How many GPUs a job has on each node.
 
     Raises
