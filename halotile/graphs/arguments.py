@@ -36,7 +36,7 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
         raise ConfigError(
             f'{name} is {shown(written)}: that is neither a {first} nor a mapping. Write {{"{first}": ...}}.'
         )
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as every section is
     for key in values:
         if key not in known:
             near = nearest(str(key), known)

@@ -110,7 +110,7 @@ def denoise(
         ),
         output=Output(path=_path("output", output), overwrite=overwrite),
         denoiser=choice,
-        tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]
+        tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]  # looked at in the plan
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
         cluster=cluster_of_script(cluster),
         allow_import=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,11 +15,19 @@ from halotile.graphs.resolution import kind_of
 from halotile.graphs.words import shown
 
 LOCAL_CUDA = "local-cuda"
+SLURM_ALLOC = "slurm-alloc"
 AJob = TypeVar("AJob", Job, Reconstruction)
 
 
-def device_of(run: Run, cluster: Cluster) -> str:
+def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str:
     """``cpu`` or ``cuda``: what is written, else GPUs where the cluster has them for its workers.
+
+    In an allocation of Slurm's that is so where each worker gets one of its own.
+
+    Raises
+    ------
+    ClusterFailed
+        In an allocation, when Slurm does not answer.
 
     Examples
     --------
@@ -28,7 +38,20 @@ def device_of(run: Run, cluster: Cluster) -> str:
     """
     if run.device != "auto":
         return run.device
-    return "cuda" if cluster.gpus or kind_of(cluster).name == LOCAL_CUDA else "cpu"
+    if cluster.gpus:
+        return "cuda"
+    kind = kind_of(cluster, environment).name
+    gpus = kind == LOCAL_CUDA or (kind == SLURM_ALLOC and _each_has_one(run, environment))
+    return "cuda" if gpus else "cpu"
+
+
+def _each_has_one(run: Run, environment: Mapping[str, str]) -> bool:
+    """Whether no two workers would share a GPU of an allocation."""
+    if "SLURM_JOB_NODELIST" not in environment:
+        return False  # the cluster refuses to start
+    from halotile.graphs.pieces.steps import slots_in
+
+    return all(slot.gpus >= slot.of for slot in slots_in(environment, run.workers))
 
 
 def on_gpus(job: AJob) -> AJob:

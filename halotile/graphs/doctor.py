@@ -20,7 +20,9 @@ from typing import Literal
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
+from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.job import Cluster
+from halotile.graphs.pieces.batch import BatchSystem
 from halotile.graphs.plan import existing_parent
 from halotile.graphs.resolution import kind_of
 from halotile.registry import find
@@ -34,15 +36,6 @@ _LIMITS = (
 """With the option of ulimit, and what a scheduler with some hundred workers needs."""
 LEAST_FREE_BYTES = 2**30
 _SLURM = ("sbatch", "squeue", "scontrol", "srun")
-_QUEUES = {
-    "slurm": "sbatch",
-    "pbs": "qsub",
-    "sge": "qsub",
-    "lsf": "bsub",
-    "oar": "oarsub",
-    "htcondor": "condor_submit",
-}
-"""With the command that submits a job."""
 _PACKAGES = ("halotile", "dask", "distributed", "torch", "zarr", "numpy")
 
 
@@ -133,24 +126,25 @@ def _packages() -> str:
 
 
 def _gpus() -> Finding:
-    """What the driver's own list says: CUDA itself is not touched."""
-    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
-    if not found:
-        return Finding("GPU", "note", "none: workers compute on processors")
+    here = gpus_here()
+    installed = has_dask_cuda()
+    if not here.names:
+        extra = "" if installed else f"; where there are GPUs: {INSTALL}"
+        return Finding("GPU", "note", f"none ({here.why_none}): workers compute on processors{extra}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shown = f", of which CUDA_VISIBLE_DEVICES shows {visible}" if visible is not None else ""
-    lacks = (
-        ""
-        if importlib.util.find_spec("dask_cuda")
-        else "; for a worker on each: pip install 'halotile[cuda]'"
-    )
-    return Finding("GPU", "note" if lacks else "ok", f"{len(found)}{shown}{lacks}")
+    shown = f", those that CUDA_VISIBLE_DEVICES shows ({visible})" if visible is not None else ""
+    lacks = "" if installed else f"; for a worker on each: {INSTALL}"
+    return Finding("GPU", "note" if lacks else "ok", f"{len(here.names)}{shown}{lacks}")
 
 
 def _batch_system(kind: str) -> Finding:
     here = [name for name in _SLURM if shutil.which(name)]
     text = f"Slurm's {', '.join(here)}" if here else "no command of Slurm's"
-    submits = _QUEUES.get(kind)
+    try:
+        system = getattr(find("clusters", kind), "SYSTEM", None)
+    except ConfigError as error:  # a package of somebody else's
+        return Finding("batch system", "missing", str(error))
+    submits = system.submits if isinstance(system, BatchSystem) else None
     if submits and not shutil.which(submits):
         return Finding(
             "batch system", "missing", f"there is no {submits} here: cluster {kind} submits its jobs with it"

@@ -80,7 +80,7 @@ def describe_denoiser(denoiser: Denoiser) -> dict[str, Any]:
     """A denoiser as JSON: its name and every option. A function is told by its name."""
     options = {
         job_key(field.name): getattr(denoiser, field.name)
-        for field in dataclasses.fields(denoiser)  # type: ignore[arg-type]
+        for field in dataclasses.fields(denoiser)  # type: ignore[arg-type]  # as every denoiser has to be
     }
     return {"name": denoiser.name} | {key: _as_json(value) for key, value in options.items()}
 

@@ -104,8 +104,6 @@ class Runs:
             return NotImplemented
         return self._starts == other._starts and self._stops == other._stops
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"Runs({self.to_text()!r})"
 

@@ -321,11 +321,40 @@ def test_a_signal_that_drains_nothing_is_refused(signal: str, config: Path) -> N
     assert "a run drains when USR1 comes to the batch shell" in done.stderr
 
 
-def test_the_doctor_misses_the_command_that_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("slurm", "sbatch"),
+        ("pbs", "qsub"),
+        ("sge", "qsub"),
+        ("lsf", "bsub"),
+        ("oar", "oarsub"),
+        ("htcondor", "condor_submit"),
+    ],
+)
+def test_the_doctor_misses_the_command_that_submits(
+    kind: str, command: str, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = RUNNER.invoke(app, ["doctor", "--cluster", "pbs", "--output", str(tmp_path / "not" / "there")])
+    if not installed:
+        monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
+    done = RUNNER.invoke(app, ["doctor", "--cluster", kind, "--output", str(tmp_path / "not" / "there")])
     assert done.exit_code == 1
-    assert "there is no qsub here" in done.stdout
+    assert f"there is no {command} here: cluster {kind} submits its jobs with it" in done.stdout
+
+
+def test_the_doctor_tells_all_it_knows_where_a_package_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: str) -> None:
+        raise ConfigError("cluster 'mine' is the plug-in 'mine', which cannot be loaded")
+
+    monkeypatch.setattr("halotile.graphs.doctor.find", broken)
+    done = RUNNER.invoke(app, ["doctor", "--cluster", "local", "--output", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "MISSING: cluster 'mine' is the plug-in 'mine', which cannot be loaded" in done.stdout
+    assert "flock work" in done.stdout
 
 
 def test_nobody_works_with_no_worker(tmp_path: Path) -> None:

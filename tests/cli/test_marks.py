@@ -37,7 +37,7 @@ def submitted(tmp_path: Path) -> RunDirectory:
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of Slurm's commands: jobs end once they have been asked for twice."""
     for name, lines in {
-        "squeue": f'[ -e "{tmp_path}/asked" ] && exit; touch "{tmp_path}/asked"; echo "COMPLETING|None"',
+        "squeue": f'[ -e "{tmp_path}/asked" ] && exit; touch "{tmp_path}/asked"; echo "7|COMPLETING|None"',
         "scancel": f'touch "{tmp_path}/cancelled"',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
@@ -90,7 +90,7 @@ def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, sl
 def test_whoever_watches_sees_what_a_run_waits_for(
     submitted: RunDirectory, slurm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (slurm / "squeue").write_text(f'#!/bin/sh\n[ -e "{slurm}/asked" ] && exit; echo "PENDING|Resources"\n')
+    (slurm / "squeue").write_text(f'#!/bin/sh\n[ -e "{slurm}/asked" ] && exit; echo "7|PENDING|Resources"\n')
     waits: list[float] = []
 
     def wait(seconds: float) -> None:

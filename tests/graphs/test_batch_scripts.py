@@ -69,6 +69,13 @@ def test_every_batch_system_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
+def test_jobs_are_submitted_with_the_command_of_dask_jobqueue(name: str) -> None:
+    dask_jobqueue = pytest.importorskip("dask_jobqueue", reason="the extra hpc is not installed")
+    system = SYSTEMS[name]
+    assert getattr(dask_jobqueue, system.cluster).job_cls.submit_command == system.submits
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_no_script_holds_a_secret(name: str) -> None:
     text = script_of(SYSTEMS[name], PLAIN)
     assert "PRIVATE" not in text

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from halotile.errors import ConfigError, MissingPackage
-from halotile.graphs import devices, resolution
+from halotile.graphs import devices, doctor, resolution
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.devices import chosen, device_of, on_gpus
 from halotile.graphs.gpus import Gpus, gpus_here
 from halotile.graphs.job import Cluster, Run
+from halotile.graphs.pieces import steps
 from halotile.graphs.planner import make_plan
 from halotile.graphs.resolution import kind_of
+from halotile.graphs.workers.__main__ import share_of
 from tests.support import job_of, noisy_picture, write_zarr
 
 TWO = Gpus(("0", "1"))
@@ -94,6 +98,46 @@ def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
 
 
 @pytest.mark.parametrize(
+    ("here", "visible", "installed", "verdict", "text"),
+    [
+        (TWO, None, True, "ok", "2"),
+        (TWO, "0,1", True, "ok", "2, those that CUDA_VISIBLE_DEVICES shows (0,1)"),
+        (TWO, None, False, "note", "2; for a worker on each: pip install 'halotile[cuda]'"),
+        (
+            Gpus(why_none="NVML finds none"),
+            None,
+            True,
+            "note",
+            "none (NVML finds none): workers compute on processors",
+        ),
+        (
+            Gpus(why_none="NVML finds none"),
+            None,
+            False,
+            "note",
+            "none (NVML finds none): workers compute on processors; where there are GPUs: pip install 'halotile[cuda]'",
+        ),
+    ],
+)
+def test_the_doctor_tells_of_gpus_or_why_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    here: Gpus,
+    visible: str | None,
+    installed: bool,
+    verdict: str,
+    text: str,
+) -> None:
+    monkeypatch.setattr(doctor, "gpus_here", lambda: here)
+    monkeypatch.setattr(doctor, "has_dask_cuda", lambda: installed)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = {each.name: each for each in doctor.examine(Cluster(kind="local"), tmp_path)}
+    assert (found["GPU"].verdict, found["GPU"].text) == (verdict, text)
+
+
+@pytest.mark.parametrize(
     ("asked", "names"),
     [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))],
 )
@@ -138,6 +182,91 @@ def test_the_extra_is_named_where_dask_cuda_is_missing(monkeypatch: pytest.Monke
 )
 def test_what_computes_follows_from_where_the_workers_live(run: Run, cluster: Cluster, device: str) -> None:
     assert device_of(run, cluster) == device
+
+
+@dataclass
+class Allocation:
+    """A Slurm that tells of one allocation of two nodes."""
+
+    has: tuple[str, str] = ("gpu:2(IDX:0-1)", "gpu:a100:2(IDX:0,3)")
+    calls: int = 0
+
+    def answer(self, words: Sequence[str]) -> str:
+        """What scontrol prints."""
+        self.calls += 1
+        if "hostnames" in words:
+            return {"n[1-2]": "n1\nn2\n"}.get(words[-1], words[-1])
+        return "\n".join(f" Nodes=n{i} CPU_IDs=0-1 Mem=10 GRES={gres}" for i, gres in enumerate(self.has, 1))
+
+
+ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+IN_IT = Cluster(kind="slurm-alloc")
+
+
+@pytest.fixture
+def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
+    """The allocation that Slurm tells of; nothing that was told before counts."""
+    slurm = Allocation()
+    monkeypatch.setattr(steps, "answer_of", slurm.answer)
+    for remembers in (steps.nodes_of, steps.gpus_of):
+        remembers.cache_clear()
+    yield slurm
+    for remembers in (steps.nodes_of, steps.gpus_of):
+        remembers.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "workers", "has", "device"),
+    [
+        ("2(x2)", 4, None, "cuda"),
+        ("1(x2)", 2, None, "cuda"),
+        ("1(x2)", 5, None, "cpu"),  # more workers than GPUs
+        ("4(x2)", 4, None, "cuda"),  # more tasks than workers
+        ("4(x2)", 8, None, "cpu"),
+        ("2(x2)", 4, ("gpu:2(IDX:0-1)", ""), "cpu"),
+        ("2,1", 3, ("gpu:2(IDX:0-1)", "gpu:1(IDX:0)"), "cuda"),
+        ("1(x2)", 2, ("", ""), "cpu"),
+    ],
+)
+def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
+    allocation: Allocation, tasks: str, workers: int, has: tuple[str, str] | None, device: str
+) -> None:
+    allocation.has = has or allocation.has
+    environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}
+    assert device_of(Run(workers=workers), IN_IT, environment) == device
+    shares = Counter(
+        (slot.node, share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.of}"))
+        for slot in steps.slots_in(environment, workers)
+    )
+    assert (device == "cuda") == all(gpus and count == 1 for (_, gpus), count in shares.items())
+
+
+def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(
+    allocation: Allocation, tmp_path: Path
+) -> None:
+    (tmp_path / "srun").touch(mode=0o755)
+    environment = ALLOCATED | {"PATH": str(tmp_path)}
+    for cluster in (IN_IT, Cluster(), Cluster()):
+        assert device_of(Run(workers=2), cluster, environment) == "cuda"
+    assert allocation.calls == 4, "each list of names, and the job"
+
+
+@pytest.mark.parametrize(
+    ("run", "cluster", "environment", "device"),
+    [
+        (Run(device="cpu"), IN_IT, ALLOCATED, "cpu"),
+        (Run(device="cuda"), IN_IT, ALLOCATED, "cuda"),
+        (Run(workers=9), Cluster(kind="slurm-alloc", gpus=1), ALLOCATED, "cuda"),
+        (Run(), Cluster(kind="local"), ALLOCATED, "cpu"),
+        (Run(), Cluster(kind="slurm"), ALLOCATED, "cpu"),
+        (Run(), IN_IT, {}, "cpu"),
+    ],
+)
+def test_what_is_said_or_is_elsewhere_is_not_asked_of_an_allocation(
+    allocation: Allocation, run: Run, cluster: Cluster, environment: dict[str, str], device: str
+) -> None:
+    assert device_of(run, cluster, environment) == device
+    assert allocation.calls == 0
 
 
 def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(

@@ -128,7 +128,8 @@ def test_jobs_that_end_at_once_are_told_with_the_end_of_their_log(job: HpcJob, s
 
 def allocate(job: HpcJob, slurm: Slurm, *words: str) -> subprocess.Popen[str]:
     """A run inside an allocation of both nodes."""
-    command = job.command("run", "job.yaml", "--allow-import", "--set", "cluster.kind=auto", *words)
+    told = ("cluster.kind=auto", "run.device=cpu")
+    command = job.command("run", "job.yaml", "--allow-import", *words, *(f"--set={each}" for each in told))
     return subprocess.Popen(
         ["salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=5000", *command],
         cwd=job.folder,
@@ -148,6 +149,27 @@ def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, 
     seen = {(node, gpus) for _, _, node, gpus in job.log()}
     assert seen == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
     job.check_whole()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "device"), [(2, 4, "cuda"), (1, 2, "cuda"), (2, 8, "cpu"), (0, 2, "cpu")]
+)
+def test_in_an_allocation_gpus_compute_where_each_worker_has_one(
+    gpus: int, workers: int, device: str, slurm: Slurm
+) -> None:
+    code = "from halotile.graphs.devices import device_of; from halotile.graphs.job import Cluster, Run"
+    command = [sys.executable, "-c", f"{code}; print(device_of(Run(workers={workers}), Cluster()))"]
+    tasks = ["--nodes=2", f"--ntasks-per-node={gpus or 1}", f"--gres=gpu:{gpus}"]
+    done = subprocess.run(
+        ["salloc", *tasks, *command],
+        cwd=REPOSITORY,
+        env=slurm.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == [device], done.stderr
 
 
 def test_a_step_that_is_lost_is_replaced(job: HpcJob, slurm: Slurm) -> None:

@@ -1,30 +1,21 @@
-"""What every denoiser has to keep, and what each one computes."""
+"""What every denoiser has to keep, whatever it computes, and what its options are."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import pickle
 import subprocess
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pydantic
 import pytest
-import scipy.ndimage
 import torch
-from numpy.typing import NDArray
-from torch import nn
 
-from halotile.errors import ConfigError, WeightsError
-from halotile.storage.grid import Grid
-from halotile.storage.rim import Rim, read_window
-from halotile.tasks.denoisers.base import Denoiser
+from halotile.errors import ConfigError
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.function import Function, GivenFunction
 from halotile.tasks.denoisers.gaussian import Gaussian
@@ -33,68 +24,18 @@ from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.probe import check_purity, probe
+from tests.tasks.denoising import (
+    NETWORK_DEPTH,
+    NETWORK_WIDTH,
+    TILES,
+    apply,
+    picture,
+    sharpen,
+    tiles,
+    whole,
+)
 
-Picture = NDArray[Any]
-
-NETWORK_DEPTH, NETWORK_WIDTH = 5, 16
-SHAPES = {2: (138, 172), 3: (21, 33, 38)}
-TILES = {2: ((49, 63), (137, 55), (31, 48)), 3: ((11, 17, 19),)}
-
-
-def network(scale: int = 1, level: bool = False) -> nn.Module:
-    """What the tables use as a user's own network."""
-
-    class Lab(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Conv2d(1, 8, 3, padding=1)
-            self.down = nn.Conv2d(8, 8, 2, stride=2)
-            self.up = nn.ConvTranspose2d(8, 8 * scale**2, 2, stride=2)
-            self.leave = nn.Sequential(
-                nn.Conv2d(8 * scale**2, scale**2, 3, padding=1), nn.PixelShuffle(scale)
-            )
-
-        def forward(self, batch: torch.Tensor, sigma: Any = 1.0) -> torch.Tensor:
-            result: torch.Tensor = self.leave(self.up(torch.relu(self.down(self.enter(batch * sigma)))))
-            return result
-
-    with torch.random.fork_rng():
-        torch.manual_seed(11)
-        return Lab()
-
-
-def sharpen(picture: Picture, amount: float = 0.5) -> Picture:
-    """What the tables use as a user's own function; it looks 2 pixels far, in float64."""
-    blurred = scipy.ndimage.gaussian_filter(picture.astype(float), 1.0, radius=2, mode="constant")
-    sharp: Picture = picture + amount * (picture - blurred)
-    return sharp
-
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of the user's own."""
-    module = types.ModuleType("lab")
-    vars(module).update(network=network, sharpen=sharpen, number=3, not_a_network=lambda: "text")
-    monkeypatch.setitem(sys.modules, "lab", module)
-
-
-def dncnn_tensors(keys: list[str], width: int = NETWORK_WIDTH, channels: int = 1) -> dict[str, torch.Tensor]:
-    """Random weights of a DnCNN whose layers go by these names."""
-    sizes = [channels] + [width] * (len(keys) - 1) + [channels]
-    generator = torch.Generator().manual_seed(2)
-    tensors = {}
-    for key, into, out in zip(keys, sizes, sizes[1:], strict=False):
-        tensors[f"{key}.weight"] = torch.randn((out, into, 3, 3), generator=generator) / (3 * into**0.5)
-        tensors[f"{key}.bias"] = 0.1 * torch.randn(out, generator=generator)
-    return tensors
-
-
-@pytest.fixture(scope="session")
-def dncnn_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "dncnn.pth"
-    torch.save(dncnn_tensors([f"model.{2 * i}" for i in range(NETWORK_DEPTH)]), path)
-    return path
-
+pytestmark = pytest.mark.usefixtures("lab")
 
 # name -> (denoiser, numbers of axes to try); "dncnn" gets its weights from the fixture.
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -127,58 +68,6 @@ EVERY = [
     pytest.param(make, dims, id=f"{name}-{dims}d") for name, (make, axes) in CASES.items() for dims in axes
 ]
 every_denoiser = pytest.mark.parametrize(("make", "dims"), EVERY)
-
-
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    pixels: Picture
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.pixels.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.pixels.dtype)
-
-    def read(self, region: Any) -> Picture:
-        return np.ascontiguousarray(self.pixels[region.slices])
-
-
-def picture(dims: int, dtype: str = "float32", seed: int = 0) -> Picture:
-    return np.random.default_rng(seed).random(SHAPES[dims]).astype(dtype)
-
-
-def apply(denoiser: Denoiser, pixels: Picture, **sides: Picture) -> Picture:
-    """The model on one window."""
-    tensors = {name: torch.from_numpy(side)[None, None] for name, side in sides.items()}
-    with torch.inference_mode():
-        result: Picture = denoiser.build()(torch.from_numpy(pixels)[None, None], **tensors)[0, 0].numpy()
-    return result
-
-
-def tiles(
-    denoiser: Denoiser, pixels: Picture, tile: tuple[int, ...], **sides: Picture
-) -> Iterator[tuple[tuple[slice, ...], Picture]]:
-    """Denoise tile by tile: where each result goes, and the result."""
-    reach = denoiser.receptive_field()
-    assert reach is not None
-    rim = Rim.everywhere(denoiser.boundary, pixels.ndim)
-    depth, align = ((reach, reach),) * pixels.ndim, (denoiser.alignment,) * pixels.ndim
-    for block in Grid(pixels.shape, tile, depth, align):
-        cut = {
-            name: read_window(Stored(side), block.window, rim) for name, side in {"": pixels, **sides}.items()
-        }
-        result = apply(denoiser, cut.pop(""), **cut)
-        factor = (denoiser.scale,) * pixels.ndim
-        start = rim.reach(block.window, pixels.shape)
-        yield block.core.scale(factor).slices, result[block.core.relative_to(start).scale(factor).slices]
-
-
-def whole(denoiser: Denoiser, pixels: Picture, **sides: Picture) -> Picture:
-    """The result on the whole picture under the denoiser's own rim."""
-    ((_, result),) = tiles(denoiser, pixels, pixels.shape, **sides)
-    return result
 
 
 @every_denoiser
@@ -274,180 +163,6 @@ def test_auto_waits_for_the_noise_level(denoiser: Any) -> None:
     assert np.array_equal(
         apply(told, picture(2)), apply(dataclasses.replace(denoiser, sigma=0.2), picture(2))
     )
-
-
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize(("sigma", "truncate"), [(0.6, 4.0), (2.0, 4.0), (3.3, 2.5)])
-def test_gaussian_is_the_filter_of_scipy(dims: int, sigma: float, truncate: float) -> None:
-    pixels = picture(dims)
-    expected = scipy.ndimage.gaussian_filter(pixels.astype(float), sigma, mode="reflect", truncate=truncate)
-    np.testing.assert_allclose(whole(Gaussian(sigma=sigma, truncate=truncate), pixels), expected, atol=5e-7)
-
-
-@pytest.mark.parametrize(("dims", "size"), [(2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)])
-def test_median_is_the_filter_of_scipy(dims: int, size: int) -> None:
-    pixels = np.round(picture(dims), 2)  # with ties
-    expected = scipy.ndimage.median_filter(pixels, size, mode="reflect")
-    assert np.array_equal(whole(Median(size=size), pixels), expected)
-
-
-@pytest.mark.parametrize("size", [3, 9])
-def test_median_passes_a_missing_pixel_on_to_its_windows(size: int) -> None:
-    pixels = picture(2)
-    pixels[60, 70] = np.nan
-    reach = size // 2
-    expected = np.zeros(pixels.shape, bool)
-    expected[60 - reach : 61 + reach, 70 - reach : 71 + reach] = True
-    assert np.array_equal(np.isnan(whole(Median(size=size), pixels)), expected)
-
-
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize("iterations", [1, 20, 100])
-def test_tv_takes_the_steps_of_chambolle(dims: int, iterations: int) -> None:
-    from skimage.restoration import denoise_tv_chambolle
-
-    pixels = picture(dims)
-    expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=iterations + 1)
-    np.testing.assert_allclose(
-        whole(TotalVariation(strength=0.1, iterations=iterations), pixels), expected, atol=2e-6
-    )
-
-
-def weighed_by_hand(pixels: Picture, at: tuple[int, int], h: float, sigma: float) -> float:
-    """One pixel of non-local means with patch 5 and distance 6, written out."""
-    y, x = (i + 8 for i in at)
-    around = np.pad(pixels.astype(float), 8, mode="symmetric")
-    patch = around[y - 2 : y + 3, x - 2 : x + 3]
-    total = weights = 0.0
-    for dy, dx in itertools.product(range(-6, 7), repeat=2):
-        other = around[y + dy - 2 : y + dy + 3, x + dx - 2 : x + dx + 3]
-        weight = np.exp(-max(float(((patch - other) ** 2).mean()) - 2 * sigma**2, 0.0) / h**2)
-        total, weights = total + weight * around[y + dy, x + dx], weights + weight
-    return float(total / weights)
-
-
-@pytest.mark.parametrize(("strength", "sigma"), [(0.3, None), (0.8, 0.2)])
-@pytest.mark.parametrize("at", [(0, 0), (60, 70), (136, 3), (7, 170)])
-def test_nlm_is_its_formula(strength: float, sigma: float | None, at: tuple[int, int]) -> None:
-    pixels = picture(2)
-    result = whole(NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)[at]
-    expected = weighed_by_hand(pixels, at, strength * (sigma or 1.0), sigma or 0.0)
-    assert result == pytest.approx(expected, abs=2e-6)
-
-
-def test_nlm_denoises_about_as_well_as_scikit_image() -> None:
-    from skimage.restoration import denoise_nl_means
-
-    clean: Picture = np.kron(np.indices((9, 9)).sum(0) % 2, np.ones((16, 16), np.float32))
-    noisy = clean + 0.1 * np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
-    ours = whole(NonLocalMeans(strength=0.8, sigma=0.1), noisy)
-    theirs = denoise_nl_means(noisy, patch_size=5, patch_distance=6, h=0.08, sigma=0.1, fast_mode=True)
-    assert np.std(ours - clean) < 1.3 * np.std(theirs - clean) < 0.5 * np.std(noisy - clean)
-
-
-DEEP = ["in_conv", *(f"conv_list.{i}" for i in range(12)), "out_conv"]
-FLAT = [f"model.{2 * i}" for i in range(14)]
-
-
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize(("keys", "sign"), [(DEEP, 1), (FLAT, -1), ([f"net.{k}" for k in FLAT], -1)])
-def test_dncnn_reads_the_usual_layouts_in_order(
-    tmp_path: Path, keys: list[str], sign: int, suffix: str
-) -> None:
-    import safetensors.torch
-
-    tensors = dncnn_tensors(keys, width=6)
-    path = tmp_path / f"net{suffix}"
-    save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
-    save(tensors, path)
-    pixels = picture(2)
-    signal = torch.from_numpy(pixels)[None, None]
-    for key in keys:
-        signal = nn.functional.conv2d(signal, tensors[f"{key}.weight"], tensors[f"{key}.bias"], padding=1)
-        signal = signal if key == keys[-1] else signal.relu()
-    stack = signal[0, 0].numpy()
-    denoiser = DnCNN(depth=14, width=6, weights=str(path))
-    assert denoiser.files() == (path,)
-    np.testing.assert_allclose(apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
-    for word, factor in (("add", 1), ("subtract", -1)):
-        told = dataclasses.replace(denoiser, residual=word)  # type: ignore[arg-type]
-        np.testing.assert_allclose(apply(told, pixels), pixels + factor * stack, atol=1e-6)
-    np.testing.assert_allclose(
-        apply(dataclasses.replace(denoiser, residual="none"), pixels), stack, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"depth": 6}, "5 convolutions where depth: 6 names 6"),
-        ({"width": 8}, r"model\.0\.weight is \(16, 1, 3, 3\) where \(8, 1, 3, 3\) belongs"),
-        ({"bias": False}, r"unexpected model\.0\.bias"),
-        ({"channels": (3, 3)}, r"where \(16, 3, 3, 3\) belongs"),
-        ({"sha256": "0" * 64}, "it is not the file that was meant"),
-        ({"weights": "nowhere.pth"}, "cannot be opened"),
-    ],
-)
-def test_weights_that_do_not_fit_dncnn_are_refused(
-    dncnn_file: Path, options: dict[str, Any], message: str
-) -> None:
-    fitting = DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
-    with pytest.raises(WeightsError, match=message):
-        dataclasses.replace(fitting, **options).build()
-
-
-def test_a_layer_that_is_missing_is_named(tmp_path: Path) -> None:
-    tensors = dncnn_tensors(FLAT)
-    del tensors["model.4.bias"]
-    tensors["model.5.running_mean"] = torch.zeros(16)
-    torch.save(tensors, tmp_path / "net.pth")
-    with pytest.raises(WeightsError, match=r"missing model\.4\.bias; unexpected model\.5\.running_mean"):
-        DnCNN(depth=14, width=NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
-
-
-def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
-    other = network()
-    nn.init.constant_(other.get_parameter("enter.bias"), 1.0)
-    torch.save(other.state_dict(), tmp_path / "net.pth")
-    denoiser = UserNetwork(import_="lab:network", weights=str(tmp_path / "net.pth"))
-    with torch.inference_mode():
-        expected = other(torch.from_numpy(picture(2))[None, None, :136, :170])[0, 0].numpy()
-    assert np.array_equal(apply(denoiser, picture(2)[:136, :170]), expected)
-    torch.save({"enter.weight": torch.zeros(1)}, tmp_path / "net.pth")
-    with pytest.raises(WeightsError, match="does not fit the network of lab:network"):
-        denoiser.build()
-
-
-@pytest.mark.parametrize(
-    ("reference", "options", "message"),
-    [
-        ("lab:not_a_network", {}, "returned a str"),
-        ("lab:number", {}, "Write the name of a function"),
-        ("lab:nothing", {}, "Write a name that the module defines"),
-        ("no_such_lab:build", {}, "no module 'no_such_lab'"),
-        ("lab:network", {"scal": 2}, "with options .* failed: TypeError"),
-    ],
-)
-def test_what_cannot_be_built_says_why(reference: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        UserNetwork(import_=reference, options=options).build()
-
-
-@pytest.mark.parametrize("call", [lambda picture: picture[1:], lambda picture: 3.0])
-def test_a_function_that_makes_another_shape_is_refused(call: Any) -> None:
-    with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
-        apply(GivenFunction(call=call, depth=1), picture(2))
-
-
-def test_a_function_may_work_in_place() -> None:
-    def double(pixels: Picture) -> Picture:
-        pixels *= 2
-        return pixels
-
-    pixels = picture(2)
-    before = pixels.copy()
-    assert np.array_equal(apply(GivenFunction(call=double, depth=0), pixels), 2 * before)
-    assert np.array_equal(pixels, before)
 
 
 NAN = float("nan")

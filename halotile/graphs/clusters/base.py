@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,7 +53,7 @@ class Order:
 
     workers: int
     memory_bytes: int
-    choice: job.Cluster = job.Cluster()  # noqa: RUF009 - it is frozen
+    choice: job.Cluster = field(default_factory=job.Cluster)
     folder: Path | None = None
     credentials: Credentials | None = None
     deaths: int = 0

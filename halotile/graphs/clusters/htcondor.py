@@ -47,6 +47,7 @@ SYSTEM = BatchSystem(
     title="HTCondor",
     module="htcondor",
     cluster="HTCondorCluster",
+    submits="condor_submit",
     states=states,
     gpus=lambda choice, _: {"directives": [f"request_gpus = {choice.gpus}"]},
     lists="condor_status",

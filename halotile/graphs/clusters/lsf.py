@@ -25,6 +25,7 @@ SYSTEM = BatchSystem(
     title="LSF",
     module="lsf",
     cluster="LSFCluster",
+    submits="bsub",
     states=states,
     gpus=lambda choice, _: {"directives": [f'-gpu "num={choice.gpus}"']},
     lists="bqueues",

@@ -31,6 +31,7 @@ SYSTEM = BatchSystem(
     title="OAR",
     module="oar",
     cluster="OARCluster",
+    submits="oarsub",
     states=partial(together_then_each, states),
     gpus=gpus,
     lists="oarnodes",

@@ -21,6 +21,7 @@ SYSTEM = BatchSystem(
     title="PBS",
     module="pbs",
     cluster="PBSCluster",
+    submits="qsub",
     states=partial(known_to, r"^{}\b", lambda ids: ["qstat", *ids]),
     gpus=gpus,
     lists="qstat -Q",

@@ -11,6 +11,7 @@ SYSTEM = BatchSystem(
     title="SGE",
     module="sge",
     cluster="SGECluster",
+    submits="qsub",
     states=partial(known_to, r"^job_number:\s+{}$", lambda ids: ["qstat", "-j", ",".join(ids)]),
     gpus=lambda choice, _: {"directives": [f"-l gpu={choice.gpus}"]},
     lists="qconf -sql",

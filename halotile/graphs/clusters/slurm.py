@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from halotile.errors import ClusterFailed
 from halotile.graphs.pieces.base import State, with_reason
-from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+from halotile.graphs.pieces.batch import BatchSystem, jobs
+from halotile.graphs.pieces.slurm import queued
 
 _WAITS = ("PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "SUSPENDED", "STAGE_OUT", "COMPLETING", "RESIZING")
 
 
 def states(ids: Sequence[str]) -> dict[str, State]:
     """How jobs stand, from `squeue`; one that it has forgotten is over."""
-    done = called(["squeue", "--noheader", f"--jobs={','.join(ids)}", "--states=all", "--format=%i|%T|%r"])
-    if done is None or (done.returncode != 0 and "Invalid job id" not in done.stderr):
+    try:
+        told = queued(ids, "--states=all")
+    except ClusterFailed:
         return {}
-    told = dict(line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
-    return {each: _state(told.get(each, "over|None")) for each in ids}
+    return {each: _state(*told.get(each, ("over", ""))) for each in ids}
 
 
-def _state(text: str) -> State:
+def _state(name: str, reason: str) -> State:
     """A state with its reason.
 
     Examples
     --------
-    >>> _state("PENDING|Resources"), _state("FAILED|NonZeroExitCode"), _state("RUNNING|None")
+    >>> _state("PENDING", "Resources"), _state("FAILED", "NonZeroExitCode"), _state("RUNNING", "None")
     (State(over=False, words='PENDING (Resources)'), State(over=True, words='FAILED (NonZeroExitCode)'), State(over=False, words='RUNNING'))
     """
-    name, _, reason = text.partition("|")
     return State(name not in _WAITS, with_reason(name, reason))
 
 
@@ -36,6 +37,7 @@ SYSTEM = BatchSystem(
     title="Slurm",
     module="slurm",
     cluster="SLURMCluster",
+    submits="sbatch",
     states=states,
     gpus=lambda choice, _: {"directives": [f"--gres=gpu:{choice.gpus}"]},
     lists="sinfo",

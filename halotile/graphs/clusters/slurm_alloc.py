@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.pieces.remote import kept, worker_arguments
-from halotile.graphs.pieces.steps import Step, gpus_of, look, nodes_of, slots_of
+from halotile.graphs.pieces.steps import Step, look, nodes_of, slots_in
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def start(order: Order) -> Iterator[Cluster]:
         )
     nodes = nodes_of(listed)
     interface = order.choice.interface or dask.config.get("jobqueue.slurm.interface", None)
-    slots = slots_of(nodes, os.environ, order.workers, gpus_of(os.environ["SLURM_JOB_ID"]))
+    slots = slots_in(os.environ, order.workers)
 
     def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
         arguments = worker_arguments(order, security, interface)
@@ -53,9 +53,9 @@ def start(order: Order) -> Iterator[Cluster]:
         yield cluster
 
 
-def _address(interface: str | None, nodes: list[str]) -> str:
+def _address(interface: str | None, nodes: Sequence[str]) -> str:
     """Where the scheduler listens: on loopback, unless there are other machines."""
     if interface:
         return address_of_interface(interface)
     here = os.environ.get("SLURMD_NODENAME")
-    return LOOPBACK if nodes == [here] else own_address()
+    return LOOPBACK if [*nodes] == [here] else own_address()

@@ -52,6 +52,8 @@ class BatchSystem:
         Its name in dask-jobqueue's configuration, and of the module.
     cluster : str
         Its class there.
+    submits : str
+        The command that submits a job: the one that its class calls, written here to be known without dask-jobqueue.
     states : callable
         How jobs stand, by their ids. One that is left out is not known to be over.
     gpus : callable
@@ -73,6 +75,7 @@ class BatchSystem:
     title: str
     module: str
     cluster: str
+    submits: str
     states: Callable[[Sequence[str]], Mapping[str, State]]
     gpus: Callable[[job.Cluster, int], Mapping[str, Any]]
     lists: str
@@ -139,11 +142,10 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
         When dask-jobqueue refuses an option.
     """
     holder = _class_of(system)
-    submits = holder.job_cls.submit_command.split()[0]
-    if not shutil.which(submits):
+    if not shutil.which(system.submits):
         raise ConfigError(
-            f"cluster.kind is {system.module}, and there is no {submits} here, which submits jobs of {system.title}'s. Start it "
-            "on a machine of that cluster, or write kind: local."
+            f"cluster.kind is {system.module}, and there is no {system.submits} here, which submits jobs of {system.title}'s. "
+            "Start it on a machine of that cluster, or write kind: local."
         )
     interface = _interface(system, order.choice)
     address = address_of_interface(interface) if interface else own_address()

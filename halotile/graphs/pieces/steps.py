@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface
 
-from halotile.errors import ClusterFailed
 from halotile.graphs.pieces.base import Piece, State, tail_of
+from halotile.graphs.pieces.slurm import answer_of
 
 END_SECONDS = 10.0
 POLL_SECONDS = 0.1
-CALL_SECONDS = 30.0
 NO_GPUS: Mapping[str, int] = {}
 
 
@@ -39,7 +39,7 @@ class Slot:
     node : str
         The node's name.
     of : int
-        How many there are on the node.
+        How many workers there are on the node, which is less than its tasks where they are not all wanted.
     cores : int
         Cores that the job has on the node.
     gpus : int
@@ -53,6 +53,18 @@ class Slot:
     gpus: int = 0
 
 
+def slots_in(environment: Mapping[str, str], workers: int) -> list[Slot]:
+    """Slots for so many workers in the allocation that an environment tells of, with the GPUs that Slurm tells of.
+
+    Raises
+    ------
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    nodes = nodes_of(environment["SLURM_JOB_NODELIST"])
+    return slots_of(nodes, environment, workers, gpus_of(environment["SLURM_JOB_ID"]))
+
+
 def slots_of(
     nodes: Sequence[str], environment: Mapping[str, str], workers: int, gpus: Mapping[str, int] = NO_GPUS
 ) -> list[Slot]:
@@ -63,18 +75,18 @@ def slots_of(
     >>> [(slot.node, slot.number, slot.of) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "2,1"}, 3)]
     [('a', 0, 2), ('b', 0, 1), ('a', 1, 2)]
     >>> [(slot.node, slot.number, slot.of) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "1(x2)"}, 3)]
-    [('a', 0, 2), ('b', 0, 2), ('a', 1, 2)]
+    [('a', 0, 2), ('b', 0, 1), ('a', 1, 2)]
     """
     tasks = expanded(environment.get("SLURM_TASKS_PER_NODE", "1"), len(nodes))
     cores = expanded(environment.get("SLURM_JOB_CPUS_PER_NODE", "1"), len(nodes))
     if sum(tasks) < workers:
         tasks = [max(count, -(-workers // len(nodes))) for count in tasks]
-    slots = [
-        Slot(number, node, count, has, gpus.get(node, 0))
-        for node, count, has in zip(nodes, tasks, cores, strict=True)
-        for number in range(count)
+    places = [(number, node) for node, count in enumerate(tasks) for number in range(count)]
+    taken = sorted(places)[:workers]
+    used = Counter(node for _, node in taken)
+    return [
+        Slot(number, nodes[node], used[node], cores[node], gpus.get(nodes[node], 0)) for number, node in taken
     ]
-    return sorted(slots, key=lambda slot: (slot.number, nodes.index(slot.node)))[:workers]
 
 
 def expanded(text: str, nodes: int) -> list[int]:
@@ -90,7 +102,8 @@ def expanded(text: str, nodes: int) -> list[int]:
     return (numbers + [1] * nodes)[:nodes]
 
 
-def nodes_of(listed: str) -> list[str]:
+@lru_cache  # a plan wants to know again and again, and Slurm has others to answer
+def nodes_of(listed: str) -> tuple[str, ...]:
     """The names of an allocation's nodes, from Slurm's short form of them.
 
     Raises
@@ -98,10 +111,11 @@ def nodes_of(listed: str) -> list[str]:
     ClusterFailed
         When Slurm does not answer.
     """
-    return _shown("hostnames", listed).split()
+    return tuple(answer_of(["scontrol", "show", "hostnames", listed]).split())
 
 
-def gpus_of(job: str) -> dict[str, int]:
+@lru_cache  # as long as a job runs, it keeps what it has
+def gpus_of(job: str) -> Mapping[str, int]:
     """How many GPUs a job has on each node.
 
     Raises
@@ -109,7 +123,7 @@ def gpus_of(job: str) -> dict[str, int]:
     ClusterFailed
         When Slurm does not answer.
     """
-    found = gpus_in(_shown("job", job, details=True))
+    found = gpus_in(answer_of(["scontrol", "--details", "show", "job", job]))
     return {node: count for listed, count in found.items() for node in nodes_of(listed)}
 
 
@@ -124,15 +138,6 @@ def gpus_in(text: str) -> dict[str, int]:
     found = re.findall(r"Nodes=(\S+) .*?GRES=(\S*)", text)
     counts = {nodes: re.findall(r"gpu(?::[^:,()]+)?:(\d+)\(", gres) for nodes, gres in found}
     return {nodes: sum(map(int, numbers)) for nodes, numbers in counts.items() if numbers}
-
-
-def _shown(*words: str, details: bool = False) -> str:
-    command = ["scontrol", *(["--details"] if details else []), "show", *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ClusterFailed(f"`{' '.join(command)}` does not answer ({error}).") from error
-    return done.stdout
 
 
 class Step(ProcessInterface):  # type: ignore[misc]

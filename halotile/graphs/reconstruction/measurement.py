@@ -8,7 +8,7 @@ from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.job import OperatorChoice
-from halotile.graphs.paths import whole_choice
+from halotile.graphs.paths import whole_choice, whole_path
 from halotile.graphs.reconstruction.stack import make_operator
 from halotile.graphs.words import shown
 from halotile.tasks.operators.base import Operator
@@ -55,9 +55,10 @@ def measurement(
     """
     if is_physics(operator):
         operator, options = "deepinv", {"physics": operator, **options}
+    place = whole_path("data", data)
     if isinstance(operator, str):
         plain = {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in options.items()}
-        choice = OperatorChoice(name=operator, data=data, noise_sigma=noise_sigma, options=plain)  # type: ignore[arg-type]
+        choice = OperatorChoice(name=operator, data=place, noise_sigma=noise_sigma, options=plain)
     elif options:
         raise ConfigError(
             f"{next(iter(options))} is given beside an operator, which has its options already. Leave it out."
@@ -69,7 +70,7 @@ def measurement(
     else:
         choice = OperatorChoice(
             name=operator.name,
-            data=data,  # type: ignore[arg-type]
+            data=place,
             noise_sigma=noise_sigma,
             options={"operator": operator},
         )

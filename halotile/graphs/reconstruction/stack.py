@@ -94,7 +94,7 @@ def describe_operator(operator: Operator) -> dict[str, Any]:
     """An operator as JSON: its name and every option, arrays by their digests."""
     options = {
         field.name: _as_json(getattr(operator, field.name))
-        for field in dataclasses.fields(operator)  # type: ignore[arg-type]
+        for field in dataclasses.fields(operator)  # type: ignore[arg-type]  # as every operator has to be
     }
     return {"name": operator.name} | options
 
@@ -108,7 +108,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_as_json(inner) for inner in value]
     if dataclasses.is_dataclass(value):
-        return describe_operator(value)  # type: ignore[arg-type]
+        return describe_operator(value)  # type: ignore[arg-type]  # an operator inside of one
     if isinstance(value, Mapping):
         return {str(key): _as_json(inner) for key, inner in value.items()}
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.pieces.base import with_reason
-
-CALL_SECONDS = 30.0
-_GONE = "Invalid job id"
+from halotile.graphs.pieces.slurm import answer_of, queued
 
 
 def submit(script: Path) -> str:
@@ -25,7 +22,7 @@ def submit(script: Path) -> str:
         raise ClusterFailed(
             "there is no sbatch here: this is no machine of a Slurm cluster. Run the job with `recon-cli run` instead."
         )
-    return _called(["sbatch", "--parsable", str(script)]).split(";")[0].strip()
+    return answer_of(["sbatch", "--parsable", str(script)]).split(";")[0].strip()
 
 
 def requeue(job: str) -> None:
@@ -36,7 +33,7 @@ def requeue(job: str) -> None:
     ClusterFailed
         Where that is not allowed.
     """
-    _called(["scontrol", "requeue", job])
+    answer_of(["scontrol", "requeue", job])
 
 
 def cancel(job: str) -> None:
@@ -47,7 +44,7 @@ def cancel(job: str) -> None:
     ClusterFailed
         When Slurm does not answer.
     """
-    _called(["scancel", job])
+    answer_of(["scancel", job])
 
 
 def state_of(job: str) -> str | None:
@@ -58,27 +55,5 @@ def state_of(job: str) -> str | None:
     ClusterFailed
         When Slurm does not answer.
     """
-    try:
-        said = _called(["squeue", "--noheader", f"--jobs={job}", "--format=%T|%r"]).strip()
-    except ClusterFailed as error:
-        if _GONE in str(error):
-            return None
-        raise
-    name, _, reason = said.partition("|")
-    return with_reason(name, reason) if name else None
-
-
-def _called(words: list[str]) -> str:
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
-    except FileNotFoundError as error:
-        raise ClusterFailed(f"there is no {words[0]} here: this is no machine of a Slurm cluster.") from error
-    except subprocess.TimeoutExpired as error:
-        raise ClusterFailed(
-            f"{words[0]} did not answer within {CALL_SECONDS:g} s. Try again later."
-        ) from error
-    if done.returncode != 0:
-        raise ClusterFailed(
-            " ".join(done.stderr.split()) or f"{words[0]} ended with exit code {done.returncode}"
-        )
-    return done.stdout
+    told = queued([job]).get(job)
+    return with_reason(*told) if told else None

@@ -26,7 +26,7 @@ def claims(path: Path) -> bool:
     return False
 
 
-def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - what every format has
     """A dataset of an HDF5 file: the one named, or the only one with two or more axes."""
     refuse_option("hdf5", "an HDF5 dataset has one resolution (name another dataset instead)", level=level)
     return StoredArray(path, "hdf5", Hdf5Reader, dataset=dataset, axes=axes)

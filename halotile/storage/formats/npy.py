@@ -29,7 +29,7 @@ def claims(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - what every format has
     """The array in a .npy file."""
     refuse_option("npy", "a .npy file holds one array at one resolution", level=level, dataset=dataset)
     return StoredArray(path, "npy", NpyReader, axes=axes)

@@ -24,7 +24,7 @@ def claims(path: Path) -> bool:
     return isinstance(attributes, dict) and bool(plain.ome_attributes(attributes).get("multiscales"))
 
 
-def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - what every format has
     """One level of an OME-Zarr picture; with ``dataset``, that array of the group and nothing else."""
     if dataset is not None:
         return plain.open(path, level=level, dataset=dataset, axes=axes)

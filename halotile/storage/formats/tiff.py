@@ -33,7 +33,7 @@ def claims(path: Path) -> bool:
         return file.read(4) in _MAGICS
 
 
-def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - what every format has
     """One level of one series of a TIFF; ``dataset`` is the number of the series, 0 when left out."""
     return StoredArray(path, "tiff", TiffReader, level=level, series=_number(dataset), axes=axes)
 

@@ -44,7 +44,7 @@ def claims(path: Path) -> bool:
     return path.suffix == ".zip" and any(_zip_member(path, mark) is not None for mark in MARKS)
 
 
-def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - what every format has
     """A Zarr array, or an array of a Zarr group: the one named, or the only one."""
     refuse_option("plain Zarr", "a Zarr array without OME metadata has one resolution", level=level)
     return StoredArray(path, "zarr", ZarrReader, dataset=dataset, axes=axes)

@@ -1,0 +1,38 @@
+"""Outputs that are written on: their layouts and their pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.grid import Region
+from halotile.storage.output import Layout, ShardWriter, create_output
+
+PLAIN = Layout((20, 13), "float32", (8, 8), (4, 4), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
+OME = Layout(
+    shape=(2, 3, 20, 13),
+    dtype="uint16",
+    shard=(1, 1, 8, 8),
+    chunk=(1, 1, 4, 4),
+    codec="zstd",
+    axes=("t", "c", "y", "x"),
+    scale=(1.5, 1.0, 0.25, 0.5),
+    units=("second", None, "micrometer", "micrometer"),
+    ome=True,
+)
+
+
+def noise(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """The same pixels each time."""
+    return (np.random.default_rng(7).random(shape) * 100).astype(dtype)
+
+
+def written(path: Path, layout: Layout) -> NDArray[Any]:
+    """Write a whole output, and give its pixels."""
+    pixels = noise(layout.shape, layout.dtype)
+    create_output(path, layout)
+    ShardWriter(path, layout).write(Region.whole(layout.shape), pixels)
+    return pixels

@@ -1,0 +1,118 @@
+"""What denoisers are tried on: pictures, whole or in tiles, and networks and functions of a user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import scipy.ndimage
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from halotile.storage.grid import Grid
+from halotile.storage.rim import Rim, read_window
+from halotile.tasks.denoisers.base import Denoiser
+
+Picture = NDArray[Any]
+
+NETWORK_DEPTH, NETWORK_WIDTH = 5, 16
+SHAPES = {2: (138, 172), 3: (21, 33, 38)}
+TILES = {2: ((49, 63), (137, 55), (31, 48)), 3: ((11, 17, 19),)}
+
+
+def network(scale: int = 1, level: bool = False) -> nn.Module:
+    """What the tables use as a user's own network."""
+
+    class Lab(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter = nn.Conv2d(1, 8, 3, padding=1)
+            self.down = nn.Conv2d(8, 8, 2, stride=2)
+            self.up = nn.ConvTranspose2d(8, 8 * scale**2, 2, stride=2)
+            self.leave = nn.Sequential(
+                nn.Conv2d(8 * scale**2, scale**2, 3, padding=1), nn.PixelShuffle(scale)
+            )
+
+        def forward(self, batch: torch.Tensor, sigma: Any = 1.0) -> torch.Tensor:
+            result: torch.Tensor = self.leave(self.up(torch.relu(self.down(self.enter(batch * sigma)))))
+            return result
+
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        return Lab()
+
+
+def sharpen(picture: Picture, amount: float = 0.5) -> Picture:
+    """What the tables use as a user's own function; it looks 2 pixels far, in float64."""
+    blurred = scipy.ndimage.gaussian_filter(picture.astype(float), 1.0, radius=2, mode="constant")
+    sharp: Picture = picture + amount * (picture - blurred)
+    return sharp
+
+
+def dncnn_tensors(keys: list[str], width: int = NETWORK_WIDTH, channels: int = 1) -> dict[str, torch.Tensor]:
+    """Random weights of a DnCNN whose layers go by these names."""
+    sizes = [channels] + [width] * (len(keys) - 1) + [channels]
+    generator = torch.Generator().manual_seed(2)
+    tensors = {}
+    for key, into, out in zip(keys, sizes, sizes[1:], strict=False):
+        tensors[f"{key}.weight"] = torch.randn((out, into, 3, 3), generator=generator) / (3 * into**0.5)
+        tensors[f"{key}.bias"] = 0.1 * torch.randn(out, generator=generator)
+    return tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A picture that is read by regions."""
+
+    pixels: Picture
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.pixels.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.pixels.dtype)
+
+    def read(self, region: Any) -> Picture:
+        return np.ascontiguousarray(self.pixels[region.slices])
+
+
+def picture(dims: int, dtype: str = "float32", seed: int = 0) -> Picture:
+    """The same one each time."""
+    return np.random.default_rng(seed).random(SHAPES[dims]).astype(dtype)
+
+
+def apply(denoiser: Denoiser, pixels: Picture, **sides: Picture) -> Picture:
+    """The model on one window."""
+    tensors = {name: torch.from_numpy(side)[None, None] for name, side in sides.items()}
+    with torch.inference_mode():
+        result: Picture = denoiser.build()(torch.from_numpy(pixels)[None, None], **tensors)[0, 0].numpy()
+    return result
+
+
+def tiles(
+    denoiser: Denoiser, pixels: Picture, tile: tuple[int, ...], **sides: Picture
+) -> Iterator[tuple[tuple[slice, ...], Picture]]:
+    """Denoise tile by tile: where each result goes, and the result."""
+    reach = denoiser.receptive_field()
+    assert reach is not None
+    rim = Rim.everywhere(denoiser.boundary, pixels.ndim)
+    depth, align = ((reach, reach),) * pixels.ndim, (denoiser.alignment,) * pixels.ndim
+    for block in Grid(pixels.shape, tile, depth, align):
+        cut = {
+            name: read_window(Stored(side), block.window, rim) for name, side in {"": pixels, **sides}.items()
+        }
+        result = apply(denoiser, cut.pop(""), **cut)
+        factor = (denoiser.scale,) * pixels.ndim
+        start = rim.reach(block.window, pixels.shape)
+        yield block.core.scale(factor).slices, result[block.core.relative_to(start).scale(factor).slices]
+
+
+def whole(denoiser: Denoiser, pixels: Picture, **sides: Picture) -> Picture:
+    """The result on the whole picture under the denoiser's own rim."""
+    ((_, result),) = tiles(denoiser, pixels, pixels.shape, **sides)
+    return result
