@@ -29,6 +29,8 @@ def outcome_rows(outcome: Outcome) -> list[Row]:
             ("throughput", f"{rate} over {seconds_text(outcome.seconds)}"),
             ("peak memory", f"{bytes_text(outcome.peak_memory_bytes)} in one worker"),
         ]
+    if outcome.device_peak_bytes:
+        rows.append(("GPU memory", f"{bytes_text(outcome.device_peak_bytes)} at the peak in one worker"))
     if outcome.figures:
         rows.append(("iterations", iteration_text(outcome.figures)))
     return [
@@ -63,6 +65,8 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "seconds",
         "megapixels_per_second",
         "peak_memory_bytes",
+        "device_peak_bytes",
+        "compute_seconds",
     )
     quarantined = [
         {

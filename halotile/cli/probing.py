@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +17,10 @@ def probe_rows(found: Found) -> list[Row]:
     if not found["precisions"]:
         return []
     rows = [("", ""), ("tried on", str(found["device"]))]
-    tried = [(_tile(each), _cost(each, found)) for each in found["tried"]]
-    rows += [("tiles" if place == 0 else "", f"{tile:<22}{cost}") for place, (tile, cost) in enumerate(tried)]
+    tiles = [_tile(each) for each in found["tried"]]
+    width = max(map(len, tiles)) + 2
+    for place, (tile, each) in enumerate(zip(tiles, found["tried"], strict=True)):
+        rows.append(("tiles" if place == 0 else "", f"{tile:<{width}}{_cost(each, found)}"))
     for place, each in enumerate(found["precisions"]):
         rows.append(("precision" if place == 0 else "", f"{each['name']:<10}{_precision(each, found)}"))
     rows.append(("", "errors are the largest, of the brightest pixel, against float32 on a processor"))
@@ -50,5 +51,5 @@ def _precision(each: Found, found: Found) -> str:
     """
     if each["seconds"] is None:
         return str(each["why_not"])
-    error = "too large a number for it" if math.isinf(each["error"]) else f"error {each['error']:.2g}"
+    error = each["why_not"] if each["error"] is None else f"error {each['error']:.2g}"
     return f"{rate_text(found['block_pixels'] / 1e6 / each['seconds'])}, {error}"

@@ -89,9 +89,9 @@ class Precision:
     seconds : float or None
         For one block; None where it does not run here.
     error : float or None
-        The largest difference from float32 on a processor, of the largest pixel of that; infinite where it overflows.
+        The largest difference from float32 on a processor, of the largest pixel of that; None where there is none to tell.
     why_not : str
-        Why it does not run here.
+        Why it does not run here, or has no error.
     """
 
     name: str
@@ -327,7 +327,8 @@ class _Trial:
             if tried is None:
                 yield Precision(name, why_not="no room")
                 continue
-            yield Precision(name, tried.seconds, _difference(pixels, exact))
+            apart = _difference(pixels, exact)
+            yield Precision(name, tried.seconds, apart, "NaN or infinity in places" if apart is None else "")
 
     def _on_processor(self, core: Region, best: Tried) -> NDArray[Any]:
         stages = DenoiseStages(self.task, Device("cpu", "float32", self.device.channels_last))
@@ -355,16 +356,16 @@ def _pixels(computed: Computed) -> NDArray[Any]:
     return np.array([np.inf])
 
 
-def _difference(pixels: NDArray[Any], exact: NDArray[Any]) -> float:
-    """The largest, of the largest pixel.
+def _difference(pixels: NDArray[Any], exact: NDArray[Any]) -> float | None:
+    """The largest, of the largest pixel; None where a pixel is no number.
 
     Examples
     --------
     >>> _difference(np.array([1.0, 2.0]), np.array([1.0, 2.5])), _difference(np.array([np.inf]), np.array([1.0]))
-    (0.2, inf)
+    (0.2, None)
     """
     finite = np.isfinite(exact)
     if pixels.shape != exact.shape or not np.isfinite(pixels[finite]).all():
-        return math.inf
+        return None
     most = np.abs(exact[finite]).max(initial=0.0)
     return float(np.abs(pixels - exact)[finite].max(initial=0.0) / (most or 1.0))

@@ -24,6 +24,7 @@ FIGURES = {
     "depth_from": "declared by tv", "boundary": "reflect", "read_amplification": 1.0078, "compute_redundancy": 1.0635,
     "peak_memory_per_worker_bytes": 3 * 2**28, "memory_per_worker_bytes": 2**32, "output_bytes": 9_800_000_000,
     "scratch_bytes": 0, "free_disk_bytes": 10**11, "workers": 2, "fingerprint": "ab", "notes": ["a note"],
+    "device": "cpu", "precision": "float32", "device_memory_bytes": None, "tuned": None,
 }  # fmt: skip
 
 
@@ -46,6 +47,8 @@ class Ending:
     peak_memory_bytes: int = 2**29
     output: str = "/data/clean.zarr"
     run_directory: str = "/data/clean.zarr.run"
+    device_peak_bytes: int = 0
+    compute_seconds: float = 80.0
     figures: dict[str, float] = field(default_factory=dict)
 
 
@@ -75,7 +78,13 @@ class Engine:
     """Blocks that an earlier run has done, or why a run would be refused."""
 
     def make_plan(
-        self, job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False
+        self,
+        job: Job,
+        *,
+        fresh: bool = False,
+        refuse: bool = True,
+        same_input: bool = False,
+        probe: bool = False,
     ) -> FakePlan:
         self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
         if refuse:

@@ -112,6 +112,51 @@ def test_plan_prints_its_figures(config: Path, engine: Engine) -> None:
     assert "memory 768 MiB at the peak in each worker, of 4 GiB allowed" in shown
     assert "disk up to 9.1 GiB of output, no scratch; 93.1 GiB free" in shown
     assert "note a note" in shown
+    assert "workers 2" in shown
+
+
+def test_plan_tells_which_cluster_was_chosen_and_why(
+    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("HALOTILE_CLUSTER", raising=False)
+    text = RUNNER.invoke(app, ["plan", str(config), "--cluster", "auto"]).stdout
+    assert "2, on cluster local (no GPU: CUDA_VISIBLE_DEVICES shows none)" in text
+
+
+TRIED = {
+    "device": "NVIDIA X", "tile": [1024, 1024], "batch": 4, "megapixels_per_second": 812.4, "device_bytes": 3 * 2**30,
+    "free_bytes": 9 * 2**30, "host_bytes": 2**30, "block_pixels": 4096**2,
+    "tried": [
+        {"tile": [512, 512], "batch": 16, "seconds": 0.04, "batch_bytes": 2**30},
+        {"tile": [1024, 1024], "batch": 4, "seconds": 0.02, "batch_bytes": 2**31},
+    ],
+    "precisions": [
+        {"name": "float32", "seconds": 0.02, "error": 2.5e-7, "why_not": ""},
+        {"name": "float16", "seconds": 0.01, "error": None, "why_not": "NaN in places"},
+        {"name": "bfloat16", "seconds": None, "error": None, "why_not": "no room"},
+    ],
+}  # fmt: skip
+
+
+def test_plan_shows_what_was_tried_on_a_card(
+    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = {"device": "cuda", "device_memory_bytes": TRIED["device_bytes"], "tuned": TRIED}
+    for key, value in (tried | {"tile": [1024, 1024], "batch": 4}).items():
+        monkeypatch.setitem(FIGURES, key, value)
+    text = RUNNER.invoke(app, ["plan", str(config), "--probe"]).stdout
+    shown = [" ".join(line.split()) for line in text.splitlines()]
+    for line in (
+        "tiles 1,024 × 1,024, 4 at once: the fastest of 2 tried on NVIDIA X, 812 Mpix/s there",
+        "GPU memory 3 GiB at the peak in each worker, of 9 GiB that are free for it",
+        "tiles 512 × 512, 16 at once 419 Mpix/s, 1 GiB for them",
+        "1,024 × 1,024, 4 at once 839 Mpix/s, 2 GiB for them (chosen)",
+        "precision float32 839 Mpix/s, error 2.5e-07",
+        "float16 1.7 Gpix/s, NaN in places",
+        "bfloat16 no room",
+    ):
+        assert line in shown, text
 
 
 def test_the_words_of_a_run_do_for_its_plan(config: Path, engine: Engine) -> None:

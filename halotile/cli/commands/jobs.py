@@ -99,12 +99,13 @@ def plan(
     from halotile.cli.jobs import words_of
     from halotile.graphs.claim import look
     from halotile.graphs.jobs import engine_of
-    from halotile.graphs.resolution import kind_of
+    from halotile.graphs.resolution import AUTO, DEFAULT, kind_of
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
     made = engine_of(job).plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False)
     kind = kind_of(job.cluster)
-    where = {"cluster": f"{kind.name} ({kind.why})"}
+    is_told = kind.name != DEFAULT or job.cluster.kind == AUTO
+    where = {"cluster": f"{kind.name} ({kind.why})"} if is_told else {}
     figures, refusal = made.summary() | {"resumed_blocks": 0} | where, None
     try:
         figures["resumed_blocks"] = look(made)
