@@ -48,7 +48,6 @@ class ShortWay:
         import torch
 
         self.layers = layers
-        self.bounds = [_gain_and_shift(layer) for layer in layers]
         weight = layers[-1].weight
         self.patch: tuple[torch.Tensor, torch.Tensor | None] | None = None
         if len(weight) == 1:
@@ -61,7 +60,9 @@ class ShortWay:
             and weight.device.type == "cpu"
             and weight.dtype == torch.float32
         )
+        self.bounds: list[tuple[float, float]] = []
         if self.usable:
+            self.bounds = [_gain_and_shift(layer) for layer in layers]
             with torch.inference_mode():
                 self._try()
 

@@ -15,13 +15,13 @@ import zarr
 from halotile.graphs.planner import make_plan
 from halotile.storage.grid import Grid, Region
 from halotile.storage.output import create_output
-from halotile.tasks.block import BlockRunner
+from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.buffers import Buffers
 from halotile.tasks.card import Card
 from halotile.tasks.denoise import DenoiseStages, DenoiseTask
-from halotile.tasks.device import Device
+from halotile.tasks.device import Device, Given
 from halotile.tasks.window import TileRunner
-from tests.support import job_of, write_zarr
+from tests.support import dncnn_weights, job_of, write_zarr
 from tests.tasks.test_window import blur, tiling
 
 DTYPES = (
@@ -168,3 +168,46 @@ class Staged:
     def stages(self) -> DenoiseStages:
         """On the device."""
         return DenoiseStages(self.task, self.device)
+
+
+class Elsewhere(Card):
+    """A device that has shapes and types and no values: whatever is not brought there, or asks for a value, fails."""
+
+    def __init__(self) -> None:
+        super().__init__("meta")
+
+    def give(self, tensor: torch.Tensor) -> Given:
+        """Nothing comes back."""
+        return Given(tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sides"),
+    [
+        ("gaussian", {"sigma": 2}, ()),
+        ("median", {"size": 5}, ()),
+        ("tv", {"strength": 0.1}, ()),
+        ("tv", {"strength": 1.0}, ("sigma",)),
+        ("nlm", {"strength": 0.5, "sigma": 0.1}, ()),
+        ("nlm", {"strength": 0.5}, ("sigma", "mask")),
+        ("dncnn", {"depth": 5, "width": 8}, ()),
+        ("torch", {"import": "tests.networks:unet"}, ()),
+    ],
+)
+def test_every_denoiser_stays_on_its_device(
+    name: str, options: dict[str, Any], sides: tuple[str, ...], tmp_path: Path
+) -> None:
+    """No pixel and no number goes back to the processor in between: the card would stand still meanwhile."""
+    source = write_zarr(tmp_path / "in.zarr", picture("uint16", (300, 260)))
+    if name == "dncnn":
+        options = options | {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 5, 8))}
+    paths = {
+        side: str(write_zarr(tmp_path / f"{side}.zarr", np.full((300, 260), 0.1, "float32")))
+        for side in sides
+    }
+    job = job_of(source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths})
+    stages = DenoiseStages(make_plan(job).task, Elsewhere())
+    stages.check()
+    for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):
+        computed = stages.compute(block, stages.read(block), Receipt()).computed
+        assert computed._output._tensor.device.type == "meta"
