@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -37,11 +38,15 @@ class Trial:
         return cls(model, denoiser.title, denoiser.channels, denoiser.scale, dims)
 
     def noise(self, shape: tuple[int, ...], count: int = 1) -> torch.Tensor:
-        """Windows of random pixels, the same every time."""
+        """Windows of random pixels, the same every time, where the model is."""
         import torch
 
         generator = torch.Generator().manual_seed(20_26)
-        return torch.rand((count, self.channels[0], *shape), generator=generator)
+        windows = torch.rand((count, self.channels[0], *shape), generator=generator)
+        if not isinstance(self.model, torch.nn.Module):
+            return windows
+        numbers = itertools.chain(self.model.parameters(), self.model.buffers())
+        return windows.to(next((each.device for each in numbers), windows.device))
 
     def shape(self, axis: int, length: int) -> tuple[int, ...]:
         """A window that is long on one axis."""

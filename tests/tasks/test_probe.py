@@ -15,6 +15,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.probe import check_purity, probe
+from halotile.tasks.trial import Trial
 
 
 def conv(into: int, out: int, size: int = 3, **options: Any) -> nn.Module:
@@ -246,3 +247,11 @@ def test_probing_leaves_the_global_random_numbers_alone(network: Use) -> None:
     torch.manual_seed(1)
     probe(network(conv_stack), 2)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_model_is_tried_where_it_is() -> None:
+    """A worker tries the one that it has on its card."""
+    options = UserNetwork(import_="tests.networks:convolutions")
+    elsewhere = conv_stack().to("meta")
+    assert Trial.of(options, 2, elsewhere).run(Trial.of(options, 2, elsewhere).noise((9, 9))).is_meta
+    assert not Trial.of(options, 2, lambda batch: batch).noise((9, 9)).is_meta
