@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -17,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
+from halotile.graphs.identity import package_version
 from halotile.graphs.job import Cluster
 from halotile.graphs.plan import existing_parent
 from halotile.graphs.resolution import kind_of
@@ -43,7 +44,7 @@ _QUEUES = {
     "htcondor": "condor_submit",
 }
 """With the command that submits a job."""
-_PACKAGES = ("halotile", "dask", "distributed", "torch", "zarr", "numpy")
+_PACKAGES = ("dask", "distributed", "torch", "zarr", "numpy")
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def _machine() -> str:
 
 
 def _packages() -> str:
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    others = (f"{name} {package_version(name)}" for name in _PACKAGES)
+    return ", ".join((f"halotile {halotile.__version__}", *others))
 
 
 def _gpus() -> Finding:
