@@ -46,12 +46,15 @@ gpu-check:  ## on a machine with a GPU: its tests and its table
 	exit $$outcome
 
 wheels:  ## fetch what a machine with a GPU and no package index needs (docs/gpu.md)
-	$(FETCH)
+	$(PYTHON) -m pip download --only-binary=:all: --no-deps --python-version 3.12 --implementation cp \
+	  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+	  -c constraints.txt -r requirements-gpu-wheels.txt -d wheels
+	$(PYTHON) -m pip wheel --no-deps -w wheels .
 
 venv: $(VENV)/stamp-test  ## make .venv with everything the tests need
 
 clean:  ## remove .venv, caches and demo output
-	rm -rf $(VENV) demo bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo bench-results wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp says that an extra was installed from these very requirements. A stamp that is up to date

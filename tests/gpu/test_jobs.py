@@ -82,6 +82,7 @@ def test_one_worker_and_two_on_a_card_write_the_same_bits_each_time(
     np.testing.assert_array_equal(single, first)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
     gpu: str, cluster: Cluster, tmp_path: Path
 ) -> None:
