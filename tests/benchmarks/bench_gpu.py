@@ -59,7 +59,7 @@ class Case:
 CASES = {
     "cnn": Case("cnn", "7-layer 32-channel CNN", 16384, 512, 1024, bare_bar=0.7),
     "gaussian": Case("gaussian", "gaussian, σ = 2", 16384, 512, 1024, copy_bar=0.8, peers=False),
-    "unet": Case("unet", "residual U-Net, {}", 8192, 256, 256, bare_bar=0.9, share=0.5),
+    "unet": Case("unet", "residual U-Net, {}", 8192, 384, 256, bare_bar=0.9, share=0.5),
 }
 PEERS = {
     "monai": ("monai least", "MONAI, windows of 2048"),
