@@ -8,14 +8,17 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 
+# As it is installed here, or else whatever Python the machine has.
+GPU_PY = $(if $(wildcard $(PY)),$(PY),$(PYTHON))
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench venv clean
+.PHONY: help demo test check bench gpu-check wheels venv clean
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s%s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/stamp-demo  ## denoise a real picture, show what it did (output: demo/)
 	$(PY) examples/retina.py --out demo --workers $(WORKERS) $(ARGS)
@@ -33,10 +36,25 @@ check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests
 bench: $(VENV)/stamp-bench  ## measure against the peers (table: docs/benchmarks.md)
 	$(PY) tests/benchmarks/run.py $(ARGS)
 
+# It installs nothing: where there is a GPU there may be no package index. A test that fails does not keep the table from being made.
+gpu-check:  ## on a machine with a GPU: its tests and its table
+	@$(GPU_PY) tests/benchmarks/bench_gpu.py --look
+	@outcome=0; \
+	$(GPU_PY) -m pytest tests/gpu -m gpu --gpu-device cuda || outcome=$$?; \
+	if [ $$outcome = 5 ]; then echo "no test was collected: nothing of the GPU was tested" >&2; fi; \
+	$(GPU_PY) tests/benchmarks/bench_gpu.py $(ARGS) || outcome=$$?; \
+	exit $$outcome
+
+wheels:  ## fetch what a machine with a GPU and no package index needs (docs/gpu.md)
+	$(PYTHON) -m pip download --only-binary=:all: --no-deps --python-version 3.12 --implementation cp \
+	  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+	  -c constraints.txt -r requirements-gpu-wheels.txt -d wheels
+	$(PYTHON) -m pip wheel --no-deps -w wheels .
+
 venv: $(VENV)/stamp-test  ## make .venv with everything the tests need
 
 clean:  ## remove .venv, caches and demo output
-	rm -rf $(VENV) demo bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo bench-results wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp says that an extra was installed from these very requirements. A stamp that is up to date

@@ -18,6 +18,16 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What computes the tests of a GPU."""
+    parser.addoption(
+        "--gpu-device",
+        choices=["auto", "cuda", "cpu"],
+        default="auto",
+        help="tests marked gpu: on a GPU or else skipped (auto), failing without one (cuda), rehearsed on the processor (cpu)",
+    )
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Two worker processes over TLS, started once."""

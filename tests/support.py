@@ -23,6 +23,22 @@ from halotile.tasks.block import BlockRunner
 
 Picture = NDArray[Any]
 
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "float16",
+    "float32",
+    "float64",
+    ">u2",
+    ">f4",
+)
+"""Types of pixels that a picture may have."""
+
 
 def noisy_picture(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Picture:
     """Smooth waves with noise on them, in [0, 1] for floats and over the whole range for integers."""

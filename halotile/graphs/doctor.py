@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -17,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
 from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.identity import package_version
 from halotile.graphs.job import Cluster
 from halotile.graphs.pieces.batch import BatchSystem
 from halotile.graphs.plan import existing_parent
@@ -36,7 +37,7 @@ _LIMITS = (
 """With the option of ulimit, and what a scheduler with some hundred workers needs."""
 LEAST_FREE_BYTES = 2**30
 _SLURM = ("sbatch", "squeue", "scontrol", "srun")
-_PACKAGES = ("halotile", "dask", "distributed", "torch", "zarr", "numpy")
+_PACKAGES = ("dask", "distributed", "torch", "zarr", "numpy")
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ def _machine() -> str:
 
 
 def _packages() -> str:
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    others = (f"{name} {package_version(name)}" for name in _PACKAGES)
+    return ", ".join((f"halotile {halotile.__version__}", *others))
 
 
 def _gpus() -> Finding:

@@ -16,10 +16,10 @@ Result = dict[str, Any]
 
 
 def main(programs: Mapping[str, Any]) -> None:
-    """Run one of the programs, as ``NAME FOLDER EDGE`` on the command line has it, and print what it gives."""
-    name, folder, edge = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    """Run one of the programs, as ``NAME FOLDER EDGE [...]`` on the command line has it, and print what it gives."""
+    name, folder, edge, *more = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     folder.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(programs[name](folder, edge)), flush=True)
+    print(json.dumps(programs[name](folder, edge, *more)), flush=True)
 
 
 def fresh(path: Path) -> Path:

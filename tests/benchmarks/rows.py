@@ -40,11 +40,11 @@ class Figure:
     repeats: int = 3
 
 
-def program(name: str, folder: Path, edge: int) -> dict[str, float]:
+def program(name: str, folder: Path, edge: int, *more: str) -> dict[str, float]:
     """One run of one program, ``MODULE.FUNCTION`` of this folder."""
     module, _, function = name.partition(".")
     done = subprocess.run(
-        [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge)],
+        [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *more],
         capture_output=True,
         text=True,
         check=False,

@@ -7,17 +7,16 @@ own; the table shows the ratio of their medians with the range of the single pai
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import sys
 import tempfile
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.rows import FIGURES, GROUPS, RATIOS, program
+from tests.benchmarks.turns import machine, take_turns, versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
@@ -27,11 +26,8 @@ def measure_ratios(case: str, folder: Path, repeats: int | None) -> list[str]:
     rows = [ratio for ratio in RATIOS if ratio.case == case]
     if not rows:
         return []
-    results: dict[str, list[dict[str, float]]] = {}
-    for _ in range(repeats or rows[0].repeats):
-        for name in dict.fromkeys(name for row in rows for name in (row.ours, row.peer)):
-            results.setdefault(name, []).append(program(name, folder, rows[0].edge))
-            print(f"  {name}: {results[name][-1]}", file=sys.stderr, flush=True)
+    names = [name for row in rows for name in (row.ours, row.peer)]
+    results = take_turns(names, lambda name: program(name, folder, rows[0].edge), repeats or rows[0].repeats)
     lines = []
     for row in rows:
         ours, peer = ([result[row.figure] for result in results[name]] for name in (row.ours, row.peer))
@@ -70,12 +66,9 @@ def _verdict(value: float, bar: float) -> str:
 
 def write_table(group: str, rows: list[str]) -> None:
     """Put a table into docs/benchmarks.md, between the two marks of its group."""
-    packages = ["dask", "zarr", "torch", "numpy", "deepinv", "monai"]
     table = "\n".join(
         [
-            f"Measured {date.today().isoformat()}, {_machine()}, Python {platform.python_version()}, "
-            + ", ".join(f"{name} {version(name)}" for name in packages)
-            + ".",
+            f"Measured {date.today().isoformat()}, {machine()}, {versions('dask', 'zarr', 'torch', 'numpy', 'deepinv', 'monai')}.",
             "",
             "| case | bar | measured | single pairs | medians | |",
             "|---|---|---|---|---|---|",
@@ -86,12 +79,6 @@ def write_table(group: str, rows: list[str]) -> None:
     head, _, rest = PAGE.read_text().partition(begin)
     _, _, tail = rest.partition(end)
     PAGE.write_text(f"{head}{begin}\n{table}\n{end}{tail}")
-
-
-def _machine() -> str:
-    import psutil
-
-    return f"{psutil.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()}"
 
 
 def main() -> None:

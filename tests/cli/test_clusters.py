@@ -7,15 +7,18 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import dask
 import pytest
 
+import halotile
 from halotile import denoise
 from halotile.cli.config import Flags, load_cluster, load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError
+from halotile.graphs import identity
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.job import Cluster
 from halotile.registry import find
@@ -86,6 +89,18 @@ def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
     assert found["encryption"]["verdict"] == "ok"
     assert done.exit_code == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a package index, where a checkout is on the path."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(identity, "version", version)
+    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local"])
+    assert done.exit_code == 0
+    assert f"halotile {halotile.__version__}, dask unknown" in " ".join(done.output.split())
 
 
 @pytest.mark.cluster

@@ -8,6 +8,7 @@ console block the lines that begin with ``$`` are run. ``make`` and ``pip`` cann
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -33,6 +34,7 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/distribute.md",
+    "docs/gpu.md",
     "docs/hpc.md",
     "docs/security.md",
     "examples/tiff/README.md",
@@ -131,7 +133,7 @@ def run_block(
     kind: str, body: str, folder: Path, environment: dict[str, str], *, without_data: set[str]
 ) -> None:
     if kind == "console":
-        for line in body.splitlines():
+        for line in body.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
                 run_command(shlex.split(line[2:]), folder, environment)
         return
@@ -150,7 +152,7 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
     if program == "make":
         return check_target(*rest)
     if program == "pip":
-        return check_extras(rest)
+        return check_pip(rest)
     # The command itself: unlike `python -m`, it does not put the folder it is called in on the path.
     ours = {"python": sys.executable, "recon-cli": str(Path(sys.executable).with_name("recon-cli"))}
     assert program in {*ours, "salloc", "srun"}
@@ -169,17 +171,20 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
 
 
 def check_target(target: str, *_: str) -> None:
-    listed = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert target in listed
 
 
-def check_extras(words: list[str]) -> None:
+def check_pip(words: list[str]) -> None:
+    """The extras and files of a command that would install or fetch something."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = {
         extra for word in words for listed in re.findall(r"\[(.*?)\]", word) for extra in listed.split(",")
     }
-    assert words[0] == "install"
+    assert words[0] in ("install", "download", "wheel")
     assert asked <= set(extras)
+    for option, value in itertools.pairwise(words):
+        assert option not in ("-r", "-c") or (ROOT / value).exists()
 
 
 def test_the_readme_opens_with_the_two_commands() -> None:

@@ -21,23 +21,8 @@ from halotile.tasks.card import Card
 from halotile.tasks.denoise import DenoiseStages, DenoiseTask
 from halotile.tasks.device import Device, Given
 from halotile.tasks.window import TileRunner
-from tests.support import dncnn_weights, job_of, write_zarr
+from tests.support import DTYPES, dncnn_weights, job_of, write_zarr
 from tests.tasks.test_window import blur, tiling
-
-DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "uint32",
-    "int32",
-    "float16",
-    "float32",
-    "float64",
-    ">u2",
-    ">f4",
-)
 
 
 class Spoiled(Buffers):

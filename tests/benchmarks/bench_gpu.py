@@ -1,0 +1,325 @@
+"""The table of a card: ``python tests/benchmarks/bench_gpu.py [--edge N] [--repeats N] [--out FILE] [--device cpu]``.
+
+Programs take turns, each in a process of its own; ratios are of the medians of one run. With ``--device cpu`` the same programs
+run on the processor, on small pictures: a rehearsal, whose figures say nothing of a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.rows import program
+from tests.benchmarks.turns import machine, take_turns, versions
+
+DOCS = Path(__file__).parents[2] / "docs"
+Results = dict[str, list[dict[str, Any]]]
+COLUMNS = "| case | bar | measured | single runs | medians | |\n|---|---|---|---|---|---|"
+NOTES = """\
+- **end to end** is a job from Zarr to Zarr on workers that are up and have begun with CUDA: the model brought to the card, blocks read,
+  computed, encoded, written and synced, journal kept. The plan was made before; how long that took has a row of its own.
+- **bare forward** is the same model on pixels that are on the card already, float32 without TF32, cuDNN choosing by stopwatch: no
+  halo, no disk, the best of some tiles, batches and memory layouts. It counts every pixel that goes through the model.
+- **with the halo counted** is the same ratio with the pixels of the halo counted as work of ours.
+- **pure copy** is one worker's reads and writes of the same blocks, with the same threads and nothing computed.
+- **busy** is the time that the card was computing, by its own clock, of the time in which blocks streamed, for each worker. Where two
+  share a card, the clock of each runs on while the other computes.
+- **VRAM** is torch's own peak of allocated memory, the larger of the workers'.
+- **MONAI** and **deepinv.distributed** get the picture on the card and leave the result there: no disk. Windows of 2048 with as little
+  overlap as the network allows, or their defaults, which leave seams where the network looks farther."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One subject of the table, and what is asked of it."""
+
+    word: str
+    title: str
+    edge: int
+    small_edge: int
+    """Of the rehearsal on the processor."""
+    agreement_edge: int
+    bare_bar: float | None = None
+    copy_bar: float | None = None
+    peers: bool = True
+    share: float = 0.25
+    """Of the minutes."""
+
+
+CASES = {
+    "cnn": Case("cnn", "7-layer 32-channel CNN", 16384, 512, 1024, bare_bar=0.7),
+    "gaussian": Case("gaussian", "gaussian, σ = 2", 16384, 512, 1024, copy_bar=0.8, peers=False),
+    "unet": Case("unet", "residual U-Net, {}", 24576, 384, 256, bare_bar=0.9, share=0.5),
+}
+PEERS = {
+    "monai": ("monai least", "MONAI, windows of 2048"),
+    "monai default": ("monai default", "MONAI, its default overlap"),
+    "deepinv": ("deepinv large", "deepinv.distributed, patches of 2048"),
+    "deepinv default": ("deepinv default", "deepinv.distributed, its defaults"),
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print the table; 1 where a program failed, 2 without a card."""
+    given = _arguments(words)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        device = program("gpu_programs.card", folder, 0, given.device)
+        if device["name"] is None:
+            print("no GPU here: torch sees no CUDA device, so there is nothing to measure", file=sys.stderr)
+            return 2
+        if given.look:
+            print(f"{device['name']} is here", file=sys.stderr)
+            return 0
+        bench = Bench(folder, given.device, given.repeats, given.minutes, given.unet_width)
+        lines = [*head(device, given.device), "", COLUMNS]
+        for name in given.only or CASES:
+            print(name, file=sys.stderr, flush=True)
+            lines += bench.rows(CASES[name], given.edge)
+            if given.out:  # what is measured by now is safe
+                given.out.write_text("\n".join([*lines, "", NOTES, ""]))
+    print("\n".join([*lines, "", NOTES]), flush=True)
+    return 1 if bench.failed else 0
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--edge", type=int, help="edge of the pictures in pixels, a multiple of 512")
+    parser.add_argument("--look", action="store_true", help="only look whether there is a card")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--minutes", type=float, default=6.0, help="no round but the first begins that would end later"
+    )
+    parser.add_argument("--unet-width", type=int, help="channels of the U-Net at full resolution")
+    parser.add_argument(
+        "--folder", type=Path, help="where pictures and outputs go; by default a temporary one"
+    )
+    parser.add_argument("--out", type=Path, help="write the table to this file too")
+    given = parser.parse_args(words)
+    if unknown := set(given.only) - set(CASES):
+        parser.error(f"there is no {unknown.pop()}; write some of {', '.join(CASES)}")
+    if given.device == "cpu" and given.out and DOCS in given.out.resolve().parents:
+        parser.error("figures of the processor do not belong into the documentation: write another --out")
+    given.unet_width = given.unet_width or (64 if given.device == "cuda" else 8)
+    return given
+
+
+def head(device: dict[str, Any], kind: str) -> list[str]:
+    """Where and with what the table was measured; that it was not, on the processor."""
+    packages = versions("dask", "zarr", "torch", "numpy")
+    if kind == "cpu":
+        return [
+            f"**A rehearsal on the processor**, {date.today().isoformat()}, {machine()}, {packages}: the same programs on small pictures. "
+            "None of these figures says anything about a card."
+        ]
+    return [
+        f"Measured {date.today().isoformat()} on one {device['name']} ({device['memory_bytes'] / 2**30:.0f} GiB), {machine()}, "
+        f"{packages}, CUDA {device['cuda']}, cuDNN {device['cudnn']}."
+    ]
+
+
+class Bench:
+    """Runs the programs and makes rows of what they give.
+
+    Parameters
+    ----------
+    folder : Path
+        Where pictures and outputs go.
+    device : str
+        ``cuda``, or ``cpu`` for a rehearsal.
+    repeats, minutes
+        Rounds, and how long all of them may take.
+    width : int
+        Channels of the U-Net.
+    run : callable
+        Runs a program of a name, a folder, an edge and further words.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        repeats: int,
+        minutes: float,
+        width: int,
+        run: Callable[..., dict[str, Any]] = program,
+    ) -> None:
+        self.folder = folder
+        self.device = device
+        self.repeats = repeats
+        self.minutes = minutes
+        self.width = width
+        self.run = run
+        self.failed: dict[str, str] = {}
+
+    def rows(self, case: Case, edge: int | None) -> list[str]:
+        """The rows of a case."""
+        edge = edge or (case.edge if self.device == "cuda" else case.small_edge)
+        word = f"{case.word}-{self.width}" if case.word == "unet" else case.word
+        self.failed_here: dict[str, str] = {}
+        keys = ["ours 1", "ours 2", "bare"]
+        if case.copy_bar is not None:
+            keys.append("copy")
+        if case.peers:
+            keys += [key for key, _ in PEERS.values() if is_installed(key)]
+        results = take_turns(
+            keys, lambda key: self._once(key, edge, word), self.repeats, 60 * self.minutes * case.share
+        )
+        results["agreement"] = [
+            self._once("agreement", min(edge, case.agreement_edge) if self.device == "cuda" else edge, word)
+        ]
+        table = Table(results, self.failed_here)
+        self.failed |= self.failed_here
+        return list(table.lines(case, f"{self._title(case)} {edge}²"))
+
+    def _title(self, case: Case) -> str:
+        if case.word != "unet":
+            return case.title
+        from tests.benchmarks.unets import parameters
+
+        return case.title.format(f"{parameters(self.width) / 1e6:.3g} M parameters")
+
+    def _once(self, key: str, edge: int, word: str) -> dict[str, Any]:
+        """One run of a program; one that failed is not tried again, and the others go on."""
+        if key in self.failed_here:
+            return {}
+        name, *more = key.split()
+        try:
+            return self.run(f"gpu_programs.{name}", self.folder, edge, self.device, word, *more)
+        except SystemExit as error:
+            print(error, file=sys.stderr, flush=True)
+            self.failed_here[key] = str(error).strip().splitlines()[-1]
+            return {}
+
+
+def is_installed(key: str) -> bool:
+    """Whether the peer that a program runs is."""
+    return importlib.util.find_spec(key.split()[0]) is not None
+
+
+class Table:
+    """What the programs gave, as rows."""
+
+    def __init__(self, results: Results, failed: dict[str, str]) -> None:
+        self.results = results
+        self.failed = failed
+
+    def lines(self, case: Case, title: str) -> Iterator[str]:
+        """The rows of a case, in order."""
+        one, two, rate = "ours 1", "ours 2", "mpix_per_s"
+        yield self.figure(f"{title}, end to end, one worker", one, rate, "Mpix/s")
+        yield self.figure("the same while blocks stream", one, "streaming_mpix_per_s", "Mpix/s")
+        yield self.ratio("end to end / bare forward", one, "bare", case.bare_bar)
+        yield self.ratio(
+            "the same with the halo counted", one, "bare", None, lambda ours: ours[rate] * ours["redundancy"]
+        )
+        if case.copy_bar is not None:
+            yield self.ratio("end to end / pure copy", one, "copy", case.copy_bar)
+        yield self.figure("busy, one worker", one, "busy", "")
+        yield self.memory(one)
+        yield self.ratio("two workers on the card / one", two, one, None)
+        yield self.figure("busy, two workers", two, "busy", "")
+        yield self.figure("largest difference from the processor", "agreement", "difference", "", 1e-5)
+        if case.peers:
+            for peer, shown in PEERS.values():
+                yield self.ratio(f"end to end / {shown}", one, peer, 1.0)
+        yield self.figure("the plan, made once", one, "plan_seconds", "s")
+        yield self.chosen(one)
+
+    def figure(self, title: str, key: str, name: str, unit: str, most: float | None = None) -> str:
+        """A row of one figure, perhaps with the most that it may be."""
+        if key in self.failed:
+            return self._failure(title, key)
+        values = self.values(key, name)
+        middle = statistics.median(values)
+        bar = f"≤ {most:g}" if most is not None else ""
+        verdict = "" if most is None else _verdict(middle <= most)
+        return _row(title, bar, f"{middle:.3g} {unit}".strip(), _range(values), _runs(values), verdict)
+
+    def ratio(
+        self,
+        title: str,
+        key: str,
+        other: str,
+        least: float | None,
+        counted: Callable[[dict[str, Any]], float] = lambda result: result["mpix_per_s"],
+    ) -> str:
+        """A row of one throughput over another, perhaps with the least that it may be."""
+        bar = f"≥ {least:g}" if least is not None else ""
+        for each in (key, other):
+            if each in self.failed:
+                return self._failure(title, each, bar)
+        if other not in self.results:
+            return _row(title, bar, "not measured", "", f"{other.split()[0]} is not installed", "")
+        ours, theirs = [counted(result) for result in self.results[key]], self.values(other, "mpix_per_s")
+        middles = statistics.median(ours), statistics.median(theirs)
+        ratio = middles[0] / middles[1]
+        pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
+        verdict = "" if least is None else _verdict(ratio >= least)
+        way = self.results[other][-1].get("way")
+        medians = f"{middles[0]:.3g} / {middles[1]:.3g} Mpix/s" + (f" ({way})" if way else "")
+        return _row(title, bar, f"{ratio:.3f}", _range(pairs), medians, verdict)
+
+    def memory(self, key: str) -> str:
+        """Peak VRAM over what was planned."""
+        title, bar = "peak VRAM / plan", "0.9 to 1.1"
+        if key in self.failed:
+            return self._failure(title, key, bar)
+        peaks, plans = self.values(key, "peak_bytes"), self.values(key, "planned_bytes")
+        if not min(plans):
+            return _row(title, bar, "not measured", "", "nothing is planned of the device's memory", "")
+        ratios = [peak / plan for peak, plan in zip(peaks, plans, strict=True)]
+        middle = statistics.median(ratios)
+        medians = f"{statistics.median(peaks) / 1e6:.0f} / {statistics.median(plans) / 1e6:.0f} MB"
+        return _row(title, bar, f"{middle:.3f}", _range(ratios), medians, _verdict(0.9 <= middle <= 1.1))
+
+    def chosen(self, key: str) -> str:
+        """The sizes that the plan chose."""
+        if key in self.failed:
+            return self._failure("tile, batch and block of the plan", key)
+        last = self.results[key][-1]
+        sizes = f"{last['batch']} × {_edges(last['tile'])}, blocks of {_edges(last['block'])}"
+        return _row("tile, batch and block of the plan", "", sizes, "", "", "")
+
+    def values(self, key: str, name: str) -> list[float]:
+        """One figure of every run."""
+        return [result[name] for result in self.results[key]]
+
+    def _failure(self, title: str, key: str, bar: str = "") -> str:
+        return _row(title, bar, "failed", "", f"{key}: {self.failed[key].replace('|', '/')}", "failed")
+
+
+def _row(title: str, bar: str, measured: str, spread: str, medians: str, verdict: str) -> str:
+    return f"| {title} | {bar} | **{measured}** | {spread} | {medians} | {verdict} |"
+
+
+def _verdict(reached: bool) -> str:
+    return "reached" if reached else "missed"
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.3g}–{max(values):.3g}"
+
+
+def _runs(values: list[float]) -> str:
+    return f"{len(values)} run{'s' if len(values) > 1 else ''}"
+
+
+def _edges(shape: list[int]) -> str:
+    return " × ".join(map(str, shape))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""A copy of a picture by a worker's own reads and writes, with nothing computed between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from halotile.storage.grid import Block, Grid
+from halotile.storage.output import ShardWriter
+from halotile.storage.rim import Pixels, Readable
+from halotile.tasks.block import BlockRunner, Receipt
+from halotile.tasks.device import prepare_process
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a copy does to a block: one thread reads the next and another one writes the last, as in a job on a card."""
+
+    source: Readable
+    writer: ShardWriter
+    grid: Grid
+    overlap = True
+    batch = 1
+    device_peak_bytes = 0
+
+    def stages(self) -> Copy:
+        """There is nothing to load."""
+        return self
+
+    def check(self) -> None:
+        """Nothing is computed."""
+
+    def read(self, block: Block) -> Pixels:
+        """The core alone."""
+        return self.source.read(block.core)
+
+    def compute(self, block: Block, what_was_read: Any, receipt: Receipt) -> Any:
+        """The same pixels."""
+        return what_was_read
+
+    def write(self, block: Block, result: Any, receipt: Receipt) -> None:
+        """Encoded and durable, as every output is."""
+        receipt.written_bytes += self.writer.write(block.core, result)
+
+
+def copied(task: Copy) -> float:
+    """Seconds that it takes this process."""
+    prepare_process(threads=1)
+    receipt = BlockRunner(task).run(range(len(task.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    return receipt.seconds

@@ -1,0 +1,380 @@
+"""Programs of the table of a card, each a process of its own: ``python gpu_programs.py NAME FOLDER EDGE DEVICE [SUBJECT ...]``.
+
+Every program prints one line of JSON. ``mpix_per_s`` are pixels of the result, in millions, for each second.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks import unets
+from tests.benchmarks.copying import Copy, copied
+from tests.benchmarks.data import CNN, CNN_REACH, network, our_network, picture, weights
+from tests.benchmarks.measuring import Result, fresh, main, warm
+
+SIGMA = 2.0
+WORKER_MEMORY = 8 * 2**30
+WAYS = {"cnn": ((512, 16), (1024, 4), (2048, 1), (4096, 1)), "unet": ((512, 4), (1024, 4), (2048, 1))}
+"""Tiles and batches of which the bare forward takes the best."""
+PEER_WINDOW = 2048
+"""Windows of the peers, where they are not left at their defaults: as large as pays, so that little is computed twice."""
+
+
+# --- what is run ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A denoiser of the table.
+
+    Parameters
+    ----------
+    name : str
+        ``cnn``, ``gaussian`` or ``unet``.
+    width : int
+        Channels of the U-Net at full resolution.
+    """
+
+    name: str
+    width: int = unets.WIDTH
+
+    @classmethod
+    def of(cls, word: str) -> Subject:
+        """``unet-16`` and the like."""
+        name, _, width = word.partition("-")
+        return cls(name, int(width)) if width else cls(name)
+
+    @property
+    def reach(self) -> int:
+        """How far an output pixel looks."""
+        return {"cnn": CNN_REACH, "gaussian": round(4 * SIGMA), "unet": unets.reach()}[self.name]
+
+    def choice(self, folder: Path) -> Any:
+        """The denoiser as a job names it."""
+        from halotile.graphs.job import DenoiserChoice
+
+        options: dict[str, Any]
+        if self.name == "cnn":
+            return DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN})
+        if self.name == "gaussian":
+            return DenoiserChoice(name="gaussian", options={"sigma": SIGMA})
+        options = {
+            "import": "tests.benchmarks.unets:residual_unet",
+            "options": {"width": self.width},
+            "receptive_field": self.reach,
+            "alignment": unets.STRIDE,
+            "bytes_per_pixel": 32.0 * self.width,
+        }
+        return DenoiserChoice(name="torch", options=options)
+
+    def models(self, folder: Path) -> dict[str, Any]:
+        """The model as plain torch and as halotile builds it, where these are two."""
+        if self.name == "cnn":
+            return {"plain": network(folder), "ours": our_network(folder)}
+        if self.name == "gaussian":
+            from halotile.tasks.denoisers.gaussian import Gaussian
+
+            return {"ours": Gaussian(sigma=SIGMA).build()}
+        return {"plain": unets.residual_unet(self.width)}
+
+
+def job_of(subject: Subject, source: Path, output: Path, device: str, workers: int) -> Any:
+    """The job, on workers of this machine that share its one card."""
+    from halotile.graphs.job import Cluster, Input, Job, Output, Run, Tile
+
+    return Job(
+        input=Input(path=str(source)),
+        output=Output(path=str(output)),
+        denoiser=subject.choice(source.parent),
+        # The halo is as deep as the network looks, all the same: what is spared is the planner's own comparison of tiles
+        # with a whole, which takes a network of this size minutes on one core.
+        tile=Tile(seams="allow"),
+        run=Run(workers=workers, memory_per_worker=WORKER_MEMORY, device=device),  # type: ignore[arg-type]
+        cluster=Cluster(kind="local"),
+        allow_import=True,
+    )
+
+
+def started(workers: int) -> AbstractContextManager[Any]:
+    """Workers of this machine."""
+    from halotile.graphs.clusters import local
+    from halotile.graphs.clusters.base import Order
+
+    return local.start(Order(workers=workers, memory_bytes=WORKER_MEMORY))
+
+
+def wake(device: str) -> None:
+    """Have a process begin with its card, as a worker that has been up for a while has."""
+    import torch
+
+    if device == "cuda":
+        image = torch.zeros(1, 8, 64, 64, device=device)
+        torch.nn.functional.conv2d(image, image[:, :, :3, :3].repeat(8, 1, 1, 1))
+        torch.cuda.synchronize()
+        del image
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+# --- ours -------------------------------------------------------------------------------------------
+
+
+def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1") -> Result:
+    """A job, from Zarr to Zarr, everything on disk and synced; its plan is made before."""
+    from halotile.graphs.planner import make_plan
+    from halotile.graphs.tiles import run
+    from tests.benchmarks.gpu_programs import wake  # by reference
+
+    count = int(workers)
+    source, output = picture(folder, edge), fresh(folder / f"ours-{subject}-{workers}.zarr")
+    with started(count) as cluster:
+        warm(cluster.client)
+        cluster.client.run(wake, device)
+        planned = time.perf_counter()
+        plan = make_plan(job_of(Subject.of(subject), source, output, device, count))
+        began = time.perf_counter()
+        outcome = run(plan, cluster=cluster)
+        seconds = time.perf_counter() - began
+    assert outcome.done == outcome.total
+    summary = plan.summary()
+    return {
+        "mpix_per_s": edge**2 / 1e6 / seconds,
+        "streaming_mpix_per_s": edge**2 / 1e6 / outcome.seconds,
+        "seconds": seconds,
+        "plan_seconds": began - planned,
+        "busy": outcome.compute_seconds / (outcome.seconds * count),
+        "peak_bytes": outcome.device_peak_bytes,
+        "planned_bytes": summary["device_memory_bytes"] or 0,
+        "redundancy": summary["compute_redundancy"],
+        "tile": summary["tile"],
+        "batch": summary["batch"],
+        "block": summary["block"],
+    }
+
+
+def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
+    """The blocks of the same job read and written by one worker, with nothing computed."""
+    from halotile.graphs.planner import make_plan
+    from halotile.storage.output import create_output
+
+    source, output = picture(folder, edge), fresh(folder / "copy.zarr")
+    plan = make_plan(job_of(Subject.of(subject), source, output, device, 1))
+    create_output(plan.output, plan.layout)
+    grid = replace(plan.grid, depth=((0, 0),) * len(plan.grid.shape))
+    with started(1) as cluster:
+        warm(cluster.client)
+        seconds = cluster.client.submit(
+            copied, Copy(plan.task.source, plan.task.writer, grid), pure=False
+        ).result()
+    return {"mpix_per_s": edge**2 / 1e6 / seconds, "seconds": seconds}
+
+
+def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
+    """How far the same job on a processor and on the device are apart, of the largest pixel."""
+    import numpy as np
+    import zarr
+
+    from halotile.graphs.planner import make_plan
+    from halotile.graphs.tiles import run
+
+    results = []
+    with started(1) as cluster:
+        for number, each in enumerate(("cpu", device)):
+            output = fresh(folder / f"agreement-{number}.zarr")
+            run(
+                make_plan(job_of(Subject.of(subject), picture(folder, edge), output, each, 1)),
+                cluster=cluster,
+            )
+            results.append(np.asarray(zarr.open_array(output, mode="r")[...]))
+    reference, other = results
+    return {"difference": float(np.abs(other - reference).max() / np.abs(reference).max())}
+
+
+# --- the bare forward -------------------------------------------------------------------------------
+
+
+def bare(folder: Path, edge: int, device: str, subject: str) -> Result:
+    """The model by itself on pixels that are on the device: no halo, no disk, the best of some tiles, batches and layouts.
+
+    The first run tries them all; the best of it is what the later ones take.
+    """
+    known = folder / f"bare-{subject}-{device}.json"
+    ways = [tuple(way) for way in json.loads(known.read_text())] if known.exists() else None
+    measured = dict(_bare_rates(folder, edge, device, Subject.of(subject), ways))
+    best = max(measured, key=lambda way: measured[way])
+    known.write_text(json.dumps([best]))
+    built, tile, batch, last = best
+    return {
+        "mpix_per_s": measured[best],
+        "way": f"{batch} × {tile}², channels {'last' if last else 'first'}, {built}",
+    }
+
+
+def _bare_rates(
+    folder: Path, edge: int, device: str, subject: Subject, ways: list[Any] | None
+) -> Iterator[tuple[Any, float]]:
+    """Millions of pixels a second of each way; one that does not fit is left out."""
+    import torch
+
+    one_precision(benchmark=True)
+    models = subject.models(folder)
+    if ways is None:
+        sizes = WAYS.get(subject.name, ((2048, 1), (4096, 1)))
+        fitting = [size for size in sizes if size[0] <= edge] or [(edge, 1)]
+        layouts = (False, True) if subject.name != "gaussian" else (False,)
+        ways = [(built, tile, batch, last) for built in models for tile, batch in fitting for last in layouts]
+    for built, tile, batch, last in ways:
+        layout = torch.channels_last if last else torch.contiguous_format
+        model = models[built]
+        if isinstance(model, torch.nn.Module):
+            model = model.to(device=device, memory_format=layout)
+        try:
+            pixels = torch.rand(batch, 1, tile, tile, device=device).contiguous(memory_format=layout)
+            seconds = seconds_of(lambda m=model, p=pixels: m(p), device)  # type: ignore[misc]
+        except torch.OutOfMemoryError:
+            continue
+        finally:
+            pixels = None
+        yield (built, tile, batch, last), batch * tile**2 / 1e6 / seconds
+
+
+def one_precision(benchmark: bool) -> None:
+    """As a job computes: float32 without TF32, on one thread where it is a processor."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = benchmark
+
+
+def seconds_of(call: Callable[[], Any], device: str, least_seconds: float = 0.5) -> float:
+    """Seconds of one call among many, after two to warm up."""
+    import torch
+
+    with torch.inference_mode():
+        for _ in range(2):
+            once = _timed(call, device, 1)
+        # One is enough of a processor, whose figures nobody reads.
+        count = min(50, max(3, math.ceil(least_seconds / once))) if device == "cuda" else 1
+        return _timed(call, device, count)
+
+
+def _timed(call: Callable[[], Any], device: str, count: int) -> float:
+    """Seconds of each of so many calls; the device has nothing to do before and after."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize(device)
+    return (time.perf_counter() - began) / count
+
+
+def synchronize(device: str) -> None:
+    """Wait until all that was asked of the device is done."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+# --- peers ------------------------------------------------------------------------------------------
+
+
+def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]:
+    """The model as plain torch, and the whole picture, on the device."""
+    import torch
+    import zarr
+
+    one_precision(benchmark=True)
+    model = next(iter(Subject.of(subject).models(folder).values()))
+    model = model.to(device=device, memory_format=torch.channels_last)
+    pixels = torch.from_numpy(zarr.open_array(picture(folder, edge), mode="r")[...])[None, None]
+
+    def forward(windows: Any) -> Any:
+        return model(windows.contiguous(memory_format=torch.channels_last))
+
+    return forward, pixels.to(device)
+
+
+def _peer_rate(call: Callable[[], Any], device: str, edge: int) -> Result:
+    """Millions of pixels a second of the second of two calls."""
+    import torch
+
+    with torch.inference_mode():
+        _timed(call, device, 1)
+        return {"mpix_per_s": edge**2 / 1e6 / _timed(call, device, 1)}
+
+
+def monai(folder: Path, edge: int, device: str, subject: str, overlap: str) -> Result:
+    """MONAI's sliding window with picture and result on the device: the least overlap without seams, or its default."""
+    from monai.inferers import sliding_window_inference
+
+    forward, pixels = _peer(folder, edge, device, subject)
+    window = min(PEER_WINDOW, edge)
+    least = 2 * Subject.of(subject).reach / window
+    share = least if overlap == "least" and window < edge else 0.25
+    return _peer_rate(
+        lambda: sliding_window_inference(pixels, (window, window), 1, forward, overlap=share), device, edge
+    )
+
+
+def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) -> Result:
+    """deepinv.distributed in one process with picture and result on the device: large patches, or its defaults."""
+    from deepinv.distributed import DistributedContext, distribute
+    from deepinv.models import Denoiser
+
+    forward, pixels = _peer(folder, edge, device, subject)
+
+    class Wrapped(Denoiser):  # type: ignore[misc]
+        def forward(self, x: Any, sigma: Any = None, **_: Any) -> Any:
+            return forward(x)
+
+    reach = math.ceil(Subject.of(subject).reach / 8) * 8
+    patch, overlap, batch = 256, 64, 16
+    if patches == "large":
+        patch, batch = min(PEER_WINDOW, edge // 2), 1
+        overlap = min(reach, patch // 2)
+    with DistributedContext(device_mode="gpu" if device == "cuda" else "cpu") as context:
+        denoiser = distribute(
+            Wrapped(),
+            context,
+            tiling_dims=(-2, -1),
+            patch_size=patch,
+            overlap=overlap,
+            max_batch_size=batch,
+        )
+        return _peer_rate(lambda: denoiser(pixels, 0.1), device, edge)
+
+
+# --- the machine ------------------------------------------------------------------------------------
+
+
+def card(folder: Path, edge: int, device: str) -> Result:
+    """What the device is called, and what is installed for it. Asked in a process of its own: the driver never begins with CUDA."""
+    import torch
+
+    if device != "cuda":
+        return {"name": "the processor"}
+    if not torch.cuda.is_available():
+        return {"name": None}
+    shown = torch.cuda.get_device_properties(0)
+    return {
+        "name": torch.cuda.get_device_name(0),
+        "memory_bytes": shown.total_memory,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+if __name__ == "__main__":
+    main(globals())

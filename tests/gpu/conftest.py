@@ -1,0 +1,26 @@
+"""Whether there is a GPU, and what the tests take in its place when they are rehearsed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from halotile.tasks.card import Card
+
+
+@pytest.fixture(scope="session")
+def gpu(pytestconfig: pytest.Config) -> str:
+    """``cuda``, or ``cpu`` where the tests are rehearsed; what needs it is skipped, or fails, where there is none."""
+    asked: str = pytestconfig.getoption("--gpu-device")
+    if asked == "cpu" or torch.cuda.is_available():
+        return "cpu" if asked == "cpu" else "cuda"
+    why = "no GPU here: torch sees no CUDA device"
+    if asked == "cuda":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+@pytest.fixture
+def card(gpu: str) -> Card:
+    """The card in this process."""
+    return Card("cuda:0" if gpu == "cuda" else "cpu")

@@ -1,0 +1,43 @@
+"""A whole run in a process of its own, which tells whether it began with CUDA: ``driver.py FOLDER KIND DEVICE``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from halotile.graphs.job import Cluster
+from halotile.graphs.planner import make_plan
+from halotile.graphs.tiles import run
+from tests.support import job_of
+
+
+def main(folder: Path, kind: str, device: str) -> None:
+    """Run the job of ``in.zarr`` to ``out.zarr`` there, on the first card."""
+    options = {
+        "import": "tests.gpu.models:told",
+        "options": {"folder": str(folder)},
+        "receptive_field": 3,
+        "alignment": 1,
+    }
+    job = job_of(
+        folder / "in.zarr",
+        folder / "out.zarr",
+        "torch",
+        options,
+        tile={"block": 128},
+        run={"device": device, "workers": 1},
+    )
+    outcome = run(
+        make_plan(replace(job, cluster=Cluster(kind=kind, gpus=(0,) if kind == "local-cuda" else 0)))
+    )
+    import torch
+
+    told = {"pid": os.getpid(), "done": outcome.done, "total": outcome.total}
+    print(json.dumps(told | {"began_with_cuda": torch.cuda.is_initialized()}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,0 +1,33 @@
+"""Networks that jobs of these tests import."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from tests.networks import convolutions
+
+
+class Told(torch.nn.Module):  # type: ignore[misc]
+    """A small network that tells a folder which process it runs in and which cards that sees, and takes its time there."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.layers = convolutions()
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The network on a batch."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        (self.folder / f"seen-{os.getpid()}").write_text(f"{batch.device.type} {visible}")
+        time.sleep(float((self.folder / "pace").read_text()))
+        result: torch.Tensor = self.layers(batch)
+        return result
+
+
+def told(folder: str) -> torch.nn.Module:
+    """One that tells."""
+    return Told(folder)

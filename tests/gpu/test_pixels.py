@@ -1,0 +1,103 @@
+"""The way of pixels to a real card and back, and what a block becomes on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from halotile.storage.grid import Region
+from halotile.tasks.card import Card
+from halotile.tasks.device import Device
+from halotile.tasks.window import TileRunner, Tiling
+from tests.support import DTYPES
+
+pytestmark = pytest.mark.gpu
+
+WHOLE = Region.whole((300, 260))
+
+
+def picture(dtype: str) -> np.ndarray[Any, Any]:
+    """Noise, large enough to go the way of large pieces."""
+    return (np.random.default_rng(0).random((2, 1, *WHOLE.shape)) * 100).astype(dtype)
+
+
+def tiling(batch: int = 4, values: tuple[float, float] | None = (0.0, 100.0)) -> Tiling:
+    return Tiling(
+        tile=(64, 64),
+        depth=((3, 3), (3, 3)),
+        align=(1, 1),
+        least=(1, 1),
+        picture=WHOLE.shape,
+        scale=1,
+        batch=batch,
+        range=values,
+        work_dtype="float32",
+    )
+
+
+class Blur(torch.nn.Module):  # type: ignore[misc]
+    """Mean over 7 x 7, zero outside the window: looks 3 pixels far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.full((1, 1, 7, 7), 1 / 49))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The mean."""
+        return torch.nn.functional.conv2d(batch, self.kernel, padding=3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pixels_of_every_type_get_there_and_back(card: Card, dtype: str) -> None:
+    pixels = picture(dtype)
+    given = [pixels, pixels[..., ::-1], np.asfortranarray(pixels), pixels[..., :1]]
+    for _ in range(3):  # pinned memory is used again
+        back = [card.give(card.take(card.stage(each))) for each in given[:2]]
+        for got, want in zip(back, given, strict=False):
+            np.testing.assert_array_equal(got.pixels(), want)
+        for each in given[2:]:
+            np.testing.assert_array_equal(card.give(card.take(card.stage(each))).pixels(), each)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_block_comes_out_as_on_the_processor(card: Card, dtype: str) -> None:
+    pixels, core = picture(dtype), Region((20, 30), (290, 200))
+    want, got = (
+        TileRunner(device.place(Blur()), device, tiling(), "blur")(pixels, WHOLE, core, 1, {})
+        for device in (Device(), card)
+    )
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_that_are_on_their_way_at_once_do_not_mix(card: Card) -> None:
+    """The next one is sent while one is computed and the one before comes back."""
+    runner = TileRunner(card.place(Blur()), card, tiling(values=None), "blur")
+    plain = TileRunner(Blur(), Device(), tiling(values=None), "blur")
+    pictures = [picture("float32") + 1000 * number for number in range(6)]
+    staged, before = runner.stage(pictures[0], {}), None
+    for number, pixels in enumerate(pictures):
+        computed = runner.launch(staged, WHOLE, WHOLE, 1)
+        if number + 1 < len(pictures):
+            staged = runner.stage(pictures[number + 1], {})
+        if before is not None:
+            np.testing.assert_allclose(before[0].collect(), before[1], rtol=1e-5)
+            assert before[0].seconds > 0
+        before = computed, plain(pixels, WHOLE, WHOLE, 1, {})
+    assert before is not None
+    np.testing.assert_allclose(before[0].collect(), before[1], rtol=1e-5)
+
+
+def test_nan_on_finite_pixels_is_found_on_the_card(card: Card) -> None:
+    from halotile.errors import BlockFailed
+
+    runner = TileRunner(lambda batch: batch / 0, card, tiling(), "wrong")
+    with pytest.raises(BlockFailed, match="NaN or infinity on finite pixels"):
+        runner(picture("float32"), WHOLE, WHOLE, 1, {})
+    pixels = picture("float32")
+    pixels[0, 0, 5, 5] = np.nan
+    kept = TileRunner(lambda batch: batch, card, tiling(), "same")(pixels, WHOLE, WHOLE, 1, {})
+    assert np.isnan(kept).sum() == 1

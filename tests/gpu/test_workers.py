@@ -1,0 +1,60 @@
+"""A worker on a card of its own, from a driver that never begins with CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.graphs.gpus import gpus_here, has_dask_cuda
+from tests.faults import REPOSITORY
+from tests.support import noisy_picture, read_zarr, write_zarr
+
+pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
+
+
+@pytest.mark.parametrize("kind", ["local", "local-cuda"])
+def test_a_run_computes_on_the_card_and_its_driver_does_not(gpu: str, kind: str, tmp_path: Path) -> None:
+    if kind == "local-cuda":
+        if gpu == "cpu":
+            pytest.skip("a rehearsal on the processor: local-cuda has no card to give to a worker")
+        if not has_dask_cuda():
+            pytest.skip("dask-cuda is not installed")
+    (tmp_path / "pace").write_text("0")
+    pixels = noisy_picture((300, 260))
+    write_zarr(tmp_path / "in.zarr", pixels)
+    told = driven(tmp_path, kind, gpu)
+    assert told["done"] == told["total"] > 1
+    assert not told["began_with_cuda"]
+    seen = {path.name: path.read_text() for path in tmp_path.glob("seen-*")}
+    seen.pop(f"seen-{told['pid']}", None)  # the planner tries the network, on the processor
+    assert len(seen) == 1
+    device, _, visible = seen.popitem()[1].partition(" ")
+    assert device == gpu
+    if kind == "local-cuda":
+        assert visible.split(",")[0] == gpus_here().names[0]
+    result = read_zarr(tmp_path / "out.zarr")
+    assert np.isfinite(result).all()
+    assert not np.array_equal(result, pixels)
+
+
+def driven(folder: Path, kind: str, device: str) -> dict[str, Any]:
+    """What a driver in a process of its own tells."""
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "tests/gpu/driver.py"), str(folder), kind, device],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
