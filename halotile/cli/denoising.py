@@ -54,6 +54,8 @@ def _tiles(figures: Figures) -> str:
         return text
     count = len(tuned["tried"])
     found = f"the fastest of {count} tried" if count > 1 else "tried"
+    if tuned["records"]:
+        found += ", recorded"
     return f"{text}: {found} on {tuned['device']}, {rate_text(tuned['megapixels_per_second'])} there"
 
 

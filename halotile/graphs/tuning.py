@@ -55,7 +55,8 @@ def as_it_went(task: DenoiseTask, previous: Mapping[str, Any] | None) -> Denoise
 
 def with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
     """The task with the tile and the batch that were found."""
-    return replace(task, tiling=replace(task.tiling, tile=tuned.tile, batch=tuned.batch))
+    tiling = replace(task.tiling, tile=tuned.tile, batch=tuned.batch)
+    return replace(task, tiling=tiling, records=tuned.records)
 
 
 def tuned_for(job: Job, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.tasks.buffers import Buffers, Mark
 from halotile.tasks.device import Device, Given
-from halotile.tasks.streams import AtOnce, CudaStreams, Streams
+from halotile.tasks.streams import AtOnce, Call, CudaStreams, Streams
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
     from halotile.tasks.denoisers.base import Model
 
 SMALL_BYTES = 2**16
+RECORDED_AT_MOST = 16
+"""Shapes and margins of batches: those of corners and edges have their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What was recorded of a batch, and where it is to be put."""
+
+    batch: torch.Tensor
+    sides: dict[str, torch.Tensor]
+    replay: Call
+
+    def __call__(self, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The model's result on another batch of the same shape."""
+        self.batch.copy_(batch)
+        for name, side in sides.items():
+            self.sides[name].copy_(side)
+        return self.replay()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +57,9 @@ class Card(Device):
     ----------
     name, precision, channels_last
         As of :class:`~halotile.tasks.device.Device`. ``cpu`` goes the same way on the processor.
+    records : bool
+        Whether what a batch asks of the card is recorded once and asked again at once: a CUDA graph. Where a model is many small
+        steps, asking for each takes longer than doing it.
 
     Examples
     --------
@@ -51,8 +73,16 @@ class Card(Device):
 
     one_shape = True
 
-    def __init__(self, name: str = "cuda:0", precision: str = "float32", channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        name: str = "cuda:0",
+        precision: str = "float32",
+        channels_last: bool = False,
+        records: bool = False,
+    ) -> None:
         super().__init__(name, precision, channels_last)
+        self.records = records
+        self._recorded: dict[Any, Recorded] = {}
         self.streams: Streams = CudaStreams(name) if self.kind == "cuda" else AtOnce()
         self._there = Buffers(self.streams.pinned)
         self._back = Buffers(self.streams.pinned)
@@ -69,6 +99,37 @@ class Card(Device):
         placed = super().place(model)
         self.streams.settle()
         return placed
+
+    def recording(self) -> Self:
+        """The same card, which records."""
+        return type(self)(self.name, self.precision, self.channels_last, records=True)
+
+    def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
+        """As on any device; of a card that records, the result is good until the next one is asked for."""
+        if not self.records:
+            return super().run(model, batch, sides)
+        key = _key(model, batch, sides)
+        if key not in self._recorded:
+            if len(self._recorded) >= RECORDED_AT_MOST:
+                return super().run(model, batch, sides)
+            try:
+                self._recorded[key] = self._record(model, batch, sides)
+            except Exception as error:
+                self.forget()
+                if self.is_out_of_memory(error):
+                    raise
+                self.records = False  # it asks for a value in between, or allocates in a way of its own
+                return super().run(model, batch, sides)
+        return self._recorded[key](batch, sides)
+
+    def _record(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Recorded:
+        given, beside = batch.clone(), {name: side.clone() for name, side in sides.items()}
+
+        def call() -> torch.Tensor:
+            return Device.run(self, model, given, beside)
+
+        call()  # libraries are loaded and algorithms chosen where nothing is recorded
+        return Recorded(given, beside, self.streams.record(call))
 
     def stage(self, pixels: NDArray[Any]) -> Sent:
         """Send pixels, in their own type."""
@@ -147,6 +208,7 @@ class Card(Device):
 
     def forget(self) -> None:
         """Give cached memory back after an out-of-memory error."""
+        self._recorded.clear()
         if self.kind == "cuda":
             self.torch.cuda.empty_cache()
 
@@ -169,7 +231,13 @@ class OnItsWay(Given):
             self._buffers.give(self._memory)
 
 
-def open_device(kind: str, precision: str, channels_last: bool) -> Device:
+def _key(model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Any:
+    """What must be alike for a recording to do: the model with its margin, the shapes."""
+    function, margin = (model.func, str(model.keywords)) if isinstance(model, partial) else (model, "")
+    return function, margin, batch.shape, tuple((name, side.shape) for name, side in sorted(sides.items()))
+
+
+def open_device(kind: str, precision: str, channels_last: bool, records: bool = False) -> Device:
     """The device of this process.
 
     Parameters
@@ -178,6 +246,8 @@ def open_device(kind: str, precision: str, channels_last: bool) -> Device:
         ``cpu``, or ``cuda``: the first card that the process may see.
     precision, channels_last
         As of :class:`~halotile.tasks.device.Device`.
+    records : bool
+        As of :class:`Card`.
 
     Raises
     ------
@@ -193,4 +263,4 @@ def open_device(kind: str, precision: str, channels_last: bool) -> Device:
             "run.device is cuda, and this worker sees no GPU: torch finds no driver, or CUDA_VISIBLE_DEVICES shows none. Write "
             "device: cpu, or start it where there is one (`recon-cli doctor`)."
         )
-    return Card("cuda:0", precision, channels_last)
+    return Card("cuda:0", precision, channels_last, records)

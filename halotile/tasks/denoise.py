@@ -38,6 +38,8 @@ class DenoiseTask:
     precision: str
     on_nan: str
     overlap: bool
+    records: bool = False
+    """Whether a card records what a batch asks of it: see :class:`~halotile.tasks.card.Card`."""
 
     @property
     def batch(self) -> int:
@@ -75,7 +77,7 @@ class DenoiseStages:
         channels_last = task.denoiser.convolutional and spatial == 2
         self.tiles = TileRunner(
             task.denoiser.build(),
-            device or open_device(task.device, task.precision, channels_last),
+            device or open_device(task.device, task.precision, channels_last, task.records),
             task.tiling,
             task.denoiser.title,
         )

@@ -80,10 +80,15 @@ class Device:
         self.kind = torch.device(name).type
         self.precision = precision
         self.channels_last = channels_last
+        self.records = False
 
     def at(self, precision: str) -> Self:
         """The same device at another precision."""
         return type(self)(self.name, precision, self.channels_last)
+
+    def recording(self) -> Self | None:
+        """The same device that records what a batch asks of it, and asks it again at once; None where that cannot be."""
+        return None
 
     def place(self, model: Model) -> Model:
         """The model on this device, in the memory layout that suits it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -12,6 +12,7 @@ from halotile.tasks.buffers import Mark
 if TYPE_CHECKING:
     import torch
 
+Call = Callable[[], "torch.Tensor"]
 Name = Literal["there", "compute", "back"]
 NAMES: tuple[Name, ...] = ("there", "compute", "back")
 """To the device, on it, and back."""
@@ -47,6 +48,10 @@ class Streams(Protocol):
 
     def settle(self) -> None:
         """Wait until nothing is queued anywhere on the device."""
+        ...
+
+    def record(self, call: Call) -> Call:
+        """What a call queues on the stream that computes, to be queued again at once; its result is always in the same place."""
         ...
 
 
@@ -92,6 +97,11 @@ class AtOnce:
     def settle(self) -> None:
         """Nothing ever is."""
 
+    def record(self, call: Call) -> Call:
+        """The call itself, with one place for its results."""
+        place = call()
+        return lambda: place.copy_(call())
+
 
 class CudaStreams:
     """Those of a card.
@@ -108,6 +118,7 @@ class CudaStreams:
         self.torch: Any = torch
         self._device = device
         self._streams = {name: self.torch.cuda.Stream(device) for name in NAMES}
+        self._graphs = self.torch.cuda.graph_pool_handle()
 
     @contextmanager
     def on(self, name: Name) -> Iterator[None]:
@@ -142,3 +153,19 @@ class CudaStreams:
     def settle(self) -> None:
         """Whatever stream it is on."""
         self.torch.cuda.synchronize(self._device)
+
+    def record(self, call: Call) -> Call:
+        """A CUDA graph. All share their memory: one runs at a time, on one stream."""
+        graph = self.torch.cuda.CUDAGraph()
+        # Threads that read and write go on allocating and copying meanwhile.
+        recording = self.torch.cuda.graph(
+            graph, pool=self._graphs, stream=self._streams["compute"], capture_error_mode="thread_local"
+        )
+        with recording:
+            place = call()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return place
+
+        return replay

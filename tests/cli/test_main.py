@@ -125,7 +125,7 @@ def test_plan_tells_which_cluster_was_chosen_and_why(
 
 
 TRIED = {
-    "device": "NVIDIA X", "tile": [1024, 1024], "batch": 4, "megapixels_per_second": 812.4, "device_bytes": 3 * 2**30,
+    "device": "NVIDIA X", "tile": [1024, 1024], "batch": 4, "records": False, "megapixels_per_second": 812.4, "device_bytes": 3 * 2**30,
     "free_bytes": 9 * 2**30, "host_bytes": 2**30, "block_pixels": 4096**2,
     "tried": [
         {"tile": [512, 512], "batch": 16, "seconds": 0.04, "batch_bytes": 2**30},

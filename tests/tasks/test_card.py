@@ -19,6 +19,7 @@ from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.buffers import Buffers
 from halotile.tasks.card import Card
 from halotile.tasks.denoise import DenoiseStages, DenoiseTask
+from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.device import Device, Given
 from halotile.tasks.window import TileRunner
 from tests.support import DTYPES, dncnn_weights, job_of, write_zarr
@@ -57,12 +58,14 @@ def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [1, 5, 64])
-def test_a_block_has_the_same_bits_as_without(dtype: str, batch: int) -> None:
+@pytest.mark.parametrize("records", [False, True])
+def test_a_block_has_the_same_bits_as_without(dtype: str, batch: int, records: bool) -> None:
     pixels, whole = picture(dtype), Region.whole((100, 120))
     core = Region((20, 30), (90, 80))
     form = tiling(batch=batch, range=(0.0, 100.0))
     plain, there = (
-        TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {}) for device in (Device(), card())
+        TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {})
+        for device in (Device(), card(records=records))
     )
     np.testing.assert_array_equal(there, plain)
 
@@ -78,6 +81,35 @@ def test_every_batch_has_the_same_shape() -> None:
     TileRunner(noted, card(), tiling(batch=7), "noted")(picture("float32"), whole, whole, 1, {})
     assert len(shapes) == 1
     assert shapes.pop()[0] == 7
+
+
+def test_what_cannot_be_recorded_is_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, whole = card(records=True), Region.whole((100, 120))
+
+    def refuse(call: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(device.streams, "record", refuse)
+    pixels = picture("float32")
+    got = TileRunner(blur, device, tiling(), "blur")(pixels, whole, whole, 1, {})
+    np.testing.assert_array_equal(
+        got, TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+    )
+    assert not device.records
+
+
+def test_each_margin_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    """A stack of convolutions computes less where a margin is not wanted, and each batch finds what was recorded for it."""
+    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
+    denoiser = DnCNN(weights=str(weights), depth=3, width=8)
+    whole, form = Region.whole((200, 220)), tiling(depth=((3, 3), (3, 3)), picture=(200, 220), batch=2)
+    pixels = picture("float32", (2, 1, 200, 220))
+    device = card(records=True)
+    runner = TileRunner(denoiser.build(), device, form, "dncnn")
+    plain = TileRunner(denoiser.build(), Device(), form, "dncnn")(pixels, whole, whole, 1, {})
+    for _ in range(2):
+        np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), plain)
+    assert len(device._recorded) > 1
 
 
 def test_blocks_that_are_on_their_way_at_once_do_not_mix() -> None:

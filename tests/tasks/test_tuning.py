@@ -33,6 +33,10 @@ class Small(Card):
         """The same."""
         return type(self)(self.free, self.most, precision)
 
+    def recording(self) -> Any:
+        """It does not."""
+        return None
+
     def free_bytes(self) -> int:
         """What it was made with."""
         return self.free
@@ -56,6 +60,16 @@ class Small(Card):
             raise torch.OutOfMemoryError
         self.peak = max(self.peak, batch.numel() * 4)
         return super().run(model, batch, sides)
+
+
+class Recording(Small):
+    """One that records."""
+
+    def recording(self) -> Self:
+        """Told apart by its word for it."""
+        made = type(self)(self.free, self.most, self.precision)
+        made.records = True
+        return made
 
 
 def task_of(folder: Path, name: str = "gaussian", dtype: str = "float32", **options: Any) -> DenoiseTask:
@@ -86,6 +100,18 @@ def test_the_fastest_is_taken_small_or_large(monkeypatch: pytest.MonkeyPatch, tm
     for fastest in ((64, 64), (16, 16)):
         timed(monkeypatch, lambda tile, batch, best=fastest: 1.0 if tile == best else 3.0)
         assert tune(task, Wish(tiles=((64, 64), (32, 32), (16, 16))), Small()).tile == fastest
+
+
+@pytest.mark.parametrize(("seconds", "pays"), [(0.5, True), (0.99, False), (2.0, False)])
+def test_recording_is_for_where_it_pays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, pays: bool
+) -> None:
+    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
+        return Tried(tile, batch, seconds if device is not None and device.records else 1.0, 100 * batch)
+
+    monkeypatch.setattr(tuning._Trial, "time", time)
+    found = tune(task_of(tmp_path), Wish(tiles=((32, 32),)), Recording())
+    assert (found.records, found.megapixels_per_second > 128 * 128 / 1e6) == (pays, pays)
 
 
 def test_what_is_given_is_all_that_is_tried(tmp_path: Path) -> None:
