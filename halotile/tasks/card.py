@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,7 +90,9 @@ class Card(Device):
         # What is told of a result comes beside it, and is not to take its place.
         self._beside = Buffers(self.streams.pinned)
         backends = self.torch.backends
-        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = precision == "tf32"
+        with warnings.catch_warnings():  # versions differ in how they want to be told
+            warnings.simplefilter("ignore", UserWarning)
+            backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = precision == "tf32"
         # A stopwatch would choose another algorithm on each worker, and its bits.
         backends.cudnn.benchmark = precision != "float32"
         backends.cudnn.deterministic = precision == "float32"

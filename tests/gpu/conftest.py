@@ -24,3 +24,9 @@ def gpu(pytestconfig: pytest.Config) -> str:
 def card(gpu: str) -> Card:
     """The card in this process."""
     return Card("cuda:0" if gpu == "cuda" else "cpu")
+
+
+@pytest.fixture(params=[False, True], ids=["asked", "recorded"])
+def any_card(card: Card, request: pytest.FixtureRequest) -> Card:
+    """The card, and the card that records."""
+    return card.recording() if request.param else card

@@ -63,18 +63,42 @@ def test_pixels_of_every_type_get_there_and_back(card: Card, dtype: str) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_block_comes_out_as_on_the_processor(card: Card, dtype: str) -> None:
+def test_a_block_comes_out_as_on_the_processor(any_card: Card, dtype: str) -> None:
     pixels, core = picture(dtype), Region((20, 30), (290, 200))
     want, got = (
         TileRunner(device.place(Blur()), device, tiling(), "blur")(pixels, WHOLE, core, 1, {})
-        for device in (Device(), card)
+        for device in (Device(), any_card)
     )
     assert got.dtype == want.dtype
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_that_are_on_their_way_at_once_do_not_mix(card: Card) -> None:
+def test_what_is_recorded_has_the_same_bits(card: Card) -> None:
+    recording = card.recording()
+    asked, recorded = (
+        TileRunner(Blur(), device, tiling(), "blur")(picture("uint16"), WHOLE, WHOLE, 1, {})
+        for device in (card, recording)
+    )
+    np.testing.assert_array_equal(recorded, asked)
+    assert recording.records, "it could be recorded"
+
+
+def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(card: Card) -> None:
+    def looking(batch: torch.Tensor) -> torch.Tensor:
+        return batch * (2.0 if float(batch.max()) > 0 else 1.0)
+
+    device = card.recording()
+    for _ in range(2):
+        got = TileRunner(looking, device, tiling(values=None), "looking")(
+            picture("float32"), WHOLE, WHOLE, 1, {}
+        )
+        np.testing.assert_allclose(got, 2 * picture("float32"), rtol=1e-6)
+    assert device.records == (device.kind == "cpu")
+
+
+def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_card: Card) -> None:
     """The next one is sent while one is computed and the one before comes back."""
+    card = any_card
     runner = TileRunner(card.place(Blur()), card, tiling(values=None), "blur")
     plain = TileRunner(Blur(), Device(), tiling(values=None), "blur")
     pictures = [picture("float32") + 1000 * number for number in range(6)]

@@ -18,7 +18,7 @@ from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.reconstruction.run import reconstruct
 from halotile.graphs.tiles import run
 from tests.graphs.distributing import image, kernel
-from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -111,6 +111,40 @@ def test_none_crosses_in_a_denoising_run(
         job_of(source, tmp_path / "o.zarr", "dncnn", {"weights": str(weights), "depth": 5, "width": 8})
     )
     assert run(plan, cluster=cluster).done == len(plan.grid)
+    assert tensors() == []
+
+
+def cards_of_the_processor() -> None:
+    """From now on workers of this process have a card that is the processor."""
+    from halotile.tasks import denoise
+    from halotile.tasks.card import Card
+
+    vars(denoise)["open_device"] = lambda kind, *options: Card("cpu", *options)
+
+
+def devices_as_they_are() -> None:
+    """As before."""
+    from halotile.tasks import card, denoise
+
+    vars(denoise)["open_device"] = card.open_device
+
+
+def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
+    cluster: Cluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
+) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260), "uint16"))
+    written = []
+    for device in ("cpu", "cuda"):
+        job = job_of(source, tmp_path / f"{device}.zarr", "tv", {"strength": 0.1}, run={"device": device})
+        if device == "cuda":
+            cluster.client.run(cards_of_the_processor)
+        try:
+            outcome = run(make_plan(job), cluster=cluster)
+        finally:
+            cluster.client.run(devices_as_they_are)
+        assert outcome.done == outcome.total > 1
+        written.append(read_zarr(tmp_path / f"{device}.zarr"))
+    np.testing.assert_array_equal(written[0], written[1])
     assert tensors() == []
 
 
