@@ -65,6 +65,8 @@ def _counted() -> tuple[int, str]:
             count = int(pynvml.nvmlDeviceGetCount())
         finally:
             pynvml.nvmlShutdown()
+    except getattr(pynvml, "NVMLError_LibraryNotFound", ()):
+        return 0, "there is no NVIDIA driver"
     except pynvml.NVMLError as error:
         return 0, f"NVML finds none ({error})"
     return count, "" if count else "NVML finds none"
