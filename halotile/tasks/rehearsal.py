@@ -131,8 +131,9 @@ class _Stage:
         return self.pixels.shape[1:]
 
     def tile(self, alignment: int) -> tuple[int, ...]:
-        """Tiles that leave several seams."""
-        edge = -(-self.least // 2 // alignment) * alignment
+        """Tiles that leave several seams, and are not much smaller than the halo around them."""
+        least = max(self.least // 2, *itertools.chain.from_iterable(self.depth))
+        edge = -(-least // alignment) * alignment
         return tuple(min(edge, -(-n // alignment) * alignment) for n in self.lengths)
 
     def far_ends(self, alignment: int) -> Iterator[tuple[Region, Region]]:
