@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -219,6 +220,8 @@ def choose_device(mode: str | None) -> torch.device:
 
     if mode not in (None, "cpu", "gpu"):
         raise ConfigError(f"device_mode is {mode!r}. Write 'cpu', 'gpu', or leave it out.")
+    # Asked of NVML: CUDA, once begun with, would not work in processes that are forked later.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     has_gpu = mode != "cpu" and torch.cuda.is_available()
     if mode == "gpu" and not has_gpu:
         raise ConfigError("device_mode is 'gpu', but torch sees no CUDA device. Write device_mode='cpu'.")

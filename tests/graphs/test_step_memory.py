@@ -12,6 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halotile.cli.config import load_job
+from halotile.graphs.job import Reconstruction
+from halotile.graphs.memory import card_bytes
+from halotile.graphs.reconstruction.memory import StepFootprint
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
 from tests.graphs.solving import kernel
 from tests.support import dncnn_weights, noisy_picture, write_zarr
@@ -130,3 +135,24 @@ def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, t
     print(f"{name}: {before / MIB:.0f} before, {used / MIB:.0f} used, {projected / MIB:.0f} projected")
     assert before <= imports
     assert used <= projected + SLACK_BYTES
+
+
+def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
+    folder: Path, tmp_path: Path
+) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    here, card, without = (
+        footprint(job(tmp_path, CASES[case] if case else {}), device)
+        for case, device in (("network", "cpu"), ("network", "cuda"), ("", "cuda"))
+    )
+    assert card.imports_bytes == here.imports_bytes + card_bytes(None)
+    assert card.tiles_bytes < here.tiles_bytes
+    assert without.imports_bytes == here.imports_bytes, "nothing is computed there"
+
+
+def footprint(config: Path, device: str) -> StepFootprint:
+    """What is planned for a worker."""
+    wanted = load_job(config, [f"run.device={device}"])
+    assert isinstance(wanted, Reconstruction)
+    return make_reconstruction_plan(wanted).footprint

@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.memory import IMPORTS_BYTES, MIB, card_bytes
 from halotile.graphs.reconstruction.forms import Form
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
+from halotile.tasks.buffers import COUNT
 from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.priors import Plugged, Prior, Variation
@@ -82,14 +83,16 @@ def footprint_of_step(
     read = images_read(solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     model, tiles = _denoiser(prior)
+    on_card = isinstance(prior, Plugged | Variation) and prior.denoised.device != "cpu"
     return StepFootprint(
-        imports_bytes=IMPORTS_BYTES,
+        imports_bytes=IMPORTS_BYTES + (card_bytes(None) if on_card else 0),
         model_bytes=model,
         vectors_bytes=copies * (read * seen + len(solver.vectors) * core)
         + 2 * shard
         + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
         operators_bytes=IMAGES_OF_A_GRADIENT * seen + (TRANSFORMS_BYTES if form.is_fft else 0),
-        tiles_bytes=tiles,
+        # On a card they are there, and the pixels pass through pinned memory on their way: two pieces each way.
+        tiles_bytes=2 * COUNT * step if on_card else tiles,
     )
 
 
