@@ -32,7 +32,9 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
         return
     engine = engine_of(job)
     with _among_copies(job):
-        plan = engine.plan(job, fresh=fresh, same_input=same_input)
+        # Where nobody is to be told, the planner need not tell.
+        told = {} if quiet else {"say": complain}
+        plan = engine.plan(job, fresh=fresh, same_input=same_input, **told)
         if not quiet:
             complain(words_of(job).headline(plan.summary()))
             for note in plan.summary()["notes"]:

@@ -21,7 +21,7 @@ class Engine:
     Parameters
     ----------
     plan : callable
-        ``plan(job, *, fresh, same_input, probe, refuse) -> RunPlan``.
+        ``plan(job, *, fresh, same_input, probe, refuse, say) -> RunPlan``.
     run : callable
         ``run(plan, *, observer) -> Outcome``.
     """

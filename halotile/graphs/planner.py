@@ -27,6 +27,7 @@ from halotile.graphs.identity import code_versions, differences, may_be_same, pi
 from halotile.graphs.job import Job, Size
 from halotile.graphs.memory import Footprint, card_bytes, footprint, machine_bytes
 from halotile.graphs.notes import notes_of
+from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.reach import rehearsed, resolve_reach
 from halotile.graphs.resolution import DEFAULT, kind_of
@@ -53,7 +54,13 @@ from halotile.tasks.weights import file_sha256
 
 
 def make_plan(
-    job: Job, *, fresh: bool = False, refuse: bool = True, same_input: bool = False, probe: bool = False
+    job: Job,
+    *,
+    fresh: bool = False,
+    refuse: bool = True,
+    same_input: bool = False,
+    probe: bool = False,
+    say: Say = silent,
 ) -> Plan:
     """Decide every size of a job and check that it fits.
 
@@ -72,6 +79,8 @@ def make_plan(
         shapes, types and axes agree. It is remembered.
     probe : bool
         Try the device also where nothing is to be decided, and every precision on it: see :attr:`Plan.tuned`.
+    say : callable
+        Told in a line what is being done, where it takes a while.
 
     Raises
     ------
@@ -99,9 +108,11 @@ def make_plan(
         check_own_code(denoiser, len(roles.spatial))
     asked = denoiser
     denoiser, noise_level = settle_noise_level(denoiser, source, values, previous)
-    reach = resolve_reach(job.tile, denoiser, len(roles.spatial), previous)
+    with told_if_slow(say, f"finding out how far {denoiser.title} looks"):
+        reach = resolve_reach(job.tile, denoiser, len(roles.spatial), previous)
     if own_code and previous is None:
-        reach = rehearsed(job.tile, denoiser, reach, tuple(source.shape[i] for i in roles.spatial))
+        with told_if_slow(say, f"comparing tiles of {denoiser.title} with a whole picture"):
+            reach = rehearsed(job.tile, denoiser, reach, tuple(source.shape[i] for i in roles.spatial))
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
     geometry = geometry_of(source, denoiser, roles, reach)
@@ -133,7 +144,8 @@ def make_plan(
     stored_piece = original.chunks if not original.mapped else (1,)
     on_card = device != "cpu"
     task, needed = choose_block(job, geometry, unit, previous, machine, with_sizes, on_card=on_card)
-    tuned, not_tried = _tuned(job, task, geometry, previous, probe)
+    with told_if_slow(say, f"trying {denoiser.title} on {'a GPU' if on_card else 'this processor'}"):
+        tuned, not_tried = _tuned(job, task, geometry, previous, probe)
     if tuned is not None and on_card:
         task = with_tuned(task, tuned)
         needed = _footprint(task, layout, stored_piece, tuned)

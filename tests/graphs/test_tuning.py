@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs import tuning
+from halotile.graphs import patience, tuning
 from halotile.graphs.gpus import Gpus
 from halotile.graphs.job import Cluster, Job, Run
 from halotile.graphs.planner import make_plan
@@ -92,6 +92,23 @@ def test_nothing_is_tried_for_processors(monkeypatch: pytest.MonkeyPatch, tmp_pa
     plan = make_plan(job(tmp_path, "cpu"), probe=True)
     assert (asked[0].tiles, asked[0].batch, asked[0].compare) == ((plan.task.tiling.tile,), 1, True)
     assert plan.task.tiling.tile != FOUND.tile, "a processor's tile is by rule"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_a_trial_that_takes_a_while_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
+) -> None:
+    monkeypatch.setattr(patience, "SECONDS", seconds)
+    finding(monkeypatch, FOUND)
+
+    def slow(*_: Any) -> Tuned:
+        time.sleep(0.5)
+        return FOUND
+
+    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", slow)
+    said: list[str] = []
+    make_plan(job(tmp_path), say=said.append)
+    assert ("trying gaussian on a GPU" in said) == (not seconds)
 
 
 def test_where_no_card_is_at_hand_that_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

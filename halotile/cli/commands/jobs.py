@@ -24,7 +24,7 @@ from halotile.cli.arguments import (
     number,
     whole,
 )
-from halotile.cli.screen import print_json, print_rows, say
+from halotile.cli.screen import complain, print_json, print_rows, say
 from halotile.errors import HalotileError
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ def plan(
     from halotile.graphs.resolution import AUTO, DEFAULT, kind_of
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
-    made = engine_of(job).plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False)
+    made = engine_of(job).plan(
+        job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, say=complain
+    )
     kind = kind_of(job.cluster)
     is_told = kind.name != DEFAULT or job.cluster.kind == AUTO
     where = {"cluster": f"{kind.name} ({kind.why})"} if is_told else {}

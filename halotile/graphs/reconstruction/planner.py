@@ -18,6 +18,7 @@ from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
 from halotile.graphs.paths import with_whole_paths
+from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.reconstruction.doubts import check_masks, note_of_passes, note_of_shape, notes_of
 from halotile.graphs.reconstruction.forms import Form, choose_form
@@ -57,9 +58,11 @@ from halotile.tasks.roles import Roles
 
 
 def make_reconstruction_plan(
-    job: Reconstruction, *, fresh: bool = False, refuse: bool = True
+    job: Reconstruction, *, fresh: bool = False, refuse: bool = True, say: Say = silent
 ) -> ReconstructionPlan:
     """Decide every size of a reconstruction and check that it fits.
+
+    ``say`` is told in a line what is being done, where it takes a while.
 
     Raises
     ------
@@ -90,7 +93,8 @@ def make_reconstruction_plan(
             check_paths(source, output)
     denoiser = denoiser_of(job)
     roles = _roles(data[0], shape)
-    reach = reach_of_prior(job, denoiser, len(roles.spatial), previous)
+    with told_if_slow(say, "finding out how far the prior looks"):
+        reach = reach_of_prior(job, denoiser, len(roles.spatial), previous)
     geometry = Geometry(shape, shape, roles, 1, reach.align)
     layout = layout_like(data[0], job.output, geometry, image.dtype)
     terms = make_terms(job.operators, operators, data, job.fidelity, given)
