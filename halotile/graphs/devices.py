@@ -11,10 +11,12 @@ from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
 from halotile.graphs.gpus import Gpus, gpus_here
 from halotile.graphs.job import Cluster, Job, Reconstruction, Run
-from halotile.graphs.resolution import kind_of
+from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.words import shown
 
 LOCAL_CUDA = "local-cuda"
+HANDS_AT_MOST = 8
+"""Threads of a worker with a card that read and write beside it; more find no more to do."""
 SLURM_ALLOC = "slurm-alloc"
 AJob = TypeVar("AJob", Job, Reconstruction)
 
@@ -98,3 +100,18 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
             "Write gpus: all, or which of them."
         )
     return tuple(dict.fromkeys(here.names[place] for place in places))
+
+
+def hands_of(run: Run, cluster: Cluster, device: str) -> int:
+    """Threads of a worker that read and write the pieces of a block side by side: of processors, none beside the one that does.
+
+    Examples
+    --------
+    >>> hands_of(Run(), Cluster(kind="slurm", cores=6), "cuda"), hands_of(Run(), Cluster(kind="slurm", cores=6), "cpu")
+    (6, 1)
+    """
+    if device == "cpu":
+        return 1
+    shared = kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
+    cores = (os.cpu_count() or 1) // run.workers if shared else cluster.cores
+    return max(1, min(HANDS_AT_MOST, cores))

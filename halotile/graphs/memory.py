@@ -149,6 +149,7 @@ def footprint(
     bytes_per_pixel: float,
     weights_bytes: int,
     overlap: bool,
+    hands: int = 1,
     card_bytes: int | None = None,
 ) -> Footprint:
     """The footprint of a block of this size.
@@ -171,6 +172,8 @@ def footprint(
         Size of the model.
     overlap : bool
         Whether the next read and the last write go on beside the computation.
+    hands : int
+        Threads that read and write side by side, each with pieces of its own.
     card_bytes : int, optional
         What a card's own libraries keep in the worker, where one computes: tiles are there then, and pixels pass through pinned
         memory on their way there and back.
@@ -180,8 +183,8 @@ def footprint(
     results = result * ((1 if card_bytes is None else COUNT) + (2 if overlap else 1))
     rest = {
         "weights_bytes": weights_bytes,
-        "decode_bytes": 2 * math.prod(stored_piece) * itemsize_in,
-        "encode_bytes": 2 * math.prod(shard) * itemsize_out,
+        "decode_bytes": hands * 2 * math.prod(stored_piece) * itemsize_in,
+        "encode_bytes": hands * 2 * math.prod(shard) * itemsize_out,
     }
     if card_bytes is not None:
         return Footprint(

@@ -22,7 +22,7 @@ from halotile.graphs.cutting import (
     rim_of,
     tiling_of,
 )
-from halotile.graphs.devices import device_of, on_gpus
+from halotile.graphs.devices import device_of, hands_of, on_gpus
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
 from halotile.graphs.memory import Footprint, card_bytes, footprint, machine_bytes
@@ -137,6 +137,7 @@ def make_plan(
             precision=job.run.precision,
             on_nan=job.run.on_nan,
             overlap=device != "cpu" or overlap_pays(job.run),
+            hands=hands_of(job.run, job.cluster, device),
         )
         return task, _footprint(task, layout, stored_piece)
 
@@ -236,6 +237,7 @@ def _footprint(
         bytes_per_pixel=denoiser.bytes_per_pixel(),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,
+        hands=task.hands,
         card_bytes=None if task.device == "cpu" else card_bytes(tuned.host_bytes if tuned else None),
     )
 

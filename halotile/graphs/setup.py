@@ -14,6 +14,7 @@ from typing import Any
 from distributed import Client, WorkerPlugin
 
 from halotile.graphs.stream import answering
+from halotile.storage.hands import HANDS
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.workerlock import WorkerLock
 from halotile.tasks.block import BlockRunner, BlockTask, Receipt
@@ -79,6 +80,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         _holders[self.token] = self.directory
         import_from(self.import_folder)
         prepare_process(threads=1)
+        HANDS.employ(self.task.hands)
         runner = BlockRunner(self.task)
         runner.stages.check()
         return runner

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from halotile.errors import DamagedData
 from halotile.storage.chain import CHECKSUM_BYTES, COMPRESSORS, Bytes, Chain, checked_bytes, parse_chain
 from halotile.storage.grid import Region
+from halotile.storage.hands import HANDS
 from halotile.storage.rim import Pixels
 
 _V2_COMPRESSORS = (*COMPRESSORS, "zlib")
@@ -116,12 +117,16 @@ class LocalArray:
             With the file, when what it holds cannot be right.
         """
         pixels = np.empty(region.shape, self.native)
-        for index, part, target in pieces(region, self.file_shape):
+
+        def read(piece: tuple[tuple[int, ...], Region, tuple[slice, ...]]) -> None:
+            index, part, target = piece
             path = self.document.parent / self.key(index)
             try:
                 self._read_file(path, part, pixels[target])
             except DamagedData as error:
                 raise DamagedData(f"chunk file {self.key(index)}: {error}") from error
+
+        HANDS.all(read, pieces(region, self.file_shape))
         return pixels
 
     def _read_file(self, path: Path, part: Region, out: Pixels) -> None:

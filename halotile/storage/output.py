@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, InputError
 from halotile.storage.disk import DISK, Buffers, Disk
 from halotile.storage.grid import Region
+from halotile.storage.hands import HANDS
 from halotile.storage.layout import Layout, read_layout
 from halotile.storage.marks import MARKS
 from halotile.storage.place import check_place
@@ -144,11 +145,14 @@ class ShardWriter:
         return self.__dict__ | {"_durable": set()}
 
     def _encoded(self, region: Region, pixels: NDArray[Any]) -> Iterator[tuple[Path, Buffers]]:
-        for index, inside in _shards_of(self.layout, region):
-            path = self.layout.shard_path(self.path, index)
-            self._make_directory(path.parent)
+        def encoded(shard: tuple[tuple[int, ...], Region]) -> tuple[Path, Buffers]:
+            index, inside = shard
             part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
-            yield path, encode_shard(part, self.layout.form)
+            return self.layout.shard_path(self.path, index), encode_shard(part, self.layout.form)
+
+        for path, buffers in HANDS.each(encoded, _shards_of(self.layout, region)):
+            self._make_directory(path.parent)
+            yield path, buffers
 
     def _make_directory(self, path: Path) -> None:
         """Make a directory of shards durable, from the array downwards, once for each process.

@@ -69,6 +69,11 @@ class BlockTask(Protocol):
         ...
 
     @property
+    def hands(self) -> int:
+        """Threads that read and write the pieces of a block side by side."""
+        ...
+
+    @property
     def batch(self) -> int:
         """Tiles that are computed at once, to begin with."""
         ...

@@ -38,6 +38,8 @@ class DenoiseTask:
     precision: str
     on_nan: str
     overlap: bool
+    hands: int = 1
+    """Threads that read and write the pieces of a block side by side."""
     records: bool = False
     """Whether a card records what a batch asks of it: see :class:`~halotile.tasks.card.Card`."""
 

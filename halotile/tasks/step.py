@@ -125,6 +125,8 @@ class StepTask:
         Whether the next read and the last write go on beside the computation.
     by_shard : bool
         Whether each shard is computed for itself: for images whose bits depend on the region that is asked for.
+    hands : int
+        Threads that read and write the pieces of a block side by side.
     """
 
     grid: Grid
@@ -135,6 +137,7 @@ class StepTask:
     denoised: tuple[Denoised, ...]
     overlap: bool
     by_shard: bool = False
+    hands: int = 1
 
     @property
     def batch(self) -> int:

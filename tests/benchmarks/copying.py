@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halotile.storage.grid import Block, Grid
+from halotile.storage.hands import HANDS
 from halotile.storage.output import ShardWriter
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.block import BlockRunner, Receipt
@@ -19,6 +20,7 @@ class Copy:
     source: Readable
     writer: ShardWriter
     grid: Grid
+    hands: int
     overlap = True
     batch = 1
     device_peak_bytes = 0
@@ -46,6 +48,7 @@ class Copy:
 def copied(task: Copy) -> float:
     """Seconds that it takes this process."""
     prepare_process(threads=1)
+    HANDS.employ(task.hands)
     receipt = BlockRunner(task).run(range(len(task.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
     return receipt.seconds

@@ -174,7 +174,7 @@ def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     with started(1) as cluster:
         warm(cluster.client)
         seconds = cluster.client.submit(
-            copied, Copy(plan.task.source, plan.task.writer, grid), pure=False
+            copied, Copy(plan.task.source, plan.task.writer, grid, plan.task.hands), pure=False
         ).result()
     return {"mpix_per_s": edge**2 / 1e6 / seconds, "seconds": seconds}
 

@@ -171,6 +171,7 @@ class Staged:
     task: DenoiseTask
     device: Device
     overlap = True
+    hands = 1
 
     @property
     def grid(self) -> Grid:

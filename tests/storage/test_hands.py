@@ -1,0 +1,93 @@
+"""Threads that read and write pieces side by side: in order, a few ahead, and done with when something fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from halotile.errors import DamagedData, InputError
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Region
+from halotile.storage.hands import HANDS, Hands
+from halotile.storage.output import Layout
+from tests.storage.outputs import written
+from tests.support import noisy_picture, write_zarr
+
+
+@pytest.fixture(params=[1, 4])
+def hands(request: pytest.FixtureRequest) -> Iterator[int]:
+    """This process's, so many of them."""
+    HANDS.employ(request.param)
+    yield request.param
+    HANDS.employ(1)
+
+
+def test_results_come_in_order_and_are_drawn_a_few_ahead() -> None:
+    hands, drawn = Hands(), []
+    hands.employ(3)
+
+    def items() -> Iterator[int]:
+        for number in range(20):
+            drawn.append(number)
+            yield number
+
+    def slow(number: int) -> int:
+        time.sleep(0.01 * (number % 3))
+        return number
+
+    ahead = []
+    for taken, number in enumerate(hands.each(slow, items())):
+        assert number == taken
+        ahead.append(len(drawn) - taken)
+    assert max(ahead) <= 4
+    hands.employ(1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_when_one_fails_nothing_goes_on(count: int) -> None:
+    hands, running = Hands(), set()
+    hands.employ(count)
+
+    def work(number: int) -> None:
+        running.add(number)
+        if number == 2:
+            raise InputError("the third")
+        time.sleep(0.05)
+        running.remove(number)
+
+    with pytest.raises(InputError, match="the third"):
+        hands.all(work, range(50))
+    assert running == {2}, "whatever was begun is over"
+    hands.employ(1)
+
+
+def test_several_work_at_the_same_time() -> None:
+    hands, meeting = Hands(), threading.Barrier(3, timeout=20)
+    hands.employ(3)
+    hands.all(lambda _: meeting.wait(), range(3))
+    hands.employ(1)
+
+
+def test_a_picture_is_read_and_written_as_by_one(hands: int, tmp_path: Path) -> None:
+    pixels = noisy_picture((300, 260), "uint16")
+    source = open_source(str(write_zarr(tmp_path / "in.zarr", pixels, chunk=32)))
+    region = Region((10, 20), (290, 250))
+    np.testing.assert_array_equal(source.read(region), pixels[region.slices])
+    layout = Layout(
+        (300, 260), "uint16", (64, 64), (32, 32), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False
+    )
+    put = written(tmp_path / "out.zarr", layout)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", mode="r")[...], put)
+
+
+def test_what_is_damaged_is_named(hands: int, tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)), chunk=32)
+    (path / "c/3/4").write_bytes(b"short")
+    with pytest.raises(DamagedData, match="chunk file c/3/4"):
+        open_source(str(path)).read(Region.whole((300, 260)))
