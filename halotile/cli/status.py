@@ -232,6 +232,8 @@ def status_rows(status: Status) -> list[Row]:
         rows.append(("workers", str(progress.workers)))
     if progress.peak_memory_bytes:
         rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))
+    if progress.device_peak_bytes:
+        rows.append(("GPU memory", f"{bytes_text(progress.device_peak_bytes)} at the peak in one worker"))
     if recorded:
         rows.append(("last word", f"{seconds_text(status.age_seconds)} ago"))
     if status.reason:

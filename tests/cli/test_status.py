@@ -51,6 +51,13 @@ def test_a_running_run_tells_how_far_it_is(directory: RunDirectory) -> None:
     assert shown["rate"] == "5 Mpix/s, 0 MB/s over 10 s"
 
 
+def test_what_was_held_of_a_card_is_told(directory: RunDirectory) -> None:
+    record(directory, peak_memory_bytes=2**30, device_peak_bytes=3 * 2**30)
+    shown = RUNNER.invoke(app, ["status", str(directory.path)]).stdout
+    assert "GPU memory" in shown
+    assert "3 GiB at the peak in one worker" in shown
+
+
 @pytest.mark.parametrize("state", ["planned", "running", "draining"])
 def test_a_run_without_its_driver_is_interrupted(directory: RunDirectory, state: str) -> None:
     record(directory, state=state, pid=123)

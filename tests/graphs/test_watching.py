@@ -325,7 +325,12 @@ def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: Cluster) ->
         if line.startswith('halotile_blocks{state="done"}')
     ]
     assert len(set(done)) > 1
-    for name in ("halotile_pixels_total", "halotile_bytes_read_total", "halotile_peak_memory_bytes"):
+    for name in (
+        "halotile_pixels_total",
+        "halotile_bytes_read_total",
+        "halotile_compute_seconds_total",
+        "halotile_peak_memory_bytes",
+    ):
         assert any(f"\n{name} " in text for text in told)
     assert "halotile_" not in fetched(looking.address)[0]
 

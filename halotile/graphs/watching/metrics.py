@@ -10,12 +10,17 @@ COUNTERS = {
     "pixels": ("pixels_done", "Pixels computed by this run"),
     "bytes_read": ("read_bytes", "Bytes read by this run"),
     "bytes_written": ("written_bytes", "Bytes written by this run"),
+    "compute_seconds": (
+        "compute_seconds",
+        "Seconds that workers, or their cards, were computing in this run",
+    ),
     "retries": ("retried", "Times that a block of this run was tried again"),
 }
 GAUGES = {
     "blocks_planned": ("total", "Blocks of the whole job, each counted once for every sweep"),
     "blocks_finished": ("done", "Blocks done so far, each counted once for every sweep"),
     "peak_memory_bytes": ("peak_memory_bytes", "The most memory that a worker has had"),
+    "device_peak_bytes": ("device_peak_bytes", "The most memory that a worker has held on its card"),
     "eta_seconds": ("eta_seconds", "Time left at the rate so far"),
 }
 PREFIX = "halotile"

@@ -41,6 +41,8 @@ PROGRESS = (
     "read_bytes",
     "written_bytes",
     "peak_memory_bytes",
+    "device_peak_bytes",
+    "compute_seconds",
     "retried",
     "failed",
     "megapixels_per_second",
