@@ -18,7 +18,7 @@ from halotile.storage.hands import HANDS
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.workerlock import WorkerLock
 from halotile.tasks.block import BlockRunner, BlockTask, Receipt
-from halotile.tasks.device import prepare_process
+from halotile.tasks.device import give_memory_back, prepare_process
 from halotile.tasks.options import import_from
 
 SETUP_SECONDS = 300.0
@@ -96,6 +96,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
             _runners.pop(self.token, None)
             _failures.pop(self.token, None)
             _let_go(self.token)
+        give_memory_back()
 
 
 @contextmanager

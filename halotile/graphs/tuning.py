@@ -56,7 +56,7 @@ def as_it_went(task: DenoiseTask, previous: Mapping[str, Any] | None) -> Denoise
 def with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
     """The task with the tile and the batch that were found."""
     tiling = replace(task.tiling, tile=tuned.tile, batch=tuned.batch)
-    return replace(task, tiling=tiling, records=tuned.records)
+    return replace(task, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
 
 
 def tuned_for(job: Job, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
@@ -80,7 +80,8 @@ def tuned_for(job: Job, task: DenoiseTask, geometry: Geometry, *, compare: bool)
     HalotileError
         What a run would say.
     """
-    environment = dict(os.environ)
+    # It may import what this process can.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if task.device != "cpu":
         here = gpus_here()
         if not here.names:

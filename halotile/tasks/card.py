@@ -89,19 +89,27 @@ class Card(Device):
         self._back = Buffers(self.streams.pinned)
         # What is told of a result comes beside it, and is not to take its place.
         self._beside = Buffers(self.streams.pinned)
-        backends = self.torch.backends
-        with warnings.catch_warnings():  # versions differ in how they want to be told
-            warnings.simplefilter("ignore", UserWarning)
-            backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = precision == "tf32"
-        # A stopwatch would choose another algorithm on each worker, and its bits.
-        backends.cudnn.benchmark = precision != "float32"
-        backends.cudnn.deterministic = precision == "float32"
 
     def place(self, model: Model) -> Model:
         """The model on the card, before anything is queued on any stream."""
         placed = super().place(model)
         self.streams.settle()
         return placed
+
+    def is_lost(self) -> bool:
+        """After an illegal access, say, every call fails."""
+        try:
+            self.streams.settle()
+        except Exception:
+            return True
+        return False
+
+    def wake(self) -> None:
+        """A convolution brings most of it along."""
+        with self.computing():
+            image = self.torch.zeros(1, 1, 8, 8, device=self.name)
+            self.torch.nn.functional.conv2d(image, image[..., :3, :3])
+        self.streams.settle()
 
     def recording(self) -> Self:
         """The same card, which records."""
@@ -160,7 +168,14 @@ class Card(Device):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """On the stream that computes."""
+        """On the stream that computes, as exactly as this card is to compute: that is said for the whole process."""
+        backends = self.torch.backends
+        with warnings.catch_warnings():  # versions differ in how they want to be told
+            warnings.simplefilter("ignore", UserWarning)
+            backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = self.precision == "tf32"
+        # A stopwatch would choose another algorithm on each worker, and its bits.
+        backends.cudnn.benchmark = self.precision != "float32"
+        backends.cudnn.deterministic = self.precision == "float32"
         with super().computing(), self.streams.on("compute"):
             yield
 
@@ -178,11 +193,15 @@ class Card(Device):
         size = tensor.numel() * tensor.element_size()
         buffers = self._back if size > SMALL_BYTES else self._beside
         memory = buffers.take(size)
-        with self.streams.on("back"):
-            pinned = memory[:size].view(tensor.dtype).view(tensor.shape)
-            pinned.copy_(tensor, non_blocking=True)
-        self.streams.keep(tensor, "back")
-        return OnItsWay(pinned, memory, self.streams.mark("back"), buffers)
+        try:
+            with self.streams.on("back"):
+                pinned = memory[:size].view(tensor.dtype).view(tensor.shape)
+                pinned.copy_(tensor, non_blocking=True)
+            self.streams.keep(tensor, "back")
+            return OnItsWay(pinned, memory, self.streams.mark("back"), buffers)
+        except BaseException:
+            buffers.give(memory)
+            raise
 
     @property
     def title(self) -> str:

@@ -14,7 +14,7 @@ from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.block import Receipt
 from halotile.tasks.card import open_device
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.device import Device
+from halotile.tasks.device import Device, unless_lost
 from halotile.tasks.probe import check_purity
 from halotile.tasks.roles import Roles
 from halotile.tasks.sound import check_picture, check_side
@@ -38,6 +38,7 @@ class DenoiseTask:
     precision: str
     on_nan: str
     overlap: bool
+    channels_last: bool = False
     hands: int = 1
     """Threads that read and write the pieces of a block side by side."""
     records: bool = False
@@ -75,14 +76,13 @@ class DenoiseStages:
 
     def __init__(self, task: DenoiseTask, device: Device | None = None) -> None:
         self.task = task
-        spatial = len(task.roles.spatial)
-        channels_last = task.denoiser.convolutional and spatial == 2
         self.tiles = TileRunner(
             task.denoiser.build(),
-            device or open_device(task.device, task.precision, channels_last, task.records),
+            device or open_device(task.device, task.precision, task.channels_last, task.records),
             task.tiling,
             task.denoiser.title,
         )
+        self.tiles.device.forget_peak()
 
     @property
     def batch(self) -> int:
@@ -116,9 +116,10 @@ class DenoiseStages:
         task, roles = self.task, self.task.roles
         reach = task.rim.reach(block.window, task.grid.shape)
         channels = task.channels_out if roles.channel is not None else 1
-        computed = self.tiles.launch(
-            what_was_read.staged, roles.spatial_part(reach), roles.spatial_part(block.core), channels
-        )
+        with unless_lost(self.tiles.device):
+            computed = self.tiles.launch(
+                what_was_read.staged, roles.spatial_part(reach), roles.spatial_part(block.core), channels
+            )
         receipt.pixels += block.core.size
         receipt.read_bytes += what_was_read.size
         return Denoising(computed, what_was_read.masked)
@@ -126,7 +127,8 @@ class DenoiseStages:
     def write(self, block: Block, result: Denoising, receipt: Receipt) -> None:
         """Write the core."""
         task, roles = self.task, self.task.roles
-        pixels = result.computed.collect()
+        with unless_lost(self.tiles.device):
+            pixels = result.computed.collect()
         receipt.compute_seconds += result.computed.seconds
         if result.masked is not None:
             pixels = to_dtype(pixels, task.writer.layout.dtype)

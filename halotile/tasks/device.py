@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 MIXED = ("float16", "bfloat16")
 """Precisions in which a model computes parts of itself."""
+
+OUT_OF_MEMORY = ("not enough memory", "out of memory", "ALLOC_FAILED", "unable to find an engine to execute")
+"""What libraries say where they have no exception for it; the last one is cuDNN's, whose every algorithm wants some room."""
+LOST = 70
+"""What a process ends with whose device is lost."""
 
 
 def prepare_process(threads: int) -> None:
@@ -87,6 +93,13 @@ class Device:
         """The same device at another precision."""
         return type(self)(self.name, precision, self.channels_last)
 
+    def laid_out(self, channels_last: bool) -> Self:
+        """The same device with another memory layout."""
+        return type(self)(self.name, self.precision, channels_last)
+
+    def wake(self) -> None:
+        """Load what is loaded when something is first computed."""
+
     def recording(self) -> Self | None:
         """The same device that records what a batch asks of it, and asks it again at once; None where that cannot be."""
         return None
@@ -95,10 +108,8 @@ class Device:
         """The model on this device, in the memory layout that suits it."""
         if not isinstance(model, self.torch.nn.Module):
             return model
-        network: Any = model.to(self.name)
-        if self.channels_last:
-            network = network.to(memory_format=self.torch.channels_last)
-        placed: Model = network
+        layout = self.torch.channels_last if self.channels_last else self.torch.contiguous_format
+        placed: Model = model.to(self.name).to(memory_format=layout)
         return placed
 
     def stage(self, pixels: NDArray[Any]) -> Any:
@@ -166,9 +177,13 @@ class Device:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an exception says that memory ran out, on any kind of device."""
-        if isinstance(error, MemoryError | self.torch.OutOfMemoryError):
+        if isinstance(error, MemoryError | self.torch.cuda.OutOfMemoryError):
             return True
-        return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+        return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+    def is_lost(self) -> bool:
+        """Whether it answers nothing any more, so that only another process can go on."""
+        return False
 
     def forget(self) -> None:
         """Give cached memory back after an out-of-memory error."""
@@ -201,6 +216,26 @@ def all_finite(pixels: NDArray[Any]) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         total = pixels.sum()  # infinite also where finite pixels add up to too much: then each is looked at
     return bool(np.isfinite(total)) or bool(np.isfinite(pixels).all())
+
+
+@contextmanager
+def unless_lost(device: Device) -> Iterator[None]:
+    """End the process when its device is lost: its nanny starts another one, and the block is done there."""
+    try:
+        yield
+    except Exception:
+        if device.is_lost():
+            os._exit(LOST)
+        raise
+
+
+def give_memory_back() -> None:
+    """Let go of what torch keeps of a card for later: others may want it now."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def choose_device(mode: str | None) -> torch.device:

@@ -128,7 +128,7 @@ class CudaStreams:
 
     def mark(self, name: Name) -> Any:
         """An event, with its time."""
-        event = self.torch.cuda.Event(enable_timing=True)
+        event = self.torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(self._streams[name])
         return event
 

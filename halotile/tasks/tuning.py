@@ -28,9 +28,10 @@ GAIN = 0.03
 """What is less is noise: of two sizes that near each other the one that needs less memory is taken."""
 PATIENCE = 2
 """Batches that gain nothing before no larger one is tried."""
-WINDOWS = 3
-RESULTS = 2
-"""On the card at once: what is computed, with its result; what is on its way there; and what is on its way back."""
+DEEP = 1.25
+"""Tiles whose halo costs so much more than that of the best are tried only where no other has room."""
+COMPARED = 256
+"""Edge of the tile on which precisions are compared: a processor computes it too."""
 ROOM = 0.9
 """The part of the free memory that is planned with: the allocator needs some for itself."""
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
@@ -110,6 +111,8 @@ class Tuned:
         Its name.
     tile, batch
         The fastest.
+    channels_last : bool
+        Whether activations are laid out so.
     records : bool
         Whether recording what a batch asks of the device pays.
     megapixels_per_second : float
@@ -131,6 +134,7 @@ class Tuned:
     device: str
     tile: tuple[int, ...]
     batch: int
+    channels_last: bool
     records: bool
     megapixels_per_second: float
     device_bytes: int
@@ -150,7 +154,7 @@ class Tuned:
 
         Examples
         --------
-        >>> tuned = Tuned("this processor", (64, 64), 2, False, 9.5, 0, None, 10**9, 4096, (Tried((64, 64), 2, 0.1, 0),))
+        >>> tuned = Tuned("this processor", (64, 64), 2, True, False, 9.5, 0, None, 10**9, 4096, (Tried((64, 64), 2, 0.1, 0),))
         >>> import json
         >>> Tuned.from_json(json.loads(json.dumps(tuned.to_json()))) == tuned
         True
@@ -188,6 +192,9 @@ def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
     best = min(
         (each for each in tried if each.seconds <= (1 + GAIN) * fastest), key=lambda each: each.batch_bytes
     )
+    precisions = tuple(trial.compare(best)) if wish.compare else ()
+    best = trial.other_layout(best, wish.sharing) or best
+    # The last: a recording that fails may leave a process that can allocate no more.
     recorded = trial.recorded(best, wish.sharing)
     best = recorded or best
     pixels = trial.block.core.size
@@ -195,6 +202,7 @@ def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
         device=trial.device.title,
         tile=best.tile,
         batch=best.batch,
+        channels_last=trial.device.channels_last,
         records=recorded is not None,
         megapixels_per_second=pixels / 1e6 / best.seconds,
         device_bytes=trial.planned(best.batch_bytes),
@@ -202,7 +210,7 @@ def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
         host_bytes=trial.host_bytes,
         block_pixels=pixels,
         tried=tuple(tried),
-        precisions=tuple(trial.compare(best)) if wish.compare else (),
+        precisions=precisions,
     )
 
 
@@ -218,6 +226,7 @@ class _Trial:
         stages = DenoiseStages(task, device)
         self.runner = stages.tiles
         self.device = self.runner.device
+        self.device.wake()
         self.host_bytes = resident_bytes()
         self.resting_bytes = self.device.held_bytes()
         self.free = self.device.free_bytes()
@@ -241,13 +250,20 @@ class _Trial:
         """The most that a worker holds there; nothing is counted of a processor's."""
         if self.free is None:
             return 0
-        in_flight = WINDOWS * self.window_bytes + RESULTS * self.result_bytes
-        return self.resting_bytes + in_flight + batch_bytes
+        # A block is launched at once, computed long after: while its batches are, only the window before it is still there, and that
+        # of the next one comes when they are done with. Results: its own, and that on its way back.
+        windows = max(2 * self.window_bytes + batch_bytes, 3 * self.window_bytes)
+        return self.resting_bytes + windows + 2 * self.result_bytes
 
     def search(self, wish: Wish) -> Iterator[Tried]:
         """Larger and larger batches of each tile, until they gain nothing or find no room."""
         began, found = time.perf_counter(), 0
-        for tile in wish.tiles:
+        least = min(map(self._redundancy, wish.tiles))
+        shallow = [tile for tile in wish.tiles if self._redundancy(tile) <= DEEP * least]
+        deep = sorted((tile for tile in wish.tiles if tile not in shallow), key=self._redundancy)
+        for tile in (*shallow, *deep):
+            if found and tile in deep:
+                return
             fastest, idle = math.inf, 0
             for batch in self._batches(tile, wish.batch):
                 if found and time.perf_counter() - began > SECONDS:
@@ -261,6 +277,11 @@ class _Trial:
                 fastest = min(fastest, tried.seconds)
                 if idle >= PATIENCE:
                     break
+
+    def _redundancy(self, tile: tuple[int, ...]) -> float:
+        """Pixels that are computed for each of the result."""
+        grown = zip(tile, self.task.tiling.depth, strict=True)
+        return math.prod((t + before + after) / t for t, (before, after) in grown)
 
     def _batches(self, tile: tuple[int, ...], given: int | None) -> Iterator[int]:
         if given is not None:
@@ -300,9 +321,20 @@ class _Trial:
         batches = -(-self._count(tile) // batch) / -(-planes // batch)
         seconds = one * (batches if device.one_shape else self._count(tile) / planes)
         held = device.peak_bytes() - before
-        if seconds < WHOLE_SECONDS:
-            seconds = self._compute(runner, self.core)
+        if seconds < WHOLE_SECONDS:  # and then again, when all margins have been met
+            seconds = min(self._compute(runner, self.core) for _ in range(2))
         return Tried(tile, batch, seconds, held)
+
+    def other_layout(self, best: Tried, sharing: int) -> Tried | None:
+        """The best in the other memory layout, which the device has from now on; None where that is no faster."""
+        if self.device.kind == "cpu" or not self.task.denoiser.convolutional or len(self.core.shape) != 2:
+            return None
+        device = self.device.laid_out(not self.device.channels_last)
+        tried = self.time(best.tile, best.batch, device)
+        if tried is None or tried.seconds >= (1 - GAIN) * best.seconds or not self._fits(tried, sharing):
+            return None
+        self.device = device
+        return tried
 
     def recorded(self, best: Tried, sharing: int) -> Tried | None:
         """The best once more, recorded; None where that does not pay."""
@@ -324,9 +356,12 @@ class _Trial:
 
     def compare(self, best: Tried) -> Iterator[Precision]:
         """Each precision against float32 on a processor, on the block's first tile."""
-        windows = windows_of(self.core, self.reach, self.planes, replace(self.task.tiling, tile=best.tile))
+        small = tuple(
+            -(-min(t, COMPARED) // k) * k for t, k in zip(best.tile, self.task.tiling.align, strict=True)
+        )
+        windows = windows_of(self.core, self.reach, self.planes, replace(self.task.tiling, tile=small))
         core = next(windows).core
-        exact = self._on_processor(core, best)
+        exact = self._on_processor(core, small)
         for name in PRECISIONS:
             if name == "tf32" and self.device.kind == "cpu":
                 yield Precision(name, why_not="of GPUs only")
@@ -334,7 +369,7 @@ class _Trial:
             device = self.device.at(name)
             try:
                 tried = self.time(best.tile, best.batch, device)
-                runner = self._runner(best.tile, best.batch, device)
+                runner = self._runner(small, 1, device)
                 pixels = _pixels(runner.launch(self.staged, self.reach, core, self.channels))
             except Exception as error:  # what a model cannot do in a precision is for the table
                 yield Precision(name, why_not=f"{type(error).__name__}: {error}".partition("\n")[0])
@@ -345,9 +380,9 @@ class _Trial:
             apart = _difference(pixels, exact)
             yield Precision(name, tried.seconds, apart, "NaN or infinity in places" if apart is None else "")
 
-    def _on_processor(self, core: Region, best: Tried) -> NDArray[Any]:
+    def _on_processor(self, core: Region, tile: tuple[int, ...]) -> NDArray[Any]:
         stages = DenoiseStages(self.task, Device("cpu", "float32", self.device.channels_last))
-        tiling = replace(self.task.tiling, tile=best.tile, batch=1)
+        tiling = replace(self.task.tiling, tile=tile, batch=1)
         runner = TileRunner(stages.tiles.model, stages.tiles.device, tiling, self.runner.name)
         return _pixels(runner.launch(_staged(stages, self.block), self.reach, core, self.channels))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -150,9 +150,14 @@ class TileRunner:
         sides : mapping of str to ndarray
             Per-pixel side inputs, arranged like ``pixels``; an axis of length 1 is shared.
         """
-        return Staged(
-            self.device.stage(pixels), {name: self.device.stage(side) for name, side in sides.items()}
-        )
+        try:
+            return Staged(
+                self.device.stage(pixels), {name: self.device.stage(side) for name, side in sides.items()}
+            )
+        except Exception as error:
+            if self.device.is_out_of_memory(error):
+                self.make_room()  # the block is tried again
+            raise
 
     def launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
         """Denoise ``core``; on a card, without waiting for it.
@@ -166,24 +171,30 @@ class TileRunner:
         channels_out : int
             Channels of the result.
         """
+        while True:
+            try:
+                return self._launch(staged, available, core, channels_out)
+            except Exception as error:
+                if not self.device.is_out_of_memory(error) or self.batch == 1:
+                    raise
+            # Not before the error is forgotten, whose frames hold what was made.
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Memory ran out: compute half as many tiles at once from now on."""
+        self.batch = max(1, self.batch // 2)
+        self.device.forget()
+
+    def _launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
         with self.device.computing():
             pixels = self.device.take(staged.pixels)
             sides = {name: self.device.take(side) for name, side in staged.sides.items()}
             planes = tuple(pixels.shape[: pixels.ndim - 1 - len(core.start)])
             work = _Work(pixels, sides, available, core, (*planes, channels_out), self.device.clock())
-            windows = list(windows_of(core, available, planes, self.tiling))
+            windows = windows_of(core, available, planes, self.tiling)
             for _, same in itertools.groupby(windows, key=self._kind):
-                queue = list(same)
-                while queue:
-                    group, queue = queue[: self.batch], queue[self.batch :]
-                    try:
-                        self._denoise(group, work)
-                    except Exception as error:
-                        if not self.device.is_out_of_memory(error) or self.batch == 1:
-                            raise
-                        self.device.forget()
-                        self.batch = max(1, len(group) // 2)
-                        queue = group + queue
+                for group in _chunks(same, self.batch):
+                    self._denoise(group, work)
             return Computed(work, self.device, self._refuse)
 
     def _kind(self, window: Window) -> Any:
@@ -250,6 +261,13 @@ class TileRunner:
             )
 
 
+def _chunks(windows: Iterable[Window], count: int) -> Iterator[list[Window]]:
+    """Groups of at most so many."""
+    source = iter(windows)
+    while group := list(itertools.islice(source, count)):
+        yield group
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
     """What was read of a block, on its way to the device."""
@@ -270,8 +288,13 @@ class Computed:
         self._device = device
         self._ended = device.clock()
         self._refuse = refuse
+        sums = device.torch.stack(work.sums)
         self._output = device.give(work.output)
-        self._sums = device.give(device.torch.stack(work.sums))
+        try:
+            self._sums = device.give(sums)
+        except BaseException:
+            self._output.pixels()  # which gives back what it takes on the way
+            raise
 
     @property
     def seconds(self) -> float:
@@ -286,7 +309,10 @@ class Computed:
         BlockFailed
             When there is a NaN or an infinity in it, and none in what it was computed from.
         """
-        output, sums = self._output.pixels(), self._sums.pixels()
+        try:
+            output = self._output.pixels()
+        finally:
+            sums = self._sums.pixels()
         for number in np.flatnonzero(~np.isfinite(sums)):
             # Finite pixels may add up to too much.
             window, place = self._work.windows[number], self._work.places[number]

@@ -27,6 +27,7 @@ FOUND = Tuned(
     device="a card",
     tile=(32, 48),
     batch=6,
+    channels_last=True,
     records=True,
     megapixels_per_second=100.0,
     device_bytes=5_000_000,
@@ -71,7 +72,7 @@ def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (plan.identity["tile"], plan.identity["batch"]) == ([32, 48], 6)
     assert plan.summary()["device_memory_bytes"] == 5_000_000
     assert plan.resolved_json()["tile"]["size"] == [32, 48]
-    assert plan.task.records
+    assert (plan.task.records, plan.task.channels_last) == (True, True)
     assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
     assert asked[0].tiles == ((128, 128),), "no tile is larger than a block"
     assert asked[0].batch is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from halotile.tasks.buffers import Buffers
 from halotile.tasks.card import Card
 from halotile.tasks.denoise import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
-from halotile.tasks.device import Device, Given
+from halotile.tasks.device import LOST, Device, Given
 from halotile.tasks.window import TileRunner
 from tests.support import DTYPES, dncnn_weights, job_of, write_zarr
 from tests.tasks.test_window import blur, tiling
@@ -145,6 +147,106 @@ def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
     np.testing.assert_array_equal(
         device.give(device.take(device.stage(picture("uint8")))).pixels(), picture("uint8")
     )
+
+
+class Full(Card):
+    """A card whose memory runs out at some place as often as it is told."""
+
+    def __init__(self, place: str, times: int) -> None:
+        super().__init__("cpu")
+        self._there, self._back, self._beside = (Spoiled(self.streams.pinned) for _ in range(3))
+        self.place_of_it, self.times = place, times
+
+    def _perhaps(self, place: str) -> None:
+        if place == self.place_of_it and self.times:
+            self.times -= 1
+            raise RuntimeError("CUDA error: out of memory")
+
+    def stage(self, pixels: np.ndarray[Any, Any]) -> Any:
+        """On the way there."""
+        self._perhaps("there")
+        return super().stage(pixels)
+
+    def give(self, tensor: torch.Tensor) -> Given:
+        """On the way back: of the result, or of what is told of it."""
+        self._perhaps("back" if tensor.ndim > 1 else "beside")
+        return super().give(tensor)
+
+    def run(self, model: Any, batch: torch.Tensor, sides: Any) -> torch.Tensor:
+        """In between."""
+        self._perhaps("model")
+        return super().run(model, batch, sides)
+
+
+@pytest.mark.parametrize("place", ["model", "back", "beside"])
+def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost(place: str) -> None:
+    pixels, whole = picture("float32"), Region.whole((100, 120))
+    want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+    runner = TileRunner(blur, Full(place, 3), tiling(batch=16), "blur")
+    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+    assert runner.batch == 2
+    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+
+
+def test_a_block_that_has_no_room_on_the_card_is_tried_again_with_a_smaller_batch() -> None:
+    pixels, whole = picture("float32"), Region.whole((100, 120))
+    runner = TileRunner(blur, Full("there", 2), tiling(batch=16), "blur")
+    for batch in (8, 4):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runner.stage(pixels, {})
+        assert runner.batch == batch
+    want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+
+
+@pytest.mark.parametrize("place", ["back", "beside"])
+def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
+    """Else the computing thread would wait for it, and for ever."""
+    pixels, whole = picture("float32"), Region.whole((100, 120))
+    device = Full(place, 5)
+    runner = TileRunner(blur, device, tiling(batch=1), "blur")
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runner(pixels, whole, whole, 1, {})
+    assert runner(pixels, whole, whole, 1, {}).shape == pixels.shape
+
+
+def test_a_process_whose_card_is_lost_ends() -> None:
+    """Every call would fail, and every block that it is given."""
+    program = (
+        "from halotile.tasks.card import Card\n"
+        "from halotile.tasks.device import unless_lost\n"
+        "card = Card('cpu')\n"
+        "def lost(): raise RuntimeError('an illegal memory access was encountered')\n"
+        "try:\n"
+        "    with unless_lost(card): raise ValueError('the model')\n"
+        "except ValueError: print('goes on')\n"
+        "card.streams.settle = lost\n"
+        "with unless_lost(card): lost()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (LOST, "goes on\n")
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "by_stopwatch"),
+    [("float32", False, False), ("tf32", True, True), ("float16", False, True), ("bfloat16", False, True)],
+)
+def test_how_exactly_is_said_where_it_is_computed(precision: str, tf32: bool, by_stopwatch: bool) -> None:
+    """Of two cards in one process, each as it was made."""
+    backends = torch.backends
+    before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
+    device, other = card(precision=precision), card(precision="float32" if tf32 else "tf32")
+    with other.computing():
+        pass
+    with device.computing():
+        said = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
+        deterministic = backends.cudnn.deterministic
+    assert said == (tf32, tf32, by_stopwatch)
+    assert deterministic == (not by_stopwatch)
+    with card().computing():  # as for the others
+        pass
+    backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic = before
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])

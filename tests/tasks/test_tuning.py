@@ -96,10 +96,51 @@ def test_batches_grow_until_they_gain_nothing(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_the_fastest_is_taken_small_or_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    task = task_of(tmp_path)
+    task = task_of(tmp_path, "median", size=3)
     for fastest in ((64, 64), (16, 16)):
         timed(monkeypatch, lambda tile, batch, best=fastest: 1.0 if tile == best else 3.0)
         assert tune(task, Wish(tiles=((64, 64), (32, 32), (16, 16))), Small()).tile == fastest
+
+
+class LaidOut(Small):
+    """One that is no processor, and has a memory layout."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.kind = "card"
+
+    def laid_out(self, channels_last: bool) -> Self:
+        """Told apart by its word for it."""
+        made = type(self)(self.free, self.most, self.precision)
+        made.channels_last = channels_last
+        return made
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, True), (0.99, False)])
+def test_the_faster_memory_layout_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, chosen: bool
+) -> None:
+    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
+        return Tried(tile, batch, seconds if device is not None and device.channels_last else 1.0, 100)
+
+    monkeypatch.setattr(tuning._Trial, "time", time)
+    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
+    task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
+    assert tune(task, Wish(tiles=((32, 32),)), LaidOut()).channels_last == chosen
+    assert not tune(task_of(tmp_path / "2"), Wish(tiles=((32, 32),)), LaidOut()).channels_last, (
+        "no convolutions"
+    )
+
+
+def test_tiles_with_much_halo_are_tried_only_where_no_other_has_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    task = task_of(tmp_path, sigma=8)  # looks 32 pixels far
+    tiles = ((16, 16), (32, 32), (128, 128), (112, 112))
+    timed(monkeypatch, lambda tile, batch: 1.0)
+    assert {each.tile for each in tune(task, Wish(tiles=tiles), Small()).tried} == {(128, 128), (112, 112)}
+    monkeypatch.setattr(tuning._Trial, "_fits", lambda trial, tried, sharing: max(tried.tile) < 100)
+    assert {each.tile for each in tune(task, Wish(tiles=tiles), Small()).tried} == {(32, 32)}
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(0.5, True), (0.99, False), (2.0, False)])
@@ -125,7 +166,7 @@ def test_no_more_is_planned_than_there_is_room_for(tmp_path: Path) -> None:
     device = Small(free=200_000)
     found = tune(task_of(tmp_path), Wish(tiles=((64, 64), (32, 32))), device)
     assert found.free_bytes == 180_000
-    results = tuning.RESULTS * 128 * 128 * 4
+    results = 2 * 128 * 128 * 4
     assert found.device_bytes == results + max(t.batch_bytes for t in found.tried if t.batch == found.batch)
     assert all(results + each.batch_bytes <= 180_000 for each in found.tried)
     assert max(shape[0] * shape[2] * shape[3] * 4 for shape in device.batches) + results > 180_000, (

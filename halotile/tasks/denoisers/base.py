@@ -215,3 +215,12 @@ class Leveled(Pixelwise):
         import torch
 
         return float(torch.tensor(self.sigma, dtype=dtype) * strength)
+
+
+def number_like(value: float | torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    """A number, or one for each pixel, of an image's type and on its device: a card fills in the number itself, and nobody waits for it."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.to(image.dtype)
+    return torch.full((), value, dtype=image.dtype, device=image.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from halotile.tasks.convolve import box_sum
-from halotile.tasks.denoisers.base import Leveled, Model
+from halotile.tasks.denoisers.base import Leveled, Model, number_like
 from halotile.tasks.options import STRICT, check_above_zero, check_odd, check_whole
 
 if TYPE_CHECKING:
@@ -106,13 +106,11 @@ class NonLocalMeans(Leveled):
 
     def _terms(self, image: torch.Tensor, sigma: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """What noise adds to a patch sum, and the factor from patch sum to exponent."""
-        import torch
-
         pixels = self.patch ** (image.dim() - 2)
         strength = self.strength_at(self.strength, sigma, image.dtype)
-        h = torch.as_tensor(strength, dtype=image.dtype, device=image.device)
+        h = number_like(strength, image)
         noise = sigma if sigma is not None else self.sigma or 0.0
-        level = torch.as_tensor(noise, dtype=image.dtype, device=image.device)
+        level = number_like(noise, image)
         return level * level * (2.0 * pixels), (h * h).clamp_min(TINY).reciprocal() * (-1.0 / pixels)
 
 

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from halotile.tasks.denoisers.base import Leveled, Model
+from halotile.tasks.denoisers.base import Leveled, Model, number_like
 from halotile.tasks.options import STRICT, check_above_zero, check_whole
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ def _minimise(image: torch.Tensor, weight: float | torch.Tensor, iterations: int
 
     axes = range(2, image.dim())
     step = 1.0 / (2 * len(axes))
-    ratio = (
-        torch.as_tensor(weight, dtype=image.dtype, device=image.device).clamp_min(TINY).reciprocal() * step
-    )
+    ratio = number_like(weight, image).clamp_min(TINY).reciprocal() * step
     dual = [torch.zeros_like(image) for _ in axes]
     slope = [torch.zeros_like(image) for _ in axes]
     current = image
