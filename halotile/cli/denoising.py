@@ -23,7 +23,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}, axes {figures['axes']}"),
         ("output", str(figures["output"])),
         ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}"),
-        ("denoiser", str(figures["denoiser"])),
+        ("denoiser", f"{figures['denoiser']}, on {_device(figures)} in {figures['precision']}"),
         ("", ""),
         *output_rows(figures),
         ("tiles", _tiles(figures)),
@@ -44,6 +44,10 @@ def headline(figures: Figures) -> str:
         f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {blocks}, "
         f"depth {_depth(figures['depth'])} ({figures['depth_from']}), {workers}"
     )
+
+
+def _device(figures: Figures) -> str:
+    return "processors" if figures["device"] == "cpu" else "GPUs"
 
 
 def _tiles(figures: Figures) -> str:

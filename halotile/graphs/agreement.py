@@ -314,7 +314,13 @@ def _keys_of_cluster(cluster: Cluster) -> Told:
 
 def _gpus_of_cluster(cluster: Cluster) -> Told:
     """Which GPUs are said on one machine, how many for each worker elsewhere."""
-    if cluster.kind not in ("auto", "local-cuda") and not isinstance(cluster.gpus, int):
+    if cluster.kind == "local" and cluster.gpus:
+        yield (
+            ("cluster", "gpus"),
+            f"{shown(cluster.gpus)}, which is not for cluster local, whose workers share the first GPU if run.device is cuda; leave it out, or "
+            "write kind: local-cuda",
+        )
+    elif cluster.kind not in ("auto", "local-cuda") and not isinstance(cluster.gpus, int):
         yield (
             ("cluster", "gpus"),
             f"{shown(cluster.gpus)}, which is for cluster local-cuda; cluster {cluster.kind} takes a number for each worker: write 1",

@@ -33,6 +33,8 @@ def denoise(
     fresh: bool = False,
     observer: Observer | None = None,
     sides: Mapping[str, str | Path] | None = None,
+    device: str = "auto",
+    precision: str = "float32",
     **options: Any,
 ) -> Outcome:
     """Denoise a picture of any size from disk to disk, on worker processes of this machine
@@ -70,6 +72,10 @@ def denoise(
         Called with a :class:`~halotile.graphs.progress.Progress` about twice a second.
     sides : mapping, optional
         Per-pixel inputs, name to path: ``sigma``, ``mask``.
+    device : str
+        ``cpu``, ``cuda``, or ``auto``: GPUs where the cluster has them for its workers.
+    precision : str
+        Of networks: ``float32``, ``tf32``, ``float16`` or ``bfloat16``.
     **options
         Options of the denoiser.
 
@@ -111,7 +117,13 @@ def denoise(
         output=Output(path=_path("output", output), overwrite=overwrite),
         denoiser=choice,
         tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]  # looked at in the plan
-        run=Run(workers=workers, memory_per_worker=memory_per_worker),
+        # Any other word is refused where the plan is made.
+        run=Run(
+            workers=workers,
+            memory_per_worker=memory_per_worker,
+            device=device,  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
+        ),
         cluster=cluster_of_script(cluster),
         allow_import=True,
     )

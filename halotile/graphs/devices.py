@@ -78,7 +78,7 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     (('0', '1'), ('0',), ('1',))
     >>> chosen(Cluster(gpus=(0, 2)), two)
     Traceback (most recent call last):
-    halotile.errors.ConfigError: cluster.gpus is [0, 2], and there are 2 GPUs here, counted from 0. Write gpus: all, or which of them.
+    halotile.errors.ConfigError: cluster.gpus is [0, 2], and there are 2 GPUs here. Write gpus: all, or how many, or which of them as a list, counted from 0.
     """
     here = here or gpus_here()
     if not here.names:
@@ -96,8 +96,8 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     if not places or max(places) >= len(here.names):
         count = counted(len(here.names), "GPU")
         raise ConfigError(
-            f"cluster.gpus is {shown(asked)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here, counted from 0. "
-            "Write gpus: all, or which of them."
+            f"cluster.gpus is {shown(asked)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
+            "or how many, or which of them as a list, counted from 0."
         )
     return tuple(dict.fromkeys(here.names[place] for place in places))
 
@@ -115,3 +115,22 @@ def hands_of(run: Run, cluster: Cluster, device: str) -> int:
     shared = kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
     cores = (os.cpu_count() or 1) // run.workers if shared else cluster.cores
     return max(1, min(HANDS_AT_MOST, cores))
+
+
+def check_device(run: Run, cluster: Cluster, device: str) -> None:
+    """Refuse a card where workers live on this machine and there is none.
+
+    Raises
+    ------
+    ConfigError
+        Saying why there is none, and what to write.
+    """
+    if device == "cpu" or kind_of(cluster).name not in (DEFAULT, LOCAL_CUDA):
+        return
+    here = gpus_here()
+    if not here.names:
+        asked = "run.device is cuda" if run.device == "cuda" else f"cluster.gpus is {shown(cluster.gpus)}"
+        raise ConfigError(
+            f"{asked}, and there is no GPU here: {here.why_none}. Leave it out to compute on processors, or start it where there is one "
+            "(`recon-cli doctor` looks for them)."
+        )

@@ -20,6 +20,7 @@ import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
+from halotile.graphs.devices import LOCAL_CUDA
 from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.identity import package_version
 from halotile.graphs.job import Cluster
@@ -78,7 +79,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     yield Finding("cluster", "ok", f"{kind.name}: {kind.why}")
     yield Finding("machine", "ok", _machine())
     yield Finding("packages", "ok", _packages())
-    yield _gpus()
+    yield _gpus(kind.name)
     yield _batch_system(kind.name)
     yield _encryption(choice, kind.name)
     yield _limits()
@@ -127,9 +128,12 @@ def _packages() -> str:
     return ", ".join((f"halotile {halotile.__version__}", *others))
 
 
-def _gpus() -> Finding:
+def _gpus(kind: str) -> Finding:
     here = gpus_here()
     installed = has_dask_cuda()
+    if kind == LOCAL_CUDA and not (here.names and installed):
+        why = f"none ({here.why_none})" if not here.names else f"dask-cuda is not installed: {INSTALL}"
+        return Finding("GPU", "missing", f"{why}; cluster local-cuda has a worker on each")
     if not here.names:
         extra = "" if installed else f"; where there are GPUs: {INSTALL}"
         return Finding("GPU", "note", f"none ({here.why_none}): workers compute on processors{extra}")

@@ -43,9 +43,28 @@ def gpus_here(environment: Mapping[str, str] = os.environ) -> Gpus:
     count, why = _counted()
     if not count:
         return Gpus(why_none=why)
-    if visible is not None:
-        return Gpus(tuple(name.strip() for name in visible.split(",") if name.strip()))
-    return Gpus(tuple(str(number) for number in range(count)))
+    if visible is None:
+        return Gpus(tuple(str(number) for number in range(count)))
+    names = shown_by(visible, count)
+    return Gpus(names, "" if names else f"CUDA_VISIBLE_DEVICES is {visible!r}, which shows none of {count}")
+
+
+def shown_by(visible: str, count: int) -> tuple[str, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES shows of so many: numbers or UUIDs, up to the first that names none.
+
+    Source: NVIDIA, "CUDA C++ Programming Guide", CUDA environment variables.
+
+    Examples
+    --------
+    >>> shown_by("1,0", 2), shown_by("0,7,1", 2), shown_by("GPU-84fd49f2", 2), shown_by("all", 2)
+    (('1', '0'), ('0',), ('GPU-84fd49f2',), ())
+    """
+    names: dict[str, None] = {}
+    for name in map(str.strip, visible.split(",")):
+        if not name.startswith(("GPU-", "MIG-")) and not (name.isdigit() and int(name) < count):
+            break
+        names[name] = None
+    return tuple(names)
 
 
 def has_dask_cuda() -> bool:

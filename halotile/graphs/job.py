@@ -123,7 +123,7 @@ class Run:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What computes: processors or GPUs. auto: GPUs where the cluster has them for its workers."""
     precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32"
-    """Precision of the computation. tf32 is of GPUs; the others are faster on some devices, at about 1 % error."""
+    """Precision of networks; other denoisers compute in float32. tf32 is of GPUs. `plan --probe` tells the speed and the error of each."""
     stall_seconds: float = 300.0
     """Time without a finished block after which the cluster is started anew; a worker that is silent for so long is replaced."""
 

@@ -22,7 +22,7 @@ from halotile.graphs.cutting import (
     rim_of,
     tiling_of,
 )
-from halotile.graphs.devices import device_of, hands_of, on_gpus
+from halotile.graphs.devices import check_device, device_of, hands_of, on_gpus
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
 from halotile.graphs.memory import Footprint, card_bytes, footprint, machine_bytes
@@ -34,6 +34,7 @@ from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.resolve import (
     assign_axes,
     check_paths,
+    computed_by,
     describe_denoiser,
     make_denoiser,
     open_sides,
@@ -100,6 +101,8 @@ def make_plan(
     )
     check_paths(original, output)
     denoiser = make_denoiser(job.denoiser, job)
+    device, precision, unheeded = computed_by(denoiser, device, job.run.precision)
+    check_device(job.run, job.cluster, device)
     own_code = denoiser.check()
     roles, source = assign_axes(job, denoiser, original)
     sides = open_sides(job, denoiser, source, roles)
@@ -134,13 +137,13 @@ def make_plan(
             tiling=tiling,
             channels_out=denoiser.channels[1],
             device=device,
-            precision=job.run.precision,
+            precision=precision,
             on_nan=job.run.on_nan,
             overlap=device != "cpu" or overlap_pays(job.run),
             # Of cards, only in half precision: in float32 most of their convolutions are faster the other way.
             channels_last=denoiser.convolutional
             and geometry.dims == 2
-            and (device == "cpu" or job.run.precision != "float32"),
+            and (device == "cpu" or precision != "float32"),
             hands=hands_of(job.run, job.cluster, device),
         )
         return task, _footprint(task, layout, stored_piece)
@@ -193,7 +196,8 @@ def make_plan(
             reach=reach,
             noise_level=noise_level,
             not_tried=not_tried,
-        ),
+        )
+        + unheeded,
     )
     if refuse:
         plan.check_fits()

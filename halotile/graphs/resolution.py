@@ -89,7 +89,7 @@ def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kin
         return Kind(
             DEFAULT, f"{counted(len(gpus.names), 'GPU')} here are left alone; for a worker on each: {INSTALL}"
         )
-    return Kind("local-cuda", f"{counted(len(gpus.names), 'GPU')} here")
+    return Kind("local-cuda", f"{counted(len(gpus.names), 'GPU')} here, a worker on each")
 
 
 def is_other_copy(choice: Cluster, environment: Mapping[str, str] = os.environ) -> bool:

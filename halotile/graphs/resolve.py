@@ -17,6 +17,7 @@ from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
 from halotile.storage.views import with_channel_axis
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.function import PictureDenoiser
 from halotile.tasks.noise import estimate_noise_level
 from halotile.tasks.options import import_from, job_key, required_keys
 from halotile.tasks.roles import Roles
@@ -74,6 +75,25 @@ def make_denoiser(choice: Any, job: Imports) -> Denoiser:
     except TypeError as error:
         raise ConfigError(f"denoiser {choice.name}: {error}. `recon-cli schema` lists its options.") from None
     return denoiser
+
+
+def computed_by(denoiser: Denoiser, device: str, precision: str) -> tuple[str, str, tuple[str, ...]]:
+    """What computes a denoiser, how exactly, and what is to be said where that is not what was asked for."""
+    notes = []
+    if device != "cpu" and isinstance(denoiser, PictureDenoiser):
+        device = "cpu"
+        notes.append(
+            f"{denoiser.title} is a function of arrays and computes on processors: cluster.kind: local has run.workers of them"
+        )
+    if precision != "float32" and not denoiser.convolutional:
+        notes.append(
+            f"run.precision is {precision}, which is for networks: {denoiser.title} computes in float32"
+        )
+        precision = "float32"
+    elif precision == "tf32" and device == "cpu":
+        notes.append("run.precision is tf32, which is a format of GPUs: processors compute in float32")
+        precision = "float32"
+    return device, precision, tuple(notes)
 
 
 def describe_denoiser(denoiser: Denoiser) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Grouping:
             wanted = self.least
         else:
             wanted = int(min(LARGEST_GROUP, self.target_seconds / max(self.seconds_per_block, 1e-9)))
-        fair = -(-remaining // (self.workers * SHARES))
+        fair = remaining if self.workers == 1 else -(-remaining // (self.workers * SHARES))
         return max(1, min(max(wanted, self.least), fair))
 
     def limit_seconds(self, blocks: int) -> float | None:

@@ -63,6 +63,8 @@ class Sweep:
         What is done to a block, in the dashboard's words.
     seconds_per_block : float, optional
         What a block took in an earlier sweep of this kind; what it took in this one, once it is through.
+    task_seconds : float
+        How long a task should last at least. Between two of them a worker reads and writes while nothing is computed.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class Sweep:
         iteration: int | None = None,
         stages: Sequence[str] = (),
         seconds_per_block: float | None = None,
+        task_seconds: float = 1.0,
     ) -> None:
+        self.task_seconds = task_seconds
         self.task = task
         self.phase = phase
         self.options = options
@@ -161,7 +165,9 @@ class Sweep:
 
     def _pass_through(self, cluster: Cluster, token: str) -> None:
         least = 4 if self.task.overlap else 1
-        grouping = Grouping(cluster.workers, least=least, seconds_per_block=self.seconds_per_block)
+        grouping = Grouping(
+            cluster.workers, self.task_seconds, least=least, seconds_per_block=self.seconds_per_block
+        )
         stream = Stream(
             cluster.client,
             partial(run_blocks, token=token, directory=self.directory),

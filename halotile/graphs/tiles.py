@@ -26,6 +26,8 @@ from halotile.storage.runs import Runs
 __all__ = ["Outcome", "run"]
 
 PHASE = "denoise"
+CARD_TASK_SECONDS = 10.0
+"""What a run on cards loses at most when it is killed."""
 STAGES = ("read", "write")
 """What else is done to a block."""
 
@@ -84,6 +86,9 @@ class _Driver:
             signals=signals,
             status=self.status,
             import_folder=plan.job.import_folder,
+            # A card stands still while the last block of a task is written and the first of the next is read.
+            task_seconds=1.0 if plan.task.device == "cpu" else CARD_TASK_SECONDS,
+            seconds_per_block=plan.tuned.seconds_per_block if plan.tuned else None,
         )
 
     def run(self) -> Outcome:

@@ -144,6 +144,11 @@ class Tuned:
     tried: tuple[Tried, ...]
     precisions: tuple[Precision, ...] = ()
 
+    @property
+    def seconds_per_block(self) -> float:
+        """Without reading and writing."""
+        return self.block_pixels / 1e6 / self.megapixels_per_second
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
@@ -363,6 +368,9 @@ class _Trial:
         core = next(windows).core
         exact = self._on_processor(core, small)
         for name in PRECISIONS:
+            if name != "float32" and not self.task.denoiser.convolutional:
+                yield Precision(name, why_not="is for networks: this computes in float32")
+                continue
             if name == "tf32" and self.device.kind == "cpu":
                 yield Precision(name, why_not="of GPUs only")
                 continue

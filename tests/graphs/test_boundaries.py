@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
+from halotile.graphs import devices
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.gpus import Gpus
 from halotile.graphs.job import OperatorChoice, Output, PriorChoice, Reconstruction, Run, SolverChoice, Tile
 from halotile.graphs.planner import make_plan
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
@@ -130,8 +132,12 @@ def devices_as_they_are() -> None:
 
 
 def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
-    cluster: Cluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
+    cluster: Cluster,
+    tensors: Callable[[], list[tuple[int, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setattr(devices, "gpus_here", lambda: Gpus(("0",)))
     source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260), "uint16"))
     written = []
     for device in ("cpu", "cuda"):

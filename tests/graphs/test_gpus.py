@@ -23,6 +23,7 @@ from halotile.graphs.pieces import steps
 from halotile.graphs.planner import make_plan
 from halotile.graphs.resolution import kind_of
 from halotile.graphs.workers.__main__ import share_of
+from halotile.tasks.denoisers.function import GivenFunction
 from tests.support import job_of, noisy_picture, write_zarr
 
 TWO = Gpus(("0", "1"))
@@ -58,6 +59,10 @@ class Nvml:
         (1, "GPU-84fd49f2", ("GPU-84fd49f2",), ""),
         (2, "", (), "CUDA_VISIBLE_DEVICES shows none"),
         (2, "-1", (), "CUDA_VISIBLE_DEVICES shows none"),
+        (2, "0,7,1", ("0",), ""),
+        (2, "1,1,-1,0", ("1",), ""),
+        (2, "all", (), "CUDA_VISIBLE_DEVICES is 'all', which shows none of 2"),
+        (2, ",", (), "CUDA_VISIBLE_DEVICES is ',', which shows none of 2"),
         (0, None, (), "NVML finds none"),
         (None, None, (), "NVML finds none (Driver Not Loaded)"),
     ],
@@ -78,7 +83,7 @@ def test_without_nvml_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("here", "installed", "name", "why"),
     [
-        (TWO, True, "local-cuda", "2 GPUs here"),
+        (TWO, True, "local-cuda", "2 GPUs here, a worker on each"),
         (
             TWO,
             False,
@@ -147,7 +152,7 @@ def test_gpus_are_named_by_their_place(asked: Any, names: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("asked", [3, (0, 2), ()])
 def test_gpus_that_are_not_there_are_refused(asked: Any) -> None:
-    with pytest.raises(ConfigError, match="there are 2 GPUs here, counted from 0"):
+    with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
         chosen(Cluster(gpus=asked), TWO)
 
 
@@ -282,6 +287,70 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     assert (plain.task.device, on_cards.task.device, on_cards.task.overlap) == ("cpu", "cuda", True)
     assert plain.fingerprint != on_cards.fingerprint
     assert on_gpus(job) == job
+
+
+@pytest.mark.parametrize("kind", ["local", "auto"])
+@pytest.mark.parametrize(
+    ("run", "gpus"), [(Run(device="cuda"), 0), (Run(), "all"), (Run(), (0, 2)), (Run(), 3)]
+)
+def test_a_plan_for_a_card_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
+) -> None:
+    for module in (devices, resolution):
+        monkeypatch.setattr(module, "gpus_here", lambda *_: Gpus(why_none="NVML finds none"))
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
+    with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
+        make_plan(replace(job, run=run, cluster=Cluster(kind=kind, gpus=gpus)))
+
+
+def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
+    given = GivenFunction(call=lambda picture: picture, depth=1)
+    plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
+    assert plan.task.device == "cpu"
+    assert any("computes on processors: cluster.kind: local has run.workers" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(("name", "options"), [("tv", {"strength": 0.1}), ("gaussian", {"sigma": 1})])
+def test_precision_is_of_networks(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    plain, half = (
+        make_plan(replace(job_of(source, tmp_path / "out.zarr", name, options), run=Run(precision=precision)))
+        for precision in ("float32", "float16")
+    )
+    assert plain.fingerprint == half.fingerprint
+    assert f"run.precision is float16, which is for networks: {name} computes in float32" in half.notes
+
+
+@pytest.mark.parametrize(
+    ("here", "installed", "verdict", "said"),
+    [
+        (Gpus(why_none="NVML finds none"), True, "missing", "none (NVML finds none); cluster local-cuda"),
+        (TWO, False, "missing", "dask-cuda is not installed: pip install"),
+        (TWO, True, "ok", "2"),
+    ],
+)
+def test_the_doctor_tells_what_local_cuda_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: Gpus, installed: bool, verdict: str, said: str
+) -> None:
+    monkeypatch.setattr(doctor, "gpus_here", lambda: here)
+    monkeypatch.setattr(doctor, "has_dask_cuda", lambda: installed)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (found,) = (each for each in doctor.examine(Cluster(kind="local-cuda"), tmp_path) if each.name == "GPU")
+    assert found.verdict == verdict
+    assert found.text.startswith(said)
+
+
+def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
+    with pytest.raises(MissingPackage, match="cannot be imported"), start:
+        pass
 
 
 @pytest.mark.cluster

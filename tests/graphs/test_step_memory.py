@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from halotile.cli.config import load_job
+from halotile.graphs import devices
+from halotile.graphs.gpus import Gpus
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import card_bytes
 from halotile.graphs.reconstruction.memory import StepFootprint
@@ -138,8 +140,9 @@ def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, t
 
 
 def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
-    folder: Path, tmp_path: Path
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(devices, "gpus_here", lambda: Gpus(("0",)))
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
     here, card, without = (

@@ -139,6 +139,11 @@ def test_the_first_group_is_as_large_as_an_earlier_sweep_allows() -> None:
     assert Grouping(workers=2, seconds_per_block=3.0).size(16) == 1
 
 
+def test_one_worker_alone_need_not_share() -> None:
+    grouping = Grouping(workers=1, target_seconds=10.0, seconds_per_block=0.2)
+    assert (grouping.size(1000), grouping.size(30)) == (50, 30)
+
+
 def test_tasks_last_longer_where_one_scheduler_serves_many_workers() -> None:
     few, many = (Grouping(workers, seconds_per_block=0.05).size(10**6) for workers in (100, 1000))
     assert (few, many) == (20, 80)

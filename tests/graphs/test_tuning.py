@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs import patience, tuning
+from halotile.graphs import devices, patience, tuning
 from halotile.graphs.gpus import Gpus
 from halotile.graphs.job import Cluster, Job, Run
 from halotile.graphs.planner import make_plan
@@ -60,7 +61,8 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any) -> list[Any]:
             raise found
         return found
 
-    monkeypatch.setattr(tuning, "gpus_here", lambda: Gpus(("0",)))
+    for module in (devices, tuning):
+        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
     monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
     return asked
 
@@ -112,9 +114,21 @@ def test_a_trial_that_takes_a_while_is_told_of(
     assert ("trying gaussian on a GPU" in said) == (not seconds)
 
 
+def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def begun_with() -> None:
+        raise AssertionError(
+            "a process that has begun with CUDA holds some of the card, and cannot be forked"
+        )
+
+    finding(monkeypatch, FOUND)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", begun_with)
+    monkeypatch.setattr(torch._C, "_cuda_init", begun_with, raising=False)
+    make_plan(job(tmp_path), probe=True)
+
+
 def test_where_no_card_is_at_hand_that_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tuning, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
-    plan = make_plan(job(tmp_path))
+    plan = make_plan(replace(job(tmp_path), cluster=Cluster(kind="slurm", gpus=1)))
     assert plan.tuned is None
     assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
     finding(monkeypatch, NotTried("a trial broke: it fell over"))
@@ -152,7 +166,7 @@ def test_a_run_goes_on_with_what_was_found_for_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_run_that_began_by_rule_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tuning, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
+    finding(monkeypatch, NotTried("a trial broke"))
     begun(make_plan(job(tmp_path)))
     asked = finding(monkeypatch, FOUND)
     assert make_plan(job(tmp_path)).resumes

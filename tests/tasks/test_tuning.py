@@ -212,12 +212,20 @@ def test_each_precision_is_held_against_float32(tmp_path: Path, device: Any) -> 
     assert 1e-5 < bfloat16 < 0.1
 
 
+def test_precisions_are_of_networks(tmp_path: Path) -> None:
+    found = tune(task_of(tmp_path), Wish(tiles=((64, 64),), compare=True))
+    assert [each.name for each in found.precisions if each.seconds is not None] == ["float32"]
+    assert found.precisions[2].why_not == "is for networks: this computes in float32"
+
+
 def test_a_precision_that_overflows_is_told(tmp_path: Path) -> None:
     class Overflowing(Device):
         def run(self, model: Any, batch: Any, sides: Any) -> Any:
             return super().run(model, batch, sides) * (math.inf if self.precision == "float16" else 1)
 
-    found = tune(task_of(tmp_path), Wish(tiles=((64, 64),), compare=True), Overflowing())
+    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
+    task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
+    found = tune(task, Wish(tiles=((64, 64),), compare=True), Overflowing())
     (float16,) = (each for each in found.precisions if each.name == "float16")
     assert (float16.error, float16.why_not) == (None, "NaN or infinity in places")
     assert float16.seconds is not None

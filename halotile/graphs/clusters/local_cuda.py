@@ -44,7 +44,12 @@ def start(order: Order) -> Iterator[Cluster]:
 
 def _class() -> type:
     """LocalCUDACluster, with workers that are told what the environment says by now."""
-    from dask_cuda import LocalCUDACluster
+    try:
+        from dask_cuda import LocalCUDACluster
+    except ImportError as error:
+        raise MissingPackage(
+            f"cluster local-cuda is dask-cuda's, which cannot be imported: {error}. Write: {INSTALL}"
+        ) from None
 
     class OnGpus(LocalCUDACluster):  # type: ignore[misc]
         def new_worker_spec(self) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.cutting import allowed_bytes, overlap_pays
-from halotile.graphs.devices import device_of, on_gpus
+from halotile.graphs.devices import check_device, device_of, on_gpus
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
@@ -73,6 +73,7 @@ def make_reconstruction_plan(
     """
     check_reconstruction(job)
     job = on_gpus(with_whole_paths(job))
+    check_device(job.run, job.cluster, device_of(job.run, job.cluster))
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))
