@@ -8,8 +8,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 
-# As it is installed here, or else whatever Python the machine has.
-GPU_PY = $(if $(wildcard $(PY)),$(PY),$(PYTHON))
+# The Python that is named, or else that of .venv, or else whatever the machine has.
+GPU_PY = $(if $(filter command,$(firstword $(origin PYTHON))),$(PYTHON),$(if $(wildcard $(PY)),$(PY),$(PYTHON)))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -38,6 +38,8 @@ bench: $(VENV)/stamp-bench  ## measure against the peers (table: docs/benchmarks
 
 # It installs nothing: where there is a GPU there may be no package index. A test that fails does not keep the table from being made.
 gpu-check:  ## on a machine with a GPU: its tests and its table
+	@$(GPU_PY) -c 'import torch, dask, zarr, pytest' || { \
+	  echo "$(GPU_PY) lacks what halotile needs. Write: make gpu-check PYTHON=/path/to/python, or see docs/gpu.md" >&2; exit 2; }
 	@$(GPU_PY) tests/benchmarks/bench_gpu.py --look
 	@outcome=0; \
 	$(GPU_PY) -m pytest tests/gpu -m gpu --gpu-device cuda || outcome=$$?; \

@@ -88,8 +88,10 @@ class Subject:
         return {"plain": unets.residual_unet(self.width)}
 
 
-def job_of(subject: Subject, source: Path, output: Path, device: str, workers: int) -> Any:
-    """The job, on workers of this machine that share its one card."""
+def job_of(
+    subject: Subject, source: Path, output: Path, device: str, workers: int, known: Path | None = None
+) -> Any:
+    """The job, on workers of this machine that share its one card; with the sizes that an earlier run chose, where it is known."""
     from halotile.graphs.job import Cluster, Input, Job, Output, Run, Tile
 
     return Job(
@@ -98,7 +100,7 @@ def job_of(subject: Subject, source: Path, output: Path, device: str, workers: i
         denoiser=subject.choice(source.parent),
         # The halo is as deep as the network looks, all the same: what is spared is the planner's own comparison of tiles
         # with a whole, which takes a network of this size minutes on one core.
-        tile=Tile(seams="allow"),
+        tile=Tile(seams="allow", **(json.loads(known.read_text()) if known and known.exists() else {})),
         run=Run(workers=workers, memory_per_worker=WORKER_MEMORY, device=device),  # type: ignore[arg-type]
         cluster=Cluster(kind="local"),
         allow_import=True,
@@ -140,13 +142,19 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
     with started(count) as cluster:
         warm(cluster.client)
         cluster.client.run(wake, device)
+        known = folder / f"ours-{subject}-{device}-{edge}.json"
         planned = time.perf_counter()
-        plan = make_plan(job_of(Subject.of(subject), source, output, device, count))
+        plan = make_plan(job_of(Subject.of(subject), source, output, device, count, known))
+        if device == "cuda" and plan.tuned is None:
+            raise SystemExit("; ".join(plan.notes))
         began = time.perf_counter()
         outcome = run(plan, cluster=cluster)
         seconds = time.perf_counter() - began
     assert outcome.done == outcome.total
     summary = plan.summary()
+    known.write_text(
+        json.dumps({"size": summary["tile"], "batch": summary["batch"], "block": summary["block"]})
+    )
     return {
         "mpix_per_s": edge**2 / 1e6 / seconds,
         "streaming_mpix_per_s": edge**2 / 1e6 / outcome.seconds,
@@ -168,7 +176,8 @@ def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     from halotile.storage.output import create_output
 
     source, output = picture(folder, edge), fresh(folder / "copy.zarr")
-    plan = make_plan(job_of(Subject.of(subject), source, output, device, 1))
+    known = folder / f"ours-{subject}-{device}-{edge}.json"
+    plan = make_plan(job_of(Subject.of(subject), source, output, device, 1, known))
     create_output(plan.output, plan.layout)
     grid = replace(plan.grid, depth=((0, 0),) * len(plan.grid.shape))
     with started(1) as cluster:

@@ -40,15 +40,22 @@ class Figure:
     repeats: int = 3
 
 
+LIMIT_SECONDS = 1800
+
+
 def program(name: str, folder: Path, edge: int, *more: str) -> dict[str, float]:
     """One run of one program, ``MODULE.FUNCTION`` of this folder."""
     module, _, function = name.partition(".")
-    done = subprocess.run(
-        [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *more],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *more],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"{name} did not end within {LIMIT_SECONDS} s") from None
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from halotile.storage.grid import Region
 from halotile.tasks.card import Card
 from halotile.tasks.device import Device
 from halotile.tasks.window import TileRunner, Tiling
+from tests.faults import REPOSITORY
 from tests.support import DTYPES
 
 pytestmark = pytest.mark.gpu
@@ -83,17 +87,29 @@ def test_what_is_recorded_has_the_same_bits(card: Card) -> None:
     assert recording.records, "it could be recorded"
 
 
-def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(card: Card) -> None:
-    def looking(batch: torch.Tensor) -> torch.Tensor:
-        return batch * (2.0 if float(batch.max()) > 0 else 1.0)
-
-    device = card.recording()
-    for _ in range(2):
-        got = TileRunner(looking, device, tiling(values=None), "looking")(
-            picture("float32"), WHOLE, WHOLE, 1, {}
-        )
-        np.testing.assert_allclose(got, 2 * picture("float32"), rtol=1e-6)
-    assert device.records == (device.kind == "cpu")
+def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> None:
+    """In a process of its own: a recording that breaks may leave one that cannot allocate."""
+    program = (
+        "import sys, numpy as np\n"
+        "from halotile.tasks.card import Card\n"
+        "from halotile.tasks.window import TileRunner\n"
+        "from tests.gpu.test_pixels import WHOLE, picture, tiling\n"
+        "card = Card(sys.argv[1]).recording()\n"
+        "looking = lambda batch: batch * (2.0 if float(batch.max()) > 0 else 1.0)\n"
+        "for _ in range(2):\n"
+        "    got = TileRunner(looking, card, tiling(values=None), 'looking')(picture('float32'), WHOLE, WHOLE, 1, {})\n"
+        "    np.testing.assert_allclose(got, 2 * picture('float32'), rtol=1e-6)\n"
+        "assert card.records == (card.kind == 'cpu')\n"
+    )
+    device = "cuda:0" if gpu == "cuda" else "cpu"
+    done = subprocess.run(
+        [sys.executable, "-c", program, device],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_card: Card) -> None:
