@@ -134,6 +134,19 @@ class Footprint:
         return ", ".join(f"{bytes_text(count)} are {what}" for what, count in largest)
 
 
+def pinned(size: int) -> int:
+    """What torch allocates for so many bytes of pinned memory.
+
+    Source: PyTorch, ``CachingHostAllocator``: the next power of two.
+
+    Examples
+    --------
+    >>> pinned(150 * MIB) // MIB, pinned(256 * MIB) // MIB
+    (256, 256)
+    """
+    return 1 << max(0, size - 1).bit_length()
+
+
 def footprint(
     *,
     window: tuple[int, ...],
@@ -180,7 +193,7 @@ def footprint(
     """
     read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
     # Where a result was, the next window may begin, and the next result finds no room there: one more is counted.
-    results = result * ((1 if card_bytes is None else COUNT) + (2 if overlap else 1))
+    results = result * (2 + overlap)
     rest = {
         "weights_bytes": weights_bytes,
         "decode_bytes": hands * 2 * math.prod(stored_piece) * itemsize_in,
@@ -189,8 +202,8 @@ def footprint(
     if card_bytes is not None:
         return Footprint(
             imports_bytes=IMPORTS_BYTES + card_bytes,
-            read_bytes=read * (1 + sides + COUNT),
-            result_bytes=results,
+            read_bytes=read * (1 + sides) + COUNT * pinned(read),
+            result_bytes=2 * result + COUNT * pinned(result),
             tiles_bytes=0,
             **rest,
         )

@@ -22,6 +22,8 @@ from halotile.tasks.window import Computed, Staged, TileRunner, windows_of
 
 SECONDS = 20.0
 """After so long nothing else is tried."""
+COMPARE_SECONDS = 60.0
+"""After so long no other precision is."""
 WHOLE_SECONDS = 1.0
 """A block that takes longer is not computed: its first batch tells how long."""
 GAIN = 0.03
@@ -367,7 +369,11 @@ class _Trial:
         windows = windows_of(self.core, self.reach, self.planes, replace(self.task.tiling, tile=small))
         core = next(windows).core
         exact = self._on_processor(core, small)
+        began = time.perf_counter()
         for name in PRECISIONS:
+            if time.perf_counter() - began > COMPARE_SECONDS:
+                yield Precision(name, why_not=f"not tried: {COMPARE_SECONDS:.0f} s were over")
+                continue
             if name != "float32" and not self.task.denoiser.convolutional:
                 yield Precision(name, why_not="is for networks: this computes in float32")
                 continue
