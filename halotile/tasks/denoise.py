@@ -108,7 +108,8 @@ class DenoiseStages:
         size = pixels.nbytes + sum(side.nbytes for side in sides.values())
         arranged = {name: self._arrange_side(side) for name, side in sides.items()}
         mask = arranged.pop("mask", None)
-        staged = self.tiles.stage(roles.arrange(pixels), arranged)
+        with unless_lost(self.tiles.device):
+            staged = self.tiles.stage(roles.arrange(pixels), arranged)
         return ReadBlock(staged, size, None if mask is None else (pixels, mask))
 
     def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> Denoising:

@@ -79,6 +79,23 @@ def test_half_precision_is_close_and_asked_for(precision: str, most: float, tmp_
     assert np.abs(rough - exact).max() < most * np.abs(exact).max()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"precision": "half"}, r"run\.precision: .half. is not"),
+        ({"device": "gpu"}, r"run\.device: .gpu. is not auto, cpu or cuda"),
+        ({"device": "cuda", "cluster": "local"}, "no GPU here"),
+    ],
+)
+def test_what_computes_and_how_exactly_can_be_said(
+    monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((64, 64)))
+    with pytest.raises(ConfigError, match=said):
+        halotile.denoise(source, tmp_path / "out.zarr", "gaussian", sigma=1, **words)
+
+
 def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
     import pickle
 
