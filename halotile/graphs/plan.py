@@ -19,7 +19,7 @@ from halotile.graphs.resolve import describe_denoiser
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.tasks.denoise import DenoiseTask
-from halotile.tasks.tuning import Tuned
+from halotile.tasks.tuned import Tuned
 
 
 class RunPlan(Protocol):

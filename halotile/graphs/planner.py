@@ -50,7 +50,7 @@ from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.probe import check_own_code
-from halotile.tasks.tuning import Tuned
+from halotile.tasks.tuned import Tuned
 from halotile.tasks.weights import file_sha256
 
 

@@ -22,7 +22,7 @@ from halotile.graphs.job import Job, Tile
 from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise import DenoiseTask
-from halotile.tasks.tuning import Tuned, Wish, tune
+from halotile.tasks.tuned import Tuned, Wish
 
 LIMIT_SECONDS = 300.0
 """A trial that takes longer hangs."""
@@ -140,6 +140,7 @@ def answer(folder: str) -> None:
     import halotile.graphs.setup  # noqa: F401 - a worker's memory is measured, with all that it imports
     from halotile.tasks.device import prepare_process
     from halotile.tasks.options import import_from
+    from halotile.tasks.tuning import tune
 
     import_from(import_folder)
     prepare_process(threads=1)

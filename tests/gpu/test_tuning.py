@@ -13,7 +13,8 @@ from halotile.graphs.job import Job
 from halotile.graphs.planner import make_plan
 from halotile.graphs.tiles import run
 from halotile.tasks.card import Card
-from halotile.tasks.tuning import PRECISIONS, Wish, tune
+from halotile.tasks.tuned import Wish
+from halotile.tasks.tuning import PRECISIONS, tune
 from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 pytestmark = pytest.mark.gpu

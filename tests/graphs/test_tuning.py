@@ -21,7 +21,7 @@ from halotile.graphs.tiles import run
 from halotile.graphs.tuning import NotTried, tuned_for
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.tuning import Tried, Tuned
+from halotile.tasks.tuned import Tried, Tuned
 from tests.support import job_of, noisy_picture, write_zarr
 
 FOUND = Tuned(

@@ -16,7 +16,8 @@ from halotile.tasks import tuning
 from halotile.tasks.card import Card
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.device import Device
-from halotile.tasks.tuning import Tried, Tuned, Wish, tune
+from halotile.tasks.tuned import Tried, Tuned, Wish
+from halotile.tasks.tuning import tune
 from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 
