@@ -96,6 +96,8 @@ class Tile:
     """What is read past the edge of the picture; auto: the denoiser's own rule."""
     batch: int | Auto = "auto"
     """Tiles computed at once."""
+    channels_last: bool | Auto = "auto"
+    """Memory layout of a network's activations on a GPU; auto: the one that is faster in a trial there."""
     block: Size | Auto = "auto"
     """Edge of one super-block in pixels, a whole number of shards: the unit of work."""
     axes: str | Auto = "auto"

@@ -256,6 +256,7 @@ class Plan:
             "depth": [max(pair) for pair in task.tiling.depth],
             "boundary": task.rim.rules[spatial[0]],
             "batch": task.tiling.batch,
+            **({} if task.device == "cpu" else {"channels_last": task.channels_last}),
             "block": block,
             "axes": "".join(task.roles.axes[i] for i in spatial),
         }

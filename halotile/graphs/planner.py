@@ -42,7 +42,15 @@ from halotile.graphs.resolve import (
     value_range,
 )
 from halotile.graphs.sizes import Geometry, block_unit
-from halotile.graphs.tuning import NotTried, as_it_went, as_tuned, remembered, tuned_for, with_tuned
+from halotile.graphs.tuning import (
+    NotTried,
+    as_it_went,
+    as_tuned,
+    channels_last_of,
+    remembered,
+    tuned_for,
+    with_tuned,
+)
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout, ShardWriter
 from halotile.storage.place import check_parents
@@ -123,6 +131,8 @@ def make_plan(
     rim = rim_of(job.tile, denoiser, roles)
     unit = block_unit(geometry, layout.shard)
 
+    convolves = denoiser.convolutional and geometry.dims == 2
+
     def with_sizes(block: tuple[int, ...], size: Size) -> tuple[DenoiseTask, Footprint]:
         tiling = tiling_of(job.tile, denoiser, roles, reach, geometry, size, block, values, source.dtype)
         grid = grid_of(geometry, roles, reach, block, tiling)
@@ -140,10 +150,7 @@ def make_plan(
             precision=precision,
             on_nan=job.run.on_nan,
             overlap=device != "cpu" or overlap_pays(job.run),
-            # Of cards, only in half precision: in float32 most of their convolutions are faster the other way.
-            channels_last=denoiser.convolutional
-            and geometry.dims == 2
-            and (device == "cpu" or precision != "float32"),
+            channels_last=convolves and channels_last_of(job.tile, device, precision),
             hands=hands_of(job.run, job.cluster, device),
         )
         return task, _footprint(task, layout, stored_piece)

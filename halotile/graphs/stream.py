@@ -79,6 +79,8 @@ class Grouping:
         Blocks of a task, where so many are left for each worker.
     seconds_per_block : float, optional
         What a block is known to take; found out where it is not.
+    keeps_all : bool
+        Whether a worker that is alone takes as much as a task may hold, and leaves nothing for the sake of smaller steps.
     """
 
     def __init__(
@@ -87,8 +89,11 @@ class Grouping:
         target_seconds: float = 1.0,
         least: int = 1,
         seconds_per_block: float | None = None,
+        *,
+        keeps_all: bool = False,
     ) -> None:
         self.workers = workers
+        self.keeps_all = keeps_all and workers == 1
         self.target_seconds = max(target_seconds, workers * SECONDS_PER_WORKER)
         self.least = least
         self.seconds_per_block = seconds_per_block
@@ -105,7 +110,7 @@ class Grouping:
             wanted = self.least
         else:
             wanted = int(min(LARGEST_GROUP, self.target_seconds / max(self.seconds_per_block, 1e-9)))
-        fair = remaining if self.workers == 1 else -(-remaining // (self.workers * SHARES))
+        fair = remaining if self.keeps_all else -(-remaining // (self.workers * SHARES))
         return max(1, min(max(wanted, self.least), fair))
 
     def limit_seconds(self, blocks: int) -> float | None:

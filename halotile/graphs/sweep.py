@@ -27,6 +27,8 @@ from halotile.storage.journal import Journal
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.block import BadBlock, BlockTask, Receipt
 
+TASK_SECONDS = 1.0
+"""How long a task lasts at least, where nothing is lost between two."""
 SYNC_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
 """After so long without an answer it is looked whether anybody is there to give one."""
@@ -83,7 +85,7 @@ class Sweep:
         iteration: int | None = None,
         stages: Sequence[str] = (),
         seconds_per_block: float | None = None,
-        task_seconds: float = 1.0,
+        task_seconds: float = TASK_SECONDS,
     ) -> None:
         self.task_seconds = task_seconds
         self.task = task
@@ -166,7 +168,11 @@ class Sweep:
     def _pass_through(self, cluster: Cluster, token: str) -> None:
         least = 4 if self.task.overlap else 1
         grouping = Grouping(
-            cluster.workers, self.task_seconds, least=least, seconds_per_block=self.seconds_per_block
+            cluster.workers,
+            self.task_seconds,
+            least=least,
+            seconds_per_block=self.seconds_per_block,
+            keeps_all=self.task_seconds > TASK_SECONDS,
         )
         stream = Stream(
             cluster.client,

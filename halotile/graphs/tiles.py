@@ -17,7 +17,7 @@ from halotile.graphs.progress import Observer
 from halotile.graphs.session import Session
 from halotile.graphs.signals import Signals
 from halotile.graphs.status import StatusFile
-from halotile.graphs.sweep import Sweep
+from halotile.graphs.sweep import TASK_SECONDS, Sweep
 from halotile.storage.disk import sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.rundir import RunDirectory
@@ -87,7 +87,7 @@ class _Driver:
             status=self.status,
             import_folder=plan.job.import_folder,
             # A card stands still while the last block of a task is written and the first of the next is read.
-            task_seconds=1.0 if plan.task.device == "cpu" else CARD_TASK_SECONDS,
+            task_seconds=TASK_SECONDS if plan.task.device == "cpu" else CARD_TASK_SECONDS,
             seconds_per_block=plan.tuned.seconds_per_block if plan.tuned else None,
         )
 

@@ -37,8 +37,7 @@ class Hands:
         """From now on there are so many; with one, whoever has work does it."""
         if count == self.count:
             return
-        if self._pool is not None:
-            self._pool.shutdown()
+        # Those that are at work for somebody end with that.
         self.count = count
         self._pool = ThreadPoolExecutor(count, "halotile-hands") if count > 1 else None
 

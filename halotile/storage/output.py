@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,12 +140,13 @@ class ShardWriter:
         self.layout.check_whole_shards(region)
         if pixels.shape != region.shape:
             raise ConfigError(f"pixels of shape {pixels.shape} do not fill {region} of shape {region.shape}.")
-        return self.disk.write_files(self._encoded(region, pixels))
+        with closing(self._encoded(region, pixels)) as files:
+            return self.disk.write_files(files)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_durable": set()}
 
-    def _encoded(self, region: Region, pixels: NDArray[Any]) -> Iterator[tuple[Path, Buffers]]:
+    def _encoded(self, region: Region, pixels: NDArray[Any]) -> Generator[tuple[Path, Buffers], None, None]:
         def encoded(shard: tuple[tuple[int, ...], Region]) -> tuple[Path, Buffers]:
             index, inside = shard
             part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)

@@ -47,13 +47,14 @@ class Buffers:
         memory, mark = self._free.get()
         if mark is not None:
             mark.synchronize()
-        if memory is None or len(memory) < size:
-            try:
-                return self._allocate(size)
-            except BaseException:
-                self._free.put((memory, None))
-                raise
-        return memory
+        if memory is not None and len(memory) >= size:
+            return memory
+        del memory  # there is to be one piece, not a small one beside a large one
+        try:
+            return self._allocate(size)
+        except BaseException:
+            self._free.put((None, None))
+            raise
 
     def give(self, memory: Any, mark: Mark | None = None) -> None:
         """Give a piece back; with a mark, it is free once that is reached."""

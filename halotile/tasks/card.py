@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -99,7 +99,7 @@ class Card(Device):
     def is_lost(self) -> bool:
         """After an illegal access, say, every call fails."""
         try:
-            self.streams.settle()
+            self.streams.answer()
         except Exception:
             return True
         return False
@@ -120,18 +120,25 @@ class Card(Device):
         if not self.records:
             return super().run(model, batch, sides)
         key = _key(model, batch, sides)
-        if key not in self._recorded:
-            if len(self._recorded) >= RECORDED_AT_MOST:
-                return super().run(model, batch, sides)
-            try:
-                self._recorded[key] = self._record(model, batch, sides)
-            except Exception as error:
-                self.forget()
-                if self.is_out_of_memory(error):
-                    raise
-                self.records = False  # it asks for a value in between, or allocates in a way of its own
-                return super().run(model, batch, sides)
-        return self._recorded[key](batch, sides)
+        recorded = self._recorded.get(key)
+        if recorded is None and len(self._recorded) < RECORDED_AT_MOST:
+            recorded = self._try_to_record(key, model, batch, sides)
+        return super().run(model, batch, sides) if recorded is None else recorded(batch, sides)
+
+    def _try_to_record(
+        self, key: Any, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]
+    ) -> Recorded | None:
+        try:
+            recorded = self._recorded[key] = self._record(model, batch, sides)
+            return recorded
+        except Exception as error:
+            is_full = self.is_out_of_memory(error)
+        # Not before the error is forgotten, whose frames hold what was made.
+        self._recorded.clear()
+        if is_full:
+            raise self.torch.cuda.OutOfMemoryError("out of memory: a batch has no room to be recorded")
+        self.records = False  # it asks for a value in between, or allocates in a way of its own
+        return None
 
     def _record(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Recorded:
         given, beside = batch.clone(), {name: side.clone() for name, side in sides.items()}
@@ -232,7 +239,10 @@ class Card(Device):
         """Give cached memory back after an out-of-memory error."""
         self._recorded.clear()
         if self.kind == "cuda":
-            self.torch.cuda.empty_cache()
+            with suppress(
+                RuntimeError
+            ):  # of versions that take a recording which failed for one that goes on
+                self.torch.cuda.empty_cache()
 
 
 class OnItsWay(Given):

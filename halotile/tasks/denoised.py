@@ -14,6 +14,7 @@ from halotile.storage.output import to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.card import open_device
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.device import unless_lost
 from halotile.tasks.roles import Roles
 from halotile.tasks.window import TileRunner, Tiling
 
@@ -69,13 +70,15 @@ class Denoised:
         window = self.grid.window_of(region)
         pixels = read_window(self.source, window, self.rim)
         arranged = self.roles.arrange(pixels)
-        result = self.runner()(
-            arranged,
-            self.roles.spatial_part(self.rim.reach(window, self.shape)),
-            self.roles.spatial_part(region),
-            arranged.shape[len(self.roles.looped)],
-            {},
-        )
+        runner = self.runner()
+        with unless_lost(runner.device):
+            result = runner(
+                arranged,
+                self.roles.spatial_part(self.rim.reach(window, self.shape)),
+                self.roles.spatial_part(region),
+                arranged.shape[len(self.roles.looped)],
+                {},
+            )
         return np.ascontiguousarray(to_dtype(self.roles.restore(result), self.dtype))
 
     def runner(self) -> TileRunner:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, HalotileError
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 MIXED = ("float16", "bfloat16")
 """Precisions in which a model computes parts of itself."""
 
-OUT_OF_MEMORY = ("not enough memory", "out of memory", "ALLOC_FAILED", "unable to find an engine to execute")
+OUT_OF_MEMORY = (
+    "not enough memory",
+    "out of memory",
+    "ALLOC_FAILED",
+    "ALLOCATION_FAILED",
+    "unable to find an engine to execute",
+)
 """What libraries say where they have no exception for it; the last one is cuDNN's, whose every algorithm wants some room."""
 LOST = 70
 """What a process ends with whose device is lost."""
@@ -223,6 +229,8 @@ def unless_lost(device: Device) -> Iterator[None]:
     """End the process when its device is lost: its nanny starts another one, and the block is done there."""
     try:
         yield
+    except HalotileError:  # ours: it was there to say so
+        raise
     except Exception:
         if device.is_lost():
             os._exit(LOST)

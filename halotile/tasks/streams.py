@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from halotile.tasks.buffers import Mark
@@ -48,6 +48,10 @@ class Streams(Protocol):
 
     def settle(self) -> None:
         """Wait until nothing is queued anywhere on the device."""
+        ...
+
+    def answer(self) -> None:
+        """Wait for what is on its way back; fails where the device is lost. Recordings are left alone."""
         ...
 
     def record(self, call: Call) -> Call:
@@ -96,6 +100,9 @@ class AtOnce:
 
     def settle(self) -> None:
         """Nothing ever is."""
+
+    def answer(self) -> None:
+        """It does."""
 
     def record(self, call: Call) -> Call:
         """The call itself, with one place for its results."""
@@ -161,11 +168,30 @@ class CudaStreams:
         recording = self.torch.cuda.graph(
             graph, pool=self._graphs, stream=self._streams["compute"], capture_error_mode="thread_local"
         )
-        with recording:
-            place = call()
+        try:
+            with recording:
+                place = call()
+        except BaseException:
+            self._end_allocating()
+            raise
 
         def replay() -> torch.Tensor:
             graph.replay()
             return place
 
         return replay
+
+    def answer(self) -> None:
+        """What loses a card shows on each of its streams."""
+        self._streams["back"].synchronize()
+
+    def _end_allocating(self) -> None:
+        """Say that a recording which failed is over.
+
+        Up to torch 2.11 the allocator is not told when the driver ends it, and would keep from then on whatever it is given back
+        (pytorch issue 180395).
+        """
+        device = self.torch.cuda.current_device()
+        with suppress(Exception):
+            self.torch._C._cuda_endAllocateToPool(device, self._graphs)
+            self.torch._C._cuda_releasePool(device, self._graphs)

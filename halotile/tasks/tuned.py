@@ -18,6 +18,8 @@ class Wish:
         Tiles at once, where that is given.
     sharing : int
         Processes that share the device.
+    layouts : bool
+        Whether the other memory layout is tried.
     compare : bool
         Whether all precisions are tried.
     """
@@ -25,6 +27,7 @@ class Wish:
     tiles: tuple[tuple[int, ...], ...]
     batch: int | None = None
     sharing: int = 1
+    layouts: bool = False
     compare: bool = False
 
 

@@ -19,7 +19,7 @@ from halotile.tasks.block import resident_bytes
 from halotile.tasks.denoise import DenoiseStages, DenoiseTask
 from halotile.tasks.device import Device
 from halotile.tasks.tuned import Precision, Tried, Tuned, Wish
-from halotile.tasks.window import Computed, Staged, TileRunner, windows_of
+from halotile.tasks.window import Computed, Staged, TileRunner, cut_evenly, windows_of
 
 SECONDS = 20.0
 """After so long nothing else is tried."""
@@ -27,6 +27,10 @@ COMPARE_SECONDS = 60.0
 """After so long no other precision is."""
 WHOLE_SECONDS = 1.0
 """A block that takes longer is not computed: its first batch tells how long."""
+LATE_SECONDS = 90.0
+"""After so long the best is good enough as it is."""
+ASKED_SECONDS = 0.05
+"""To ask for a batch takes no longer than some milliseconds: where it computes longer than this, a recording saves nothing."""
 GAIN = 0.03
 """What is less is noise: of two sizes that near each other the one that needs less memory is taken."""
 PATIENCE = 2
@@ -69,7 +73,8 @@ def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
         (each for each in tried if each.seconds <= (1 + GAIN) * fastest), key=lambda each: each.batch_bytes
     )
     precisions = tuple(trial.compare(best)) if wish.compare else ()
-    best = trial.other_layout(best, wish.sharing) or best
+    if wish.layouts:
+        best = trial.other_layout(best, wish.sharing) or best
     # The last: a recording that fails may leave a process that can allocate no more.
     recorded = trial.recorded(best, wish.sharing)
     best = recorded or best
@@ -99,6 +104,7 @@ class _Trial:
 
     def __init__(self, task: DenoiseTask, device: Device | None) -> None:
         self.task = task
+        self.began = time.perf_counter()
         stages = DenoiseStages(task, device)
         self.runner = stages.tiles
         self.device = self.runner.device
@@ -133,18 +139,26 @@ class _Trial:
 
     def search(self, wish: Wish) -> Iterator[Tried]:
         """Larger and larger batches of each tile, until they gain nothing or find no room."""
-        began, found = time.perf_counter(), 0
-        least = min(map(self._redundancy, wish.tiles))
-        shallow = [tile for tile in wish.tiles if self._redundancy(tile) <= DEEP * least]
-        deep = sorted((tile for tile in wish.tiles if tile not in shallow), key=self._redundancy)
-        for tile in (*shallow, *deep):
-            if found and tile in deep:
+        found, failure = 0, None
+        tiles = sorted(
+            wish.tiles, key=self._redundancy
+        )  # with the least halo, and so the fewest pixels, first
+        for tile in tiles:
+            if found and self._redundancy(tile) > DEEP * self._redundancy(tiles[0]):
                 return
             fastest, idle = math.inf, 0
             for batch in self._batches(tile, wish.batch):
-                if found and time.perf_counter() - began > SECONDS:
+                if found and self.seconds > SECONDS:
                     return
-                tried = self.time(tile, batch)
+                try:
+                    tried = self.time(tile, batch)
+                except HalotileError:
+                    raise
+                except Exception as error:  # a library that does not take so large an image, say
+                    if self.device.is_lost():
+                        raise
+                    failure = error
+                    break
                 if tried is None or not self._fits(tried, wish.sharing):
                     break
                 yield tried
@@ -153,11 +167,20 @@ class _Trial:
                 fastest = min(fastest, tried.seconds)
                 if idle >= PATIENCE:
                     break
+        if failure is not None and not found:
+            raise failure
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self.began
 
     def _redundancy(self, tile: tuple[int, ...]) -> float:
-        """Pixels that are computed for each of the result."""
-        grown = zip(tile, self.task.tiling.depth, strict=True)
-        return math.prod((t + before + after) / t for t, (before, after) in grown)
+        """Pixels that are computed for each of a block, as it is cut."""
+        whole = zip(self.core.start, self.core.stop, tile, self.task.tiling.align, strict=True)
+        pieces = [len(cut_evenly(*axis)) for axis in whole]
+        grown = zip(self.core.shape, pieces, self.task.tiling.depth, strict=True)
+        return math.prod(1 + count * (before + after) / n for n, count, (before, after) in grown)
 
     def _batches(self, tile: tuple[int, ...], given: int | None) -> Iterator[int]:
         if given is not None:
@@ -188,10 +211,12 @@ class _Trial:
         try:
             self._compute(runner, first)  # the first time, libraries are loaded and algorithms chosen
             one = self._compute(runner, first)
-            held = device.peak_bytes() - before
             seconds = one * (batches if device.one_shape else self._count(tile) / planes)
+            result_bytes = self.result_bytes * first.size // self.core.size
             if seconds < WHOLE_SECONDS:  # and then again, when all margins have been met
                 seconds = min(self._compute(runner, self.core) for _ in range(2))
+                result_bytes = self.result_bytes
+            held = max(0, device.peak_bytes() - before - result_bytes)
         except Exception as error:
             if not device.is_out_of_memory(error):
                 raise
@@ -201,10 +226,8 @@ class _Trial:
 
     def other_layout(self, best: Tried, sharing: int) -> Tried | None:
         """The best in the other memory layout, which the device has from now on; None where that is no faster."""
-        if self.device.kind == "cpu" or not self.task.denoiser.convolutional or len(self.core.shape) != 2:
-            return None
         device = self.device.laid_out(not self.device.channels_last)
-        tried = self.time(best.tile, best.batch, device)
+        tried = self._timed_if_it_goes(best, device)
         if tried is None or tried.seconds >= (1 - GAIN) * best.seconds or not self._fits(tried, sharing):
             return None
         self.device = device
@@ -213,11 +236,21 @@ class _Trial:
     def recorded(self, best: Tried, sharing: int) -> Tried | None:
         """The best once more, recorded; None where that does not pay."""
         device = self.device.recording()
-        if device is None:
+        batches = -(-self._count(best.tile) // best.batch)
+        if device is None or best.seconds / batches > ASKED_SECONDS:
             return None
-        tried = self.time(best.tile, best.batch, device)
+        tried = self._timed_if_it_goes(best, device)
         pays = tried is not None and device.records and tried.seconds < (1 - GAIN) * best.seconds
         return tried if tried is not None and pays and self._fits(tried, sharing) else None
+
+    def _timed_if_it_goes(self, best: Tried, device: Device) -> Tried | None:
+        """As :meth:`time`; None also where something breaks: the best is there already."""
+        if self.seconds > LATE_SECONDS:
+            return None
+        try:
+            return self.time(best.tile, best.batch, device)
+        except Exception:
+            return None
 
     def _runner(self, tile: tuple[int, ...], batch: int, device: Device) -> TileRunner:
         tiling = replace(self.task.tiling, tile=tile, batch=batch)

@@ -123,6 +123,7 @@ class TileRunner:
         self.tiling = tiling
         self.name = name
         self.batch = tiling.batch
+        self._wants_room = False
 
     @property
     def model_here(self) -> Model | None:
@@ -156,7 +157,7 @@ class TileRunner:
             )
         except Exception as error:
             if self.device.is_out_of_memory(error):
-                self.make_room()  # the block is tried again
+                self._wants_room = True  # for the thread that computes; the block is tried again
             raise
 
     def launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
@@ -171,6 +172,8 @@ class TileRunner:
         channels_out : int
             Channels of the result.
         """
+        if self._wants_room:
+            self._make_room()
         while True:
             try:
                 return self._launch(staged, available, core, channels_out)
@@ -178,10 +181,11 @@ class TileRunner:
                 if not self.device.is_out_of_memory(error) or self.batch == 1:
                     raise
             # Not before the error is forgotten, whose frames hold what was made.
-            self.make_room()
+            self._make_room()
 
-    def make_room(self) -> None:
+    def _make_room(self) -> None:
         """Memory ran out: compute half as many tiles at once from now on."""
+        self._wants_room = False
         self.batch = max(1, self.batch // 2)
         self.device.forget()
 

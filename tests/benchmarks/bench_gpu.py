@@ -29,7 +29,7 @@ NOTES = """\
 - **end to end** is a job from Zarr to Zarr on workers that are up and have begun with CUDA: the model brought to the card, blocks read,
   computed, encoded, written and synced, journal kept. The plan was made before; how long that took has a row of its own.
 - **bare forward** is the same model on pixels that are on the card already, float32 without TF32, cuDNN choosing by stopwatch: no
-  halo, no disk, the best of some tiles, batches and memory layouts. It counts every pixel that goes through the model.
+  halo, no disk, the best of some tiles, batches and memory layouts. A job's cuDNN chooses by rule, so that all workers write the same bits. It counts every pixel that goes through the model.
 - **with the halo counted** is the same ratio with the pixels of the halo counted as work of ours.
 - **pure copy** is one worker's reads and writes of the same blocks, with the same threads and nothing computed.
 - **busy** is the time between the beginning and the end of each block's work on the card, by its own clock, of the time in which blocks
@@ -59,7 +59,7 @@ class Case:
 CASES = {
     "cnn": Case("cnn", "7-layer 32-channel CNN", 32768, 512, 1024, bare_bar=0.7),
     "gaussian": Case("gaussian", "gaussian, σ = 2", 32768, 512, 1024, copy_bar=0.8, peers=False),
-    "unet": Case("unet", "residual U-Net, {}", 16384, 384, 256, bare_bar=0.9, share=0.5),
+    "unet": Case("unet", "residual U-Net, {}", 24576, 384, 256, bare_bar=0.9, share=0.5),
 }
 PEERS = {
     "monai": ("monai least", "MONAI, windows of 2048"),

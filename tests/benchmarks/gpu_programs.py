@@ -142,7 +142,7 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
     with started(count) as cluster:
         warm(cluster.client)
         cluster.client.run(wake, device)
-        known = folder / f"ours-{subject}-{device}-{edge}.json"
+        known = folder / f"ours-{subject}-{device}-{edge}-{workers}.json"
         planned = time.perf_counter()
         plan = make_plan(job_of(Subject.of(subject), source, output, device, count, known))
         if device == "cuda" and plan.tuned is None:
@@ -176,7 +176,7 @@ def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     from halotile.storage.output import create_output
 
     source, output = picture(folder, edge), fresh(folder / "copy.zarr")
-    known = folder / f"ours-{subject}-{device}-{edge}.json"
+    known = folder / f"ours-{subject}-{device}-{edge}-1.json"
     plan = make_plan(job_of(Subject.of(subject), source, output, device, 1, known))
     create_output(plan.output, plan.layout)
     grid = replace(plan.grid, depth=((0, 0),) * len(plan.grid.shape))

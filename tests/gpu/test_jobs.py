@@ -45,7 +45,7 @@ def job(folder: Path, output: str, name: str, device: str, **parts: Any) -> Job:
         key: str(_weights(folder)) if value == "WEIGHTS" else value for key, value in DENOISERS[name].items()
     }
     # A card that is tried may choose another tile and batch each time, and so other last bits.
-    tile = {"block": 256, "size": 128, "batch": 4}
+    tile = {"block": 256, "size": 128, "batch": 4, "channels_last": False}
     made = job_of(source, folder / output, name, options, tile=tile, run={"device": device} | parts)
     return replace(made, cluster=Choice(kind="local"))
 
@@ -105,7 +105,7 @@ def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
             options,
             shard=64,
             # The planner would rehearse the network, each of its tiles at the same pace.
-            tile={"block": 64, "size": 64, "batch": 1, "seams": "allow"},
+            tile={"block": 64, "size": 64, "batch": 1, "channels_last": False, "seams": "allow"},
             run={"device": gpu},
         )
         return replace(made, cluster=Choice(kind="local"))

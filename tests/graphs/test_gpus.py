@@ -18,13 +18,14 @@ from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.devices import chosen, device_of, on_gpus
 from halotile.graphs.gpus import Gpus, gpus_here
+from halotile.graphs.identity import differences
 from halotile.graphs.job import Cluster, Run
 from halotile.graphs.pieces import steps
 from halotile.graphs.planner import make_plan
 from halotile.graphs.resolution import kind_of
 from halotile.graphs.workers.__main__ import share_of
 from halotile.tasks.denoisers.function import GivenFunction
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 TWO = Gpus(("0", "1"))
 
@@ -323,6 +324,18 @@ def test_precision_is_of_networks(tmp_path: Path, name: str, options: dict[str, 
     )
     assert plain.fingerprint == half.fingerprint
     assert f"run.precision is float16, which is for networks: {name} computes in float32" in half.notes
+
+
+def test_a_network_of_another_precision_is_another_job(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
+    before, now = (
+        make_plan(
+            job_of(source, tmp_path / "out.zarr", "dncnn", options, run={"precision": precision})
+        ).identity
+        for precision in ("float32", "bfloat16")
+    )
+    assert differences(before, now) == ['run.precision was "float32", is "bfloat16"']
 
 
 @pytest.mark.parametrize(

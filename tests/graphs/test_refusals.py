@@ -176,7 +176,6 @@ def finished(scene: Scene, cluster: Cluster) -> Scene:
         ({"output": {"dtype": "float64"}}, 'output.dtype was "float32", is "float64"'),
         ({"input": {"range": (0.0, 2.0)}}, r"range was absent, is \[0.0, 2.0\]"),
         ({"run": {"on_nan": "fail"}}, 'on_nan was "propagate", is "fail"'),
-        ({"run": {"precision": "bfloat16"}}, 'precision was "float32", is "bfloat16"'),
         ({"tile": {"boundary": "reflect"}}, 'boundary was .*"cut".*, is .*"reflect"'),
         ({"tile": {"depth": 4}}, "depth was .*0.*, is .*4"),
     ],

@@ -140,8 +140,11 @@ def test_the_first_group_is_as_large_as_an_earlier_sweep_allows() -> None:
 
 
 def test_one_worker_alone_need_not_share() -> None:
-    grouping = Grouping(workers=1, target_seconds=10.0, seconds_per_block=0.2)
-    assert (grouping.size(1000), grouping.size(30)) == (50, 30)
+    alone, two = (
+        Grouping(workers, target_seconds=10.0, seconds_per_block=0.2, keeps_all=True) for workers in (1, 2)
+    )
+    assert (alone.size(1000), alone.size(30), two.size(30)) == (50, 30, 8)
+    assert Grouping(1, target_seconds=10.0, seconds_per_block=0.2).size(30) == 15
 
 
 def test_tasks_last_longer_where_one_scheduler_serves_many_workers() -> None:

@@ -73,7 +73,8 @@ def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (plan.task.tiling.tile, plan.task.tiling.batch) == ((32, 48), 6)
     assert (plan.identity["tile"], plan.identity["batch"]) == ([32, 48], 6)
     assert plan.summary()["device_memory_bytes"] == 5_000_000
-    assert plan.resolved_json()["tile"]["size"] == [32, 48]
+    written = plan.resolved_json()["tile"]
+    assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
     assert (plan.task.records, plan.task.channels_last) == (True, True)
     assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
     assert asked[0].tiles == ((128, 128),), "no tile is larger than a block"
@@ -83,7 +84,7 @@ def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_what_is_written_is_what_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = finding(monkeypatch, FOUND)
     make_plan(job(tmp_path, size=64, batch=3))
-    assert (asked[0].tiles, asked[0].batch) == (((64, 64),), 3)
+    assert (asked[0].tiles, asked[0].batch, asked[0].layouts) == (((64, 64),), 3, False)
     make_plan(replace(job(tmp_path), run=Run(device="cuda", workers=3)))
     assert [each.sharing for each in asked] == [1, 3], "three workers of this machine use one card"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.memory import IMPORTS_BYTES, MIB, card_bytes
+from halotile.graphs.memory import IMPORTS_BYTES, MIB, card_bytes, pinned
 from halotile.graphs.reconstruction.forms import Form
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
@@ -92,7 +92,7 @@ def footprint_of_step(
         + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
         operators_bytes=IMAGES_OF_A_GRADIENT * seen + (TRANSFORMS_BYTES if form.is_fft else 0),
         # On a card they are there, and the pixels pass through pinned memory on their way: two pieces each way.
-        tiles_bytes=2 * COUNT * step if on_card else tiles,
+        tiles_bytes=2 * COUNT * pinned(step) if on_card else tiles,
     )
 
 
