@@ -56,6 +56,11 @@ def _each_has_one(run: Run, environment: Mapping[str, str]) -> bool:
     return all(slot.gpus >= slot.of for slot in slots_in(environment, run.workers))
 
 
+def is_here(cluster: Cluster) -> bool:
+    """Whether the workers are processes of this machine, which share its cores and memory."""
+    return kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
+
+
 def on_gpus(job: AJob) -> AJob:
     """A job with a worker on each GPU, where that is its cluster."""
     if kind_of(job.cluster).name != LOCAL_CUDA:
@@ -112,8 +117,7 @@ def hands_of(run: Run, cluster: Cluster, device: str) -> int:
     """
     if device == "cpu":
         return 1
-    shared = kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
-    cores = (os.cpu_count() or 1) // run.workers if shared else cluster.cores
+    cores = (os.cpu_count() or 1) // run.workers if is_here(cluster) else cluster.cores
     return max(1, min(HANDS_AT_MOST, cores))
 
 
@@ -125,7 +129,7 @@ def check_device(run: Run, cluster: Cluster, device: str) -> None:
     ConfigError
         Saying why there is none, and what to write.
     """
-    if device == "cpu" or kind_of(cluster).name not in (DEFAULT, LOCAL_CUDA):
+    if device == "cpu" or not is_here(cluster):
         return
     here = gpus_here()
     if not here.names:

@@ -22,7 +22,7 @@ from halotile.graphs.cutting import (
     rim_of,
     tiling_of,
 )
-from halotile.graphs.devices import check_device, device_of, hands_of, on_gpus
+from halotile.graphs.devices import check_device, device_of, hands_of, is_here, on_gpus
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
 from halotile.graphs.memory import Footprint, card_bytes, footprint, machine_bytes
@@ -30,7 +30,6 @@ from halotile.graphs.notes import notes_of
 from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.reach import rehearsed, resolve_reach
-from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.resolve import (
     assign_axes,
     check_paths,
@@ -155,7 +154,7 @@ def make_plan(
         )
         return task, _footprint(task, layout, stored_piece)
 
-    machine = machine_bytes() if kind_of(job.cluster).name == DEFAULT else None
+    machine = machine_bytes() if is_here(job.cluster) else None
     stored_piece = original.chunks if not original.mapped else (1,)
     on_card = device != "cpu"
     task, needed = choose_block(job, geometry, unit, previous, machine, with_sizes, on_card=on_card)

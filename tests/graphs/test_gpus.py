@@ -285,6 +285,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
         make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda")
     )
     assert on_cards.run.workers == 2
+    assert on_cards.machine_bytes == plain.machine_bytes is not None, "they share this machine's memory"
     assert (plain.task.device, on_cards.task.device, on_cards.task.overlap) == ("cpu", "cuda", True)
     assert plain.fingerprint != on_cards.fingerprint
     assert on_gpus(job) == job

@@ -13,7 +13,7 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.cutting import allowed_bytes, overlap_pays
-from halotile.graphs.devices import check_device, device_of, on_gpus
+from halotile.graphs.devices import check_device, device_of, is_here, on_gpus
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
@@ -37,7 +37,6 @@ from halotile.graphs.reconstruction.stack import (
     open_measurements,
 )
 from halotile.graphs.reconstruction.traffic import comes_apart, computed_twice
-from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.resolve import check_paths
 from halotile.graphs.sizes import (
     Geometry,
@@ -102,7 +101,7 @@ def make_reconstruction_plan(
     form = choose_form(terms, image.dtype, exact=job.exact, per_sweep=job.solver.checkpoint_every)
     _check_per_sweep(form)
     solver = find("solvers", job.solver.name).SOLVER()
-    machine = machine_bytes() if kind_of(job.cluster).name == DEFAULT else None
+    machine = machine_bytes() if is_here(job.cluster) else None
     allowed, overlap = allowed_bytes(job.run, machine), overlap_pays(job.run)
     for block in _blocks(job, geometry, layout, previous):
         prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block)
