@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from halotile.cli.planned import Figures, cost_rows, output_rows
+from halotile.cli.planned import Figures, cost_rows, device_text, output_rows, tiles_text
 from halotile.cli.probing import probe_rows
 from halotile.cli.screen import Row
-from halotile.cli.units import counted, rate_text, shape_text
+from halotile.cli.units import counted, shape_text
 from halotile.graphs.job import Job
 
 
@@ -23,17 +23,17 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}, axes {figures['axes']}"),
         ("output", str(figures["output"])),
         ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}"),
-        ("denoiser", f"{figures['denoiser']}, on {_device(figures)} in {figures['precision']}"),
+        ("denoiser", f"{figures['denoiser']}, {device_text(figures)}"),
         ("", ""),
         *output_rows(figures),
-        ("tiles", _tiles(figures)),
+        ("tiles", tiles_text(figures)),
         ("depth", f"{_depth(figures['depth'])} pixels, {figures['depth_from']}"),
         ("boundary", str(figures["boundary"])),
         ("read", f"{figures['read_amplification']:.2f} × the picture"),
         ("computed", f"{figures['compute_redundancy']:.2f} × the picture"),
         ("", ""),
         *cost_rows(figures),
-        *(probe_rows(figures["tuned"]) if figures.get("tuned") else ()),
+        *probe_rows(figures),
     ]
 
 
@@ -44,23 +44,6 @@ def headline(figures: Figures) -> str:
         f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {blocks}, "
         f"depth {_depth(figures['depth'])} ({figures['depth_from']}), {workers}"
     )
-
-
-def _device(figures: Figures) -> str:
-    return "processors" if figures["device"] == "cpu" else "GPUs"
-
-
-def _tiles(figures: Figures) -> str:
-    """How many pixels at once, and why so many."""
-    text = f"{shape_text(figures['tile'])}, {figures['batch']} at once"
-    tuned = figures.get("tuned")
-    if not tuned or figures["device"] == "cpu":
-        return text
-    count = len(tuned["tried"])
-    found = f"the fastest of {count} tried" if count > 1 else "tried"
-    if tuned["records"]:
-        found += ", recorded"
-    return f"{text}: {found} on {tuned['device']}, {rate_text(tuned['megapixels_per_second'])} there"
 
 
 def _depth(depth: Any) -> str:

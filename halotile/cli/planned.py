@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halotile.cli.screen import Row
-from halotile.cli.units import bytes_text, shape_text
+from halotile.cli.units import bytes_text, rate_text, shape_text
 
 Figures = Mapping[str, Any]
 """What ``summary()`` of a plan says."""
@@ -18,6 +18,25 @@ def output_rows(figures: Figures) -> list[Row]:
         ("blocks", _blocks(figures)),
         ("shards", f"{shape_text(figures['shard'])}, in chunks of {shape_text(figures['chunk'])}"),
     ]
+
+
+def device_text(figures: Figures) -> str:
+    """What computes a denoiser, and how exactly."""
+    device = "processors" if figures["device"] == "cpu" else "GPUs"
+    return f"on {device} in {figures['precision']}"
+
+
+def tiles_text(figures: Figures) -> str:
+    """How many pixels are denoised at once, and why so many."""
+    text = f"{shape_text(figures['tile'])}, {figures['batch']} at once"
+    tuned = figures.get("tuned")
+    if not tuned or figures["device"] == "cpu":
+        return text
+    count = len(tuned["tried"])
+    found = f"the fastest of {count} tried" if count > 1 else "tried"
+    if tuned["records"]:
+        found += ", recorded"
+    return f"{text}: {found} on {tuned['device']}, {rate_text(tuned['megapixels_per_second'])} there"
 
 
 def cost_rows(figures: Figures) -> list[Row]:

@@ -12,9 +12,10 @@ Found = Mapping[str, Any]
 """What ``Tuned.to_json()`` says."""
 
 
-def probe_rows(found: Found) -> list[Row]:
-    """The precisions, where they were compared, after the tiles, where several were tried."""
-    if not found["precisions"]:
+def probe_rows(figures: Mapping[str, Any]) -> list[Row]:
+    """What a plan found out: the precisions, where they were compared, after the tiles that were tried."""
+    found: Found | None = figures.get("tuned")
+    if not found or not found["precisions"]:
         return []
     rows = [("", ""), ("tried on", str(found["device"]))]
     tiles = [_tile(each) for each in found["tried"]]

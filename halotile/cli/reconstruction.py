@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from halotile.cli.planned import Figures, cost_rows, output_rows
+from halotile.cli.planned import Figures, cost_rows, device_text, output_rows, tiles_text
+from halotile.cli.probing import probe_rows
 from halotile.cli.screen import Row
 from halotile.cli.units import bytes_text, counted, shape_text
 from halotile.graphs.job import Reconstruction
@@ -26,14 +27,16 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}"),
         ("fidelity", str(figures["fidelity"])),
         ("form", str(figures["form"])),
-        ("prior", prior_text(figures)),
+        ("prior", _prior(figures)),
         ("solver", _solver(figures)),
         ("", ""),
         *output_rows(figures),
+        *([("tiles", tiles_text(figures))] if "tile" in figures else []),
         ("halo", f"{figures['halo']} pixels, {figures['read_amplification']:.2f} × the image is read"),
         ("iteration", traffic_text(figures)),
         ("", ""),
         *cost_rows(figures),
+        *probe_rows(figures),
     ]
 
 
@@ -67,6 +70,11 @@ def prior_text(figures: Figures) -> str:
     ('pnp with dncnn', 'tv')
     """
     return f"{figures['prior']} with {figures['denoiser']}" if figures["denoiser"] else str(figures["prior"])
+
+
+def _prior(figures: Figures) -> str:
+    """The prior, and what computes it."""
+    return f"{prior_text(figures)}, {device_text(figures)}" if "tile" in figures else prior_text(figures)
 
 
 def _solver(figures: Figures) -> str:

@@ -89,7 +89,7 @@ def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool,
         raise ConfigError("simulate is a command for one copy. Start it without mpirun and srun.")
     plans = make_simulation_plans(job, noise, overwrite=overwrite)
     with make_report(quiet=quiet) as report:
-        run_simulation(plans, choice=job.cluster, observer=report, import_folder=job.import_folder)
+        run_simulation(plans, observer=report, import_folder=job.import_folder)
     if as_json:
         print_json({"measurements": [plan.summary() for plan in plans]})
     elif not quiet:

@@ -11,7 +11,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
 from halotile.graphs.gpus import Gpus, gpus_here
 from halotile.graphs.job import Cluster, Job, Reconstruction, Run
-from halotile.graphs.resolution import DEFAULT, kind_of
+from halotile.graphs.resolution import AUTO, DEFAULT, VARIABLE, kind_of
 from halotile.graphs.words import shown
 
 LOCAL_CUDA = "local-cuda"
@@ -61,11 +61,30 @@ def is_here(cluster: Cluster) -> bool:
     return kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
 
 
-def on_gpus(job: AJob) -> AJob:
+def cluster_for(asked: Cluster, device: str) -> Cluster:
+    """The cluster of a job that this computes: GPUs that nobody asked for are left alone where they would have nothing to do."""
+    spoken_for = asked.kind != AUTO or asked.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
+    if device != "cpu" or spoken_for or kind_of(asked).name != LOCAL_CUDA:
+        return asked
+    return replace(asked, kind=DEFAULT)
+
+
+def note_of_cluster(asked: Cluster, cluster: Cluster, device: str) -> tuple[str, ...]:
+    """What is to be said of GPUs that a job has nothing for."""
+    if cluster != asked:
+        return ("GPUs are left alone: nothing of this job computes on them",)
+    if device == "cpu" and kind_of(cluster).name == LOCAL_CUDA:
+        return (
+            "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each: kind: local has run.workers of them",
+        )
+    return ()
+
+
+def on_gpus(job: AJob, cluster: Cluster) -> AJob:
     """A job with a worker on each GPU, where that is its cluster."""
-    if kind_of(job.cluster).name != LOCAL_CUDA:
+    if kind_of(cluster).name != LOCAL_CUDA:
         return job
-    return replace(job, run=replace(job.run, workers=len(chosen(job.cluster))))
+    return replace(job, run=replace(job.run, workers=len(chosen(cluster))))
 
 
 def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:

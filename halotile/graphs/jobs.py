@@ -55,20 +55,13 @@ def _denoise(plan: Any, **options: Any) -> Outcome:
     return run(plan, **options)
 
 
-def _plan_reconstruction(
-    job: Reconstruction, *, same_input: bool = False, probe: bool = False, **options: Any
-) -> RunPlan:
+def _plan_reconstruction(job: Reconstruction, *, same_input: bool = False, **options: Any) -> RunPlan:
     from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 
     if same_input:
         raise ConfigError(
             "--same-input is for denoising: every pixel of a reconstruction comes from all of its measurements. "
             "Leave it out, or start over with --fresh."
-        )
-    if probe:
-        raise ConfigError(
-            "--probe tries the denoiser of a denoising job. For that of a prior, write a job: denoise with it and plan that; "
-            "the tile.size, tile.batch and run.precision that it shows can be written here."
         )
     return make_reconstruction_plan(job, **options)
 

@@ -30,12 +30,17 @@ def notes_of(
 ) -> tuple[str, ...]:
     """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
     return (
-        *((f"tile and batch are by rule: {not_tried}",) if not_tried else ()),
+        *note_of_trial(not_tried),
         *_found(noise_level, reach),
         *_metadata(original, layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
     )
+
+
+def note_of_trial(not_tried: str) -> tuple[str, ...]:
+    """What to say where a card was not tried, for this reason."""
+    return (f"tile and batch are by rule: {not_tried}",) if not_tried else ()
 
 
 def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
@@ -70,7 +75,7 @@ def _narrowing(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
 
 def _decoding(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
     """What to say of an input stored in pieces much larger than the blocks that are read from it."""
-    window = grid.block_at(len(grid) // 2).window.clip(Region.whole(grid.shape))
+    window = grid.middle.window.clip(Region.whole(grid.shape))
     piece = (1,) * (len(roles.axes) - len(source.axes)) + tuple(source.chunks)
     decoded = math.prod(
         min(-(-b // p) * p, n) - a // p * p

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.identity import fingerprint
-from halotile.graphs.job import DenoiserChoice, Job, Output, Run, parse_bytes
+from halotile.graphs.job import Cluster, DenoiserChoice, Job, Output, Run, parse_bytes
 from halotile.graphs.memory import MIB, Footprint, check_share
 from halotile.graphs.reach import Reach
 from halotile.graphs.resolve import describe_denoiser
+from halotile.graphs.tuning import written_tiles
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.tasks.denoise import DenoiseTask
@@ -58,6 +59,11 @@ class RunPlan(Protocol):
     @property
     def run(self) -> Run:
         """How it is run."""
+        ...
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where its workers live."""
         ...
 
     @property
@@ -111,6 +117,8 @@ class Plan:
     """A job that can start: what a worker does with a block, where it goes, and what it will cost."""
 
     job: Job
+    cluster: Cluster
+    """Where its workers live: that of the job, or what is better for it where the job leaves that open."""
     task: DenoiseTask
     layout: Layout
     reach: Reach
@@ -252,11 +260,9 @@ class Plan:
             "dtype": self.layout.dtype,
         }
         job["tile"] |= {
-            "size": list(task.tiling.tile),
+            **written_tiles(task),
             "depth": [max(pair) for pair in task.tiling.depth],
             "boundary": task.rim.rules[spatial[0]],
-            "batch": task.tiling.batch,
-            **({} if task.device == "cpu" else {"channels_last": task.channels_last}),
             "block": block,
             "axes": "".join(task.roles.axes[i] for i in spatial),
         }
@@ -265,7 +271,7 @@ class Plan:
     def summary(self) -> dict[str, Any]:
         """The figures of the plan, for people and for ``--json``."""
         grid, task = self.grid, self.task
-        middle = grid.block_at(len(grid) // 2)
+        middle = grid.middle
         roles = task.roles
         spatial_core = roles.spatial_part(middle.core).size
         spatial_window = roles.spatial_part(task.rim.reach(middle.window, grid.shape)).size

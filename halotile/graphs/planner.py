@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,15 @@ from halotile.graphs.cutting import (
     rim_of,
     tiling_of,
 )
-from halotile.graphs.devices import check_device, device_of, hands_of, is_here, on_gpus
+from halotile.graphs.devices import (
+    check_device,
+    cluster_for,
+    device_of,
+    hands_of,
+    is_here,
+    note_of_cluster,
+    on_gpus,
+)
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
 from halotile.graphs.memory import Footprint, card_bytes, footprint, machine_bytes
@@ -40,14 +46,13 @@ from halotile.graphs.resolve import (
     settle_noise_level,
     value_range,
 )
-from halotile.graphs.sizes import Geometry, block_unit
+from halotile.graphs.sizes import block_unit
 from halotile.graphs.tuning import (
-    NotTried,
     as_it_went,
-    as_tuned,
     channels_last_of,
-    remembered,
-    tuned_for,
+    found_for,
+    on_device,
+    trying,
     with_tuned,
 )
 from halotile.storage.arrays import Source, open_source
@@ -98,8 +103,6 @@ def make_plan(
         When it does not fit.
     """
     check_job(job)
-    job = on_gpus(job)
-    device = device_of(job.run, job.cluster)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
@@ -108,8 +111,10 @@ def make_plan(
     )
     check_paths(original, output)
     denoiser = make_denoiser(job.denoiser, job)
-    device, precision, unheeded = computed_by(denoiser, device, job.run.precision)
+    device, precision, unheeded = computed_by(denoiser, device_of(job.run, job.cluster), job.run.precision)
     check_device(job.run, job.cluster, device)
+    cluster = cluster_for(job.cluster, device)
+    job = on_gpus(job, cluster)
     own_code = denoiser.check()
     roles, source = assign_axes(job, denoiser, original)
     sides = open_sides(job, denoiser, source, roles)
@@ -150,16 +155,16 @@ def make_plan(
             on_nan=job.run.on_nan,
             overlap=device != "cpu" or overlap_pays(job.run),
             channels_last=convolves and channels_last_of(job.tile, device, precision),
-            hands=hands_of(job.run, job.cluster, device),
+            hands=hands_of(job.run, cluster, device),
         )
         return task, _footprint(task, layout, stored_piece)
 
-    machine = machine_bytes() if is_here(job.cluster) else None
+    machine = machine_bytes() if is_here(cluster) else None
     stored_piece = original.chunks if not original.mapped else (1,)
     on_card = device != "cpu"
     task, needed = choose_block(job, geometry, unit, previous, machine, with_sizes, on_card=on_card)
-    with told_if_slow(say, f"trying {denoiser.title} on {'a GPU' if on_card else 'this processor'}"):
-        tuned, not_tried = _tuned(job, task, geometry, previous, probe)
+    with told_if_slow(say, trying(task)):
+        tuned, not_tried = found_for(job, task, geometry, previous, probe=probe)
     if tuned is not None and on_card:
         task = with_tuned(task, tuned)
         needed = _footprint(task, layout, stored_piece, tuned)
@@ -179,6 +184,7 @@ def make_plan(
     free = shutil.disk_usage(existing_parent(output)).free
     plan = Plan(
         job=job,
+        cluster=cluster,
         task=as_it_went(task, previous),
         layout=layout,
         reach=reach,
@@ -203,33 +209,19 @@ def make_plan(
             noise_level=noise_level,
             not_tried=not_tried,
         )
-        + unheeded,
+        + unheeded
+        + note_of_cluster(job.cluster, cluster, device),
     )
     if refuse:
         plan.check_fits()
     return plan
 
 
-def _tuned(
-    job: Job, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, probe: bool
-) -> tuple[Tuned | None, str]:
-    """What was found about the device, or why it was not tried where it should have been."""
-    known = remembered(previous) if previous is not None else None
-    if not probe and (task.device == "cpu" or previous is not None):
-        return known, ""
-    if known is not None:  # a run goes on as it began
-        task, job = with_tuned(task, known), replace(job, tile=as_tuned(job.tile, known))
-    try:
-        return tuned_for(job, task, geometry, compare=probe), ""
-    except NotTried as why:
-        return known, str(why)
-
-
 def _footprint(
     task: DenoiseTask, layout: Layout, piece: tuple[int, ...], tuned: Tuned | None = None
 ) -> Footprint:
     tiling, denoiser = task.tiling, task.denoiser
-    middle = task.grid.block_at(len(task.grid) // 2)
+    middle = task.grid.middle
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
     window = math.prod(tile_window(task)[1])
     read = tuple(
@@ -269,20 +261,8 @@ def _identity(
         "depth": [list(pair) for pair in task.tiling.depth],
         "boundary": list(task.rim.rules),
         "precision": task.precision,
-        **_on_device(task),
+        **on_device(task),
         "on_nan": task.on_nan,
         "layout": layout.to_json(),
         "block": list(task.grid.block),
-    }
-
-
-def _on_device(task: DenoiseTask) -> dict[str, Any]:
-    """What else decides about bits where it is not a processor that computes: its libraries choose by shape."""
-    if task.device == "cpu":
-        return {}
-    return {
-        "device": task.device,
-        "tile": list(task.tiling.tile),
-        "batch": task.tiling.batch,
-        "channels_last": task.channels_last,
     }

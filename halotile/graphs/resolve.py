@@ -82,9 +82,7 @@ def computed_by(denoiser: Denoiser, device: str, precision: str) -> tuple[str, s
     notes = []
     if device != "cpu" and isinstance(denoiser, PictureDenoiser):
         device = "cpu"
-        notes.append(
-            f"{denoiser.title} is a function of arrays and computes on processors: cluster.kind: local has run.workers of them"
-        )
+        notes.append(f"{denoiser.title} is a function of arrays and computes on processors")
     if precision != "float32" and not denoiser.convolutional:
         notes.append(
             f"run.precision is {precision}, which is for networks: {denoiser.title} computes in float32"

@@ -135,7 +135,7 @@ class _Driver:
 
     def _until_done(self) -> None:
         job = self.plan.job
-        with Session(job.run, job.cluster, self.status, self.cluster) as session:
+        with Session(job.run, self.plan.cluster, self.status, self.cluster) as session:
             session.through(self.sweep)
         if self.sweep.disk_error:
             raise DiskRefused(full_disk_in_words(self.plan, self.sweep.disk_error, len(self.journal.done)))

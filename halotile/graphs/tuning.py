@@ -11,18 +11,21 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from halotile.errors import HalotileError
 from halotile.graphs.devices import LOCAL_CUDA, chosen
 from halotile.graphs.gpus import gpus_here
-from halotile.graphs.job import Job, Tile
+from halotile.graphs.job import AnyJob, Tile
 from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise import DenoiseTask
+from halotile.tasks.denoised import Denoised
 from halotile.tasks.tuned import Tuned, Wish
+
+T = TypeVar("T", DenoiseTask, Denoised)
 
 LIMIT_SECONDS = 300.0
 """A trial that takes longer hangs."""
@@ -57,24 +60,72 @@ def channels_last_of(tile: Tile, device: str, precision: str) -> bool:
     return precision != "float32" if tile.channels_last == "auto" else tile.channels_last
 
 
-def as_it_went(task: DenoiseTask, previous: Mapping[str, Any] | None) -> DenoiseTask:
-    """The task with as few tiles at once as the run that it goes on with came down to, for want of memory."""
-    batch = min(task.tiling.batch, (previous or {}).get(BATCH, task.tiling.batch))
-    return replace(task, tiling=replace(task.tiling, batch=batch))
+def as_it_went(tiled: T, previous: Mapping[str, Any] | None) -> T:
+    """With as few tiles at once as the run that it goes on with came down to, for want of memory."""
+    batch = min(tiled.tiling.batch, (previous or {}).get(BATCH, tiled.tiling.batch))
+    return replace(tiled, tiling=replace(tiled.tiling, batch=batch))
 
 
-def with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
-    """The task with the tile and the batch that were found."""
-    tiling = replace(task.tiling, tile=tuned.tile, batch=tuned.batch)
-    return replace(task, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
+def with_tuned(tiled: T, tuned: Tuned) -> T:
+    """With the tile and the batch that were found."""
+    tiling = replace(tiled.tiling, tile=tuned.tile, batch=tuned.batch)
+    return replace(tiled, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
 
 
-def tuned_for(job: Job, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
+def on_device(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
+    """What else decides about bits where it is not a processor that computes: its libraries choose by shape."""
+    if tiled.device == "cpu":
+        return {}
+    return {
+        "device": tiled.device,
+        "tile": list(tiled.tiling.tile),
+        "batch": tiled.tiling.batch,
+        "channels_last": tiled.channels_last,
+    }
+
+
+def trying(task: DenoiseTask) -> str:
+    """What is going on meanwhile, in a few words."""
+    return f"trying {task.denoiser.title} on {'this processor' if task.device == 'cpu' else 'a GPU'}"
+
+
+def written_tiles(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
+    """The tiles as a job file would write them."""
+    layout = {} if tiled.device == "cpu" else {"channels_last": tiled.channels_last}
+    return {"size": list(tiled.tiling.tile), "batch": tiled.tiling.batch, **layout}
+
+
+def found_for(
+    job: AnyJob, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, *, probe: bool
+) -> tuple[Tuned | None, str]:
+    """What was found about the device, or why it was not tried where it should have been.
+
+    A card is tried for a new run, anything where that is asked for. The parameters are those of :func:`tuned_for`, and:
+
+    Parameters
+    ----------
+    previous : mapping, optional
+        The plan of the run that it goes on with, which keeps what it began with.
+    probe : bool
+        Whether to try the device whatever is known, and every precision on it.
+    """
+    known = remembered(previous) if previous is not None else None
+    if not probe and (task.device == "cpu" or previous is not None):
+        return known, ""
+    if known is not None:
+        task, job = with_tuned(task, known), replace(job, tile=as_tuned(job.tile, known))
+    try:
+        return tuned_for(job, task, geometry, compare=probe), ""
+    except NotTried as why:
+        return known, str(why)
+
+
+def tuned_for(job: AnyJob, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
     """Try tiles and batches on the first GPU that the workers would use; on a processor, the tile of the task.
 
     Parameters
     ----------
-    job : Job
+    job : Job or Reconstruction
         What is given there is not changed.
     task : DenoiseTask
         The job with a tile that fits.
@@ -101,7 +152,7 @@ def tuned_for(job: Job, task: DenoiseTask, geometry: Geometry, *, compare: bool)
     return _in_a_process_of_its_own(job, task, _wish(job, task, geometry, compare), environment)
 
 
-def _wish(job: Job, task: DenoiseTask, geometry: Geometry, compare: bool) -> Wish:
+def _wish(job: AnyJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> Wish:
     if task.device == "cpu":
         return Wish(tiles=(task.tiling.tile,), batch=task.tiling.batch, compare=compare)
     sizes = candidate_tiles(geometry, job.tile.size, on_card=True)
@@ -116,7 +167,7 @@ def _wish(job: Job, task: DenoiseTask, geometry: Geometry, compare: bool) -> Wis
 
 
 def _in_a_process_of_its_own(
-    job: Job, task: DenoiseTask, wish: Wish, environment: Mapping[str, str]
+    job: AnyJob, task: DenoiseTask, wish: Wish, environment: Mapping[str, str]
 ) -> Tuned:
     with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as made:
         folder = Path(made)

@@ -198,6 +198,17 @@ class Grid:
         core = Region(start, stop)
         return Block(number, index, core, self.window_of(core))
 
+    @property
+    def middle(self) -> Block:
+        """A block that no other one is larger than, with neighbours on all sides where there are such.
+
+        Examples
+        --------
+        >>> Grid((100, 300), (64, 64), ((8, 8), (8, 8))).middle.window
+        Region(start=(-8, 120), stop=(72, 200))
+        """
+        return self.block_at(self.number_of(tuple((count - 1) // 2 for count in self.counts)))
+
     def window_of(self, core: Region) -> Region:
         """What has to be read to compute ``core``: grown by the depth, to the least length, to the alignment."""
         reach = Region.whole(self.shape).grow(self.depth)

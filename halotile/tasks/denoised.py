@@ -44,6 +44,10 @@ class Denoised:
         What is read outside the image.
     device, precision : str
         What computes it, and how exactly, as ``run.device`` and ``run.precision`` of a job.
+    channels_last : bool
+        Whether a network's activations are laid out so.
+    records : bool
+        Whether a card records what a batch asks of it: see :class:`~halotile.tasks.card.Card`.
     """
 
     source: Readable
@@ -54,6 +58,8 @@ class Denoised:
     rim: Rim
     device: str = "cpu"
     precision: str = "float32"
+    channels_last: bool = False
+    records: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,7 +90,7 @@ class Denoised:
     def runner(self) -> TileRunner:
         """The model with its tiling, built when it is first asked for."""
         # A function that a script hands over may have no name that plain pickle finds it by.
-        key = cloudpickle.dumps((self.denoiser, self.tiling, self.device, self.precision))
+        key = cloudpickle.dumps((self.denoiser, self.tiling, *self._opened))
         with _guard:
             if key not in _runners:
                 while len(_runners) >= _KEPT:
@@ -92,7 +98,11 @@ class Denoised:
                 _runners[key] = self._build()
             return _runners[key]
 
+    @property
+    def _opened(self) -> tuple[str, str, bool, bool]:
+        """How the device is opened."""
+        return self.device, self.precision, self.channels_last, self.records
+
     def _build(self) -> TileRunner:
-        channels_last = self.denoiser.convolutional and len(self.roles.spatial) == 2
-        device = open_device(self.device, self.precision, channels_last)
+        device = open_device(*self._opened)
         return TileRunner(self.denoiser.build(), device, self.tiling, self.denoiser.title)

@@ -112,7 +112,7 @@ class _Trial:
         self.host_bytes = resident_bytes()
         self.resting_bytes = self.device.held_bytes()
         self.free = self.device.free_bytes()
-        self.block = task.grid.block_at(len(task.grid) // 2)
+        self.block = task.grid.middle
         self.staged = _staged(stages, self.block)
         roles = task.roles
         self.reach = roles.spatial_part(task.rim.reach(self.block.window, task.grid.shape))
@@ -132,6 +132,8 @@ class _Trial:
         """The most that a worker holds there; nothing is counted of a processor's."""
         if self.free is None:
             return 0
+        if not self.task.overlap:
+            return self.resting_bytes + self.window_bytes + batch_bytes + self.result_bytes
         # A block is launched at once, computed long after: while its batches are, only the window before it is still there, and that
         # of the next one comes when they are done with. Results: its own, and that on its way back.
         windows = max(2 * self.window_bytes + batch_bytes, 3 * self.window_bytes)

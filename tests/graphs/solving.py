@@ -82,6 +82,7 @@ def denoised_by(denoiser: Denoiser, image: Pixels, block: int, tile: int) -> Den
         Roles(("y", "x"), (0, 1), None),
         grid,
         Rim.everywhere(denoiser.boundary, 2),
+        channels_last=denoiser.convolutional,
     )
 
 

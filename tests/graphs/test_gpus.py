@@ -288,7 +288,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     assert on_cards.machine_bytes == plain.machine_bytes is not None, "they share this machine's memory"
     assert (plain.task.device, on_cards.task.device, on_cards.task.overlap) == ("cpu", "cuda", True)
     assert plain.fingerprint != on_cards.fingerprint
-    assert on_gpus(job) == job
+    assert on_gpus(job, job.cluster) == job
 
 
 @pytest.mark.parametrize("kind", ["local", "auto"])
@@ -313,7 +313,10 @@ def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch,
     given = GivenFunction(call=lambda picture: picture, depth=1)
     plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
     assert plan.task.device == "cpu"
-    assert any("computes on processors: cluster.kind: local has run.workers" in note for note in plan.notes)
+    assert any("computes on processors" in note for note in plan.notes)
+    assert any(
+        "local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes
+    )
 
 
 @pytest.mark.parametrize(("name", "options"), [("tv", {"strength": 0.1}), ("gaussian", {"sigma": 1})])

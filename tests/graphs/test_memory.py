@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from halotile.graphs.planner import make_plan
 from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
-from tests.support import dncnn_weights, noisy_picture, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 MIB = 2**20
 SLACK_BYTES = 48 * MIB
@@ -72,6 +73,22 @@ def test_results_are_larger_than_what_is_stored_of_them(tmp_path: Path) -> None:
     """Pictures of bytes are computed in four bytes a pixel, and stay so until they are encoded."""
     source = write_zarr(tmp_path / "bytes.zarr", noisy_picture((4096, 8192), "uint8"), chunk=512)
     check(source, tmp_path, "gaussian", {"sigma": 2}, 4096)
+
+
+def test_a_thin_block_at_the_edge_tells_nothing_of_the_others(tmp_path: Path) -> None:
+    """Of two rows of blocks the second may be a few pixels high."""
+    needed = []
+    for rows in (260, 512):
+        source = write_zarr(tmp_path / f"{rows}.zarr", noisy_picture((rows, 512)))
+        job = job_of(
+            source,
+            tmp_path / "out.zarr",
+            "gaussian",
+            {"sigma": 1},
+            tile={"block": 256, "boundary": "reflect"},
+        )
+        needed.append(make_plan(job).footprint)
+    assert needed[0] == needed[1]
 
 
 def check(source: Path, folder: Path, name: str, options: dict[str, Any], block: int) -> None:

@@ -109,7 +109,7 @@ def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
         output = Output(path=str(folder / "x.zarr"), shard=shard, chunk=32)
         job = job_in(folder, output=output, run=Run(workers=workers))
         plans = make_simulation_plans(job, NoiseChoice(seed=5))
-        paths = run_simulation(plans, choice=job.cluster, cluster=cluster)
+        paths = run_simulation(plans, cluster=cluster)
         assert paths == tuple(folder / f"y{number}.zarr" for number in range(3))
         assert sorted(p.name for p in folder.iterdir()) == ["truth.npy", *(p.name for p in paths)]
     one, other = made(folders[0]), made(folders[1])
@@ -137,13 +137,13 @@ def test_a_stop_leaves_no_measurement_and_the_next_call_goes_on(
 
     monkeypatch.setattr(engine._Making, "make", stopping)
     with pytest.raises(Stopped):
-        run_simulation(plans, choice=job.cluster, cluster=cluster)
+        run_simulation(plans, cluster=cluster)
     monkeypatch.undo()
     assert made(tmp_path) == []
     told = []
     again = make_simulation_plans(job, NoiseChoice())
     assert [plan.fresh for plan in again] == [False, False, False]
-    run_simulation(again, choice=job.cluster, cluster=cluster, observer=lambda p: told.append(p.resumed))
+    run_simulation(again, cluster=cluster, observer=lambda p: told.append(p.resumed))
     assert max(told) == len(again[0].grid)
     assert len(made(tmp_path)) == 3
     assert [plan.fresh for plan in make_simulation_plans(job, NoiseChoice(), overwrite=True)] == [True] * 3
@@ -152,12 +152,12 @@ def test_a_stop_leaves_no_measurement_and_the_next_call_goes_on(
 @pytest.mark.cluster
 def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: Cluster) -> None:
     job = job_in(tmp_path, operators=choices(tmp_path)[2:])
-    run_simulation(make_simulation_plans(job, NoiseChoice()), choice=job.cluster, cluster=cluster)
+    run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
     before = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
     with pytest.raises(OutputRefused, match=r"operators\[0\]\.data is .*y2\.zarr: something stands there"):
         make_simulation_plans(job, NoiseChoice(seed=1))
     plans = make_simulation_plans(job, NoiseChoice(seed=1), overwrite=True)
-    run_simulation(plans, choice=job.cluster, cluster=cluster)
+    run_simulation(plans, cluster=cluster)
     after = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
     clean = picture()[11:71, 7:57]
     np.testing.assert_array_equal(
@@ -195,7 +195,7 @@ def test_measurements_may_have_other_axes_than_the_image(tmp_path: Path, cluster
     config.write_text(WITH_OTHER_AXES.replace("PHYSICS", physics).replace("OPTIONS", options))
     job = load_job(config, makes_data=True)
     assert isinstance(job, Reconstruction)
-    run_simulation(make_simulation_plans(job, NoiseChoice()), choice=job.cluster, cluster=cluster)
+    run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
     assert zarr.open_array(tmp_path / "y.zarr", mode="r").shape == measured
     outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
     assert outcome.figures["psnr"] > 40
@@ -266,7 +266,7 @@ def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: Cluster) -> 
     with pytest.raises(
         InputError, match=r"pixels that operators\[0\] gives .* the least -0\.25\. Write a reference"
     ):
-        run_simulation(plans, choice=job.cluster, cluster=cluster, observer=lambda p: told.append(p.retried))
+        run_simulation(plans, cluster=cluster, observer=lambda p: told.append(p.retried))
     assert not any(told)  # no retry helps
     assert made(tmp_path) == []
     lifted = replace(job, fidelity=FidelityChoice(name="poisson", background=0.25), start=job.reference)

@@ -51,6 +51,22 @@ def test_windows_hold_core_and_halo_and_are_aligned(
             assert block.window.shape[i] >= min(least, whole)
 
 
+@given(st.lists(axis, min_size=1, max_size=2))
+@settings(deadline=None, max_examples=60)
+def test_no_block_is_larger_than_the_middle_one(axes: list[tuple[int, int, int, int, int]]) -> None:
+    grid = grid_of(axes)
+    whole = Region.whole(grid.shape)
+    blocks = [grid.middle, *itertools.islice(grid, 2000)]
+    assert max(block.core.size for block in blocks) == grid.middle.core.size
+    grid = grid_of(
+        [(n, b, before, after, 1) for n, b, before, after, _ in axes]
+    )  # what alignment adds depends on the place
+    blocks = [grid.middle, *itertools.islice(grid, 2000)]
+    assert max(block.window.size for block in blocks) == grid.middle.window.size
+    if all(count > 2 for count in grid.counts) and max(map(max, grid.depth)) <= min(grid.block):
+        assert max(block.window.clip(whole).size for block in blocks) == grid.middle.window.clip(whole).size
+
+
 @given(st.lists(axis, min_size=1, max_size=3), st.data())
 @settings(deadline=None, max_examples=60)
 def test_number_and_index_are_inverse(

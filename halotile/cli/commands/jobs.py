@@ -105,8 +105,8 @@ def plan(
     made = engine_of(job).plan(
         job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, say=complain
     )
-    kind = kind_of(job.cluster)
-    is_told = kind.name != DEFAULT or job.cluster.kind == AUTO
+    kind = kind_of(made.cluster)
+    is_told = kind.name != DEFAULT or made.cluster.kind == AUTO
     where = {"cluster": f"{kind.name} ({kind.why})"} if is_told else {}
     figures, refusal = made.summary() | {"resumed_blocks": 0} | where, None
     try:

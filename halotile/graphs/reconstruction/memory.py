@@ -10,13 +10,15 @@ import numpy as np
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.memory import IMPORTS_BYTES, MIB, card_bytes, pinned
 from halotile.graphs.reconstruction.forms import Form
+from halotile.graphs.reconstruction.priors import denoised_of
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.tasks.buffers import COUNT
+from halotile.tasks.denoised import Denoised
 from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import Operator, Shape
-from halotile.tasks.priors import Plugged, Prior, Variation
+from halotile.tasks.priors import Prior
 
 IMAGES_OF_A_GRADIENT = 9
 """Windows that a gradient holds at once: what an operator sees, what was measured, their difference, and scratch."""
@@ -57,7 +59,14 @@ class StepFootprint:
 
 
 def footprint_of_step(
-    grid: Grid, form: Form, prior: Prior, solver: Solver, layout: Layout, *, overlap: bool
+    grid: Grid,
+    form: Form,
+    prior: Prior,
+    solver: Solver,
+    layout: Layout,
+    *,
+    overlap: bool,
+    measured: int | None = None,
 ) -> StepFootprint:
     """The footprint of one block of an iteration.
 
@@ -75,6 +84,8 @@ def footprint_of_step(
         That of the vectors.
     overlap : bool
         Whether the next read and the last write go on beside the computation.
+    measured : int, optional
+        Resident memory of a process that has opened a card, where a trial told it.
     """
     size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
     before = (form.per_sweep - 1) * (prior.reach() + form.reach)
@@ -82,10 +93,11 @@ def footprint_of_step(
     seen = size * _window(grid, before + prior.reach() + form.reach)
     read = images_read(solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
-    model, tiles = _denoiser(prior)
-    on_card = isinstance(prior, Plugged | Variation) and prior.denoised.device != "cpu"
+    denoised = denoised_of(prior)
+    model, tiles = _denoiser(denoised)
+    on_card = denoised is not None and denoised.device != "cpu"
     return StepFootprint(
-        imports_bytes=IMPORTS_BYTES + (card_bytes(None) if on_card else 0),
+        imports_bytes=IMPORTS_BYTES + (card_bytes(measured) if on_card else 0),
         model_bytes=model,
         vectors_bytes=copies * (read * seen + len(solver.vectors) * core)
         + 2 * shard
@@ -121,11 +133,11 @@ def _window(grid: Grid, halo: int) -> int:
     return math.prod(edges) * math.prod(grid.block[:-2])
 
 
-def _denoiser(prior: Prior) -> tuple[int, int]:
+def _denoiser(denoised: Denoised | None) -> tuple[int, int]:
     """Bytes of a prior's model, and of the tiles that it computes at once."""
-    if not isinstance(prior, Plugged | Variation):
+    if denoised is None:
         return 0, 0
-    denoiser, tiling = prior.denoised.denoiser, prior.denoised.tiling
+    denoiser, tiling = denoised.denoiser, denoised.tiling
     depth = (max(pair) for pair in tiling.depth)
     window = math.prod(n + 2 * d for n, d in zip(tiling.tile, depth, strict=True))
     weights = 2 * sum(path.stat().st_size for path in denoiser.files())

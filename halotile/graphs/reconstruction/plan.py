@@ -14,18 +14,18 @@ from halotile.errors import ConfigError, DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.cutting import overlap_pays
 from halotile.graphs.identity import fingerprint
-from halotile.graphs.job import DenoiserChoice, Output, Reconstruction, Run, parse_bytes
+from halotile.graphs.job import Cluster, DenoiserChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import MIB, check_share
 from halotile.graphs.plan import existing_parent
 from halotile.graphs.reconstruction.forms import Form
 from halotile.graphs.reconstruction.iterate import COPIES_TO_GO_BACK, Target
 from halotile.graphs.reconstruction.memory import StepFootprint, footprint_of_operator, footprint_of_step
-from halotile.graphs.reconstruction.stack import (
-    written,
-)
+from halotile.graphs.reconstruction.priors import denoised_of
+from halotile.graphs.reconstruction.stack import written
 from halotile.graphs.reconstruction.traffic import BESIDE, computed_twice, pixels_read, traffic_of
 from halotile.graphs.resolve import describe_denoiser
 from halotile.graphs.solvers.base import Problem, Solver
+from halotile.graphs.tuning import written_tiles
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.storage.rim import Readable
@@ -33,6 +33,7 @@ from halotile.storage.rundir import RunDirectory
 from halotile.storage.vectors import Vectors
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.priors import Prior
+from halotile.tasks.tuned import Tuned
 
 SMALLER = "a smaller tile.size, tile.block or output.shard"
 """What needs less memory."""
@@ -45,8 +46,12 @@ class ReconstructionPlan:
     """A reconstruction that can start."""
 
     job: Reconstruction
+    cluster: Cluster
+    """Where its workers live: that of the job, or what is better for it where the job leaves that open."""
     form: Form
     prior: Prior
+    tuned: Tuned | None
+    """What a trial of the device found for the prior, where there was one."""
     solver: Solver
     start: Readable
     target: Target
@@ -138,7 +143,13 @@ class ReconstructionPlan:
     def footprints(self) -> Iterator[StepFootprint]:
         """What one worker holds in each kind of task."""
         yield footprint_of_step(
-            self.grid, self.form, self.prior, self.solver, self.state_layout, overlap=self.overlap
+            self.grid,
+            self.form,
+            self.prior,
+            self.solver,
+            self.state_layout,
+            overlap=self.overlap,
+            measured=self.tuned.host_bytes if self.tuned else None,
         )
         for term in self.form.whole:
             yield footprint_of_operator(term, self.grid.shape, np.dtype(self.state_layout.dtype))
@@ -260,6 +271,8 @@ class ReconstructionPlan:
         job["shape"] = list(self.grid.shape)
         job["output"] |= {"shard": shard, "chunk": list(self.layout.chunk[-2:]), "dtype": self.layout.dtype}
         job["tile"] |= {"block": [-(-b // s) * s for b, s in zip(block, shard, strict=True)]}
+        if denoised := denoised_of(self.prior):
+            job["tile"] |= written_tiles(denoised)
         return job
 
     def summary(self) -> dict[str, Any]:
@@ -276,6 +289,7 @@ class ReconstructionPlan:
             "fidelity": self.job.fidelity.name,
             "prior": self.job.prior.name,
             "denoiser": self._denoiser,
+            **self._tiles(),
             "solver": self.solver.name,
             "step": self.job.solver.step,
             "iterations": self.job.solver.iterations,
@@ -305,6 +319,22 @@ class ReconstructionPlan:
             "resumes": self.resumes,
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),
+        }
+
+    def _tiles(self) -> dict[str, Any]:
+        """How the prior denoises, where it does."""
+        denoised = denoised_of(self.prior)
+        if denoised is None:
+            return {}
+        return {
+            "device": denoised.device,
+            "precision": denoised.precision,
+            "tile": list(denoised.tiling.tile),
+            "batch": denoised.tiling.batch,
+            "device_memory_bytes": self.tuned.device_bytes
+            if self.tuned and denoised.device != "cpu"
+            else None,
+            "tuned": self.tuned.to_json() if self.tuned else None,
         }
 
     @property

@@ -13,10 +13,18 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.cutting import allowed_bytes, overlap_pays
-from halotile.graphs.devices import check_device, device_of, is_here, on_gpus
+from halotile.graphs.devices import (
+    check_device,
+    cluster_for,
+    device_of,
+    is_here,
+    note_of_cluster,
+    on_gpus,
+)
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
+from halotile.graphs.notes import note_of_trial
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import existing_parent, run_directory_of
@@ -26,7 +34,14 @@ from halotile.graphs.reconstruction.further import identity_of, note_of
 from halotile.graphs.reconstruction.iterate import Target
 from halotile.graphs.reconstruction.memory import footprint_of_step
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
-from halotile.graphs.reconstruction.priors import cut_for_prior, denoiser_of, describe_prior, reach_of_prior
+from halotile.graphs.reconstruction.priors import (
+    cut_for_prior,
+    denoised_of,
+    denoiser_of,
+    describe_prior,
+    reach_of_prior,
+    with_denoised,
+)
 from halotile.graphs.reconstruction.stack import (
     check_made,
     describe_operator,
@@ -37,7 +52,8 @@ from halotile.graphs.reconstruction.stack import (
     open_measurements,
 )
 from halotile.graphs.reconstruction.traffic import comes_apart, computed_twice
-from halotile.graphs.resolve import check_paths
+from halotile.graphs.reconstruction.tuning import denoising_of
+from halotile.graphs.resolve import check_paths, computed_by
 from halotile.graphs.sizes import (
     Geometry,
     axes_like,
@@ -46,22 +62,30 @@ from halotile.graphs.sizes import (
     check_block,
     layout_like,
 )
+from halotile.graphs.tuning import as_it_went, found_for, on_device, trying, with_tuned
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout
 from halotile.storage.place import check_parents
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.views import Constant
+from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.roles import Roles
 
 
 def make_reconstruction_plan(
-    job: Reconstruction, *, fresh: bool = False, refuse: bool = True, say: Say = silent
+    job: Reconstruction,
+    *,
+    fresh: bool = False,
+    refuse: bool = True,
+    probe: bool = False,
+    say: Say = silent,
 ) -> ReconstructionPlan:
     """Decide every size of a reconstruction and check that it fits.
 
-    ``say`` is told in a line what is being done, where it takes a while.
+    ``say`` is told in a line what is being done, where it takes a while. With ``probe``, the denoiser of the prior is tried
+    on the device also where nothing is to be decided, in every precision: see :attr:`ReconstructionPlan.tuned`.
 
     Raises
     ------
@@ -71,8 +95,7 @@ def make_reconstruction_plan(
         When it does not fit.
     """
     check_reconstruction(job)
-    job = on_gpus(with_whole_paths(job))
-    check_device(job.run, job.cluster, device_of(job.run, job.cluster))
+    job = with_whole_paths(job)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))
@@ -92,6 +115,9 @@ def make_reconstruction_plan(
         if source is not None:
             check_paths(source, output)
     denoiser = denoiser_of(job)
+    device, precision, unheeded = _computed_by(job, denoiser)
+    cluster = cluster_for(job.cluster, device)
+    job = on_gpus(job, cluster)
     roles = _roles(data[0], shape)
     with told_if_slow(say, "finding out how far the prior looks"):
         reach = reach_of_prior(job, denoiser, len(roles.spatial), previous)
@@ -101,13 +127,25 @@ def make_reconstruction_plan(
     form = choose_form(terms, image.dtype, exact=job.exact, per_sweep=job.solver.checkpoint_every)
     _check_per_sweep(form)
     solver = find("solvers", job.solver.name).SOLVER()
-    machine = machine_bytes() if is_here(job.cluster) else None
+    machine = machine_bytes() if is_here(cluster) else None
     allowed, overlap = allowed_bytes(job.run, machine), overlap_pays(job.run)
     for block in _blocks(job, geometry, layout, previous):
-        prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block)
+        prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block, device, precision)
         form = replace(form, apart=comes_apart(job.fuse, form, prior, grid, solver))
         if footprint_of_step(grid, form, prior, solver, layout, overlap=overlap).total_bytes <= allowed:
             break  # or else the smallest, which the plan refuses
+    task = denoising_of(
+        prior, form, replace(layout, dtype=str(image.dtype)), [given, *data] if given else data, output
+    )
+    if probe and task is None:
+        raise ConfigError(f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out.")
+    tuned, not_tried = None, ""
+    if task is not None:
+        with told_if_slow(say, trying(task)):
+            tuned, not_tried = found_for(job, task, geometry, previous, probe=probe)
+    if tuned is not None and device != "cpu":
+        prior = with_denoised(prior, lambda denoised: with_tuned(denoised, tuned))
+    denoised = denoised_of(prior)
     identity = {
         "operators": {
             str(number): describe_operator(operator)
@@ -122,8 +160,8 @@ def make_reconstruction_plan(
         "solver": identity_of(asdict(job.solver)),
         "start": given.fingerprint() if given else None,
         "reference": reference.fingerprint() if reference else None,
-        "precision": job.run.precision,
-        **({"device": device} if (device := device_of(job.run, job.cluster)) != "cpu" else {}),
+        "precision": precision,
+        **(on_device(denoised) if denoised else {}),
         "exact": job.exact,
         "layout": layout.to_json(),
         "block": list(grid.block),
@@ -133,8 +171,10 @@ def make_reconstruction_plan(
     resumes = previous is not None and not differs
     plan = ReconstructionPlan(
         job=job,
+        cluster=cluster,
         form=form,
-        prior=prior,
+        prior=with_denoised(prior, lambda denoised: as_it_went(denoised, previous)),
+        tuned=tuned,
         solver=solver,
         start=given or image,
         target=Target(reference, _peak(reference)),
@@ -150,15 +190,26 @@ def make_reconstruction_plan(
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
         machine_bytes=machine,
         notes=(
+            *note_of_trial(not_tried),
             *notes_of(operators),
             *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
             *note_of_passes(form.per_sweep, computed_twice(grid, layout.shard, form, prior)),
             *(note_of(directory, job.solver) if resumes else ()),
+            *unheeded,
+            *note_of_cluster(job.cluster, cluster, device),
         ),
     )
     if refuse:
         plan.check_fits()
     return plan
+
+
+def _computed_by(job: Reconstruction, denoiser: Denoiser | None) -> tuple[str, str, tuple[str, ...]]:
+    """What computes the denoiser, how exactly, and what is to be said of that; operators are for processors."""
+    device = device_of(job.run, job.cluster)
+    found = computed_by(denoiser, device, job.run.precision) if denoiser else ("cpu", "float32", ())
+    check_device(job.run, job.cluster, found[0])
+    return found
 
 
 def _check_per_sweep(form: Form) -> None:

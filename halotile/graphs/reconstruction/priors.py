@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.cutting import grid_of, rim_of, tiling_of
-from halotile.graphs.devices import device_of
 from halotile.graphs.job import PriorChoice, Reconstruction
 from halotile.graphs.reach import Reach, resolve_reach
 from halotile.graphs.resolve import describe_denoiser, make_denoiser
 from halotile.graphs.sizes import Geometry
+from halotile.graphs.tuning import channels_last_of
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.tasks.denoised import Denoised
@@ -69,8 +70,10 @@ def cut_for_prior(
     geometry: Geometry,
     reach: Reach,
     block: tuple[int, ...],
+    device: str,
+    precision: str,
 ) -> tuple[Prior, Grid]:
-    """The prior, and the super-blocks with the halo that it needs."""
+    """The prior, computed by this device so exactly, and the super-blocks with the halo that it needs."""
     choice, roles = job.prior, geometry.roles
     if denoiser is None:
         edges = tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True))
@@ -88,12 +91,27 @@ def cut_for_prior(
         roles,
         grid,
         rim_of(job.tile, denoiser, roles),
-        device=device_of(job.run, job.cluster),
-        precision=job.run.precision,
+        device=device,
+        precision=precision,
+        channels_last=(
+            denoiser.convolutional and geometry.dims == 2 and channels_last_of(job.tile, device, precision)
+        ),
     )
     return (
         Variation(denoised, choice.weight) if choice.name == "tv" else Plugged(denoised, choice.weight)
     ), grid
+
+
+def denoised_of(prior: Prior) -> Denoised | None:
+    """The denoised image that a prior is made of, if it is."""
+    return prior.denoised if isinstance(prior, Plugged | Variation) else None
+
+
+def with_denoised(prior: Prior, change: Callable[[Denoised], Denoised]) -> Prior:
+    """The prior, its denoised image changed."""
+    if isinstance(prior, Plugged | Variation):
+        return replace(prior, denoised=change(prior.denoised))
+    return prior
 
 
 def describe_prior(choice: PriorChoice, denoiser: Denoiser | None, reach: Reach) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class _Driver:
         self.journal = journal
         self.signals = signals
         self.status = StatusFile(directory, plan, observer)
-        self.session = Session(plan.run, plan.job.cluster, self.status, cluster)
+        self.session = Session(plan.run, plan.cluster, self.status, cluster)
         self.begun = False
         """Whether a sweep was begun."""
         self.at_hand = journal

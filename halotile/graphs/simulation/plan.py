@@ -16,8 +16,9 @@ from halotile.errors import ConfigError, DiskRefused, MemoryRefused
 from halotile.graphs.agreement import check_reconstruction
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.cutting import overlap_pays
+from halotile.graphs.devices import cluster_for
 from halotile.graphs.identity import code_versions, fingerprint
-from halotile.graphs.job import OperatorChoice, Output, Reconstruction, Run, parse_bytes
+from halotile.graphs.job import Cluster, OperatorChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plan import existing_parent, run_directory_of
 from halotile.graphs.reconstruction.memory import bytes_of_operator
@@ -53,6 +54,8 @@ class SimulationPlan:
     grid: Grid
     layout: Layout
     run: Run
+    cluster: Cluster
+    """Where its workers live."""
     identity: dict[str, Any]
     fresh: bool
     window_bytes: int
@@ -231,6 +234,7 @@ def _plan_of(
         grid=Grid(shape, block, ((0, 0),) * len(block)),
         layout=layout,
         run=job.run,
+        cluster=cluster_for(job.cluster, "cpu"),
         identity=identity,
         fresh=before is None or before.get("fingerprint") != fingerprint(identity),
         window_bytes=window_bytes,

@@ -13,7 +13,6 @@ from halotile.graphs.arguments import Words, cluster_of_script
 from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.damage import damaged_among
-from halotile.graphs.job import Cluster as ClusterChoice
 from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
 from halotile.graphs.outcome import ended_by, failure_of, full_disk_in_words
 from halotile.graphs.paths import whole_path
@@ -109,13 +108,12 @@ def simulate(
         cluster=cluster_of_script(cluster),
     )
     plans = make_simulation_plans(job, wanted, overwrite=overwrite)
-    return run_simulation(plans, choice=job.cluster, observer=observer)
+    return run_simulation(plans, observer=observer)
 
 
 def run_simulation(
     plans: tuple[SimulationPlan, ...],
     *,
-    choice: ClusterChoice,
     observer: Observer | None = None,
     cluster: Cluster | None = None,
     import_folder: str | None = None,
@@ -126,12 +124,10 @@ def run_simulation(
     ----------
     plans : tuple of SimulationPlan
         From :func:`halotile.graphs.simulation.plan.make_simulation_plans`.
-    choice : graphs.job.Cluster
-        The cluster that is started.
     observer : callable, optional
         Called with a :class:`~halotile.graphs.progress.Progress` about twice a second.
     cluster : Cluster, optional
-        A running cluster to use instead.
+        A running cluster to use; by default the one the job names is started, and ended.
     import_folder : str, optional
         Where imports of the user's own code start from.
 
@@ -154,7 +150,7 @@ def run_simulation(
     with ExitStack() as held:
         signals = held.enter_context(Signals())
         makings = [held.enter_context(_making(plan, observer)) for plan in plans]
-        with Session(plans[0].run, choice, makings[0].status, cluster) as session:
+        with Session(plans[0].run, plans[0].cluster, makings[0].status, cluster) as session:
             for making in makings:
                 making.make(session, signals, import_folder)
         # Only now has the cluster left the folder of the first one.

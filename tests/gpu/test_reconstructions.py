@@ -1,0 +1,77 @@
+"""Reconstructions whose prior denoises on a card: the processor's image, the same bits each time, within what was planned of the card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import (
+    Cluster as Choice,
+)
+from halotile.graphs.job import (
+    DenoiserChoice,
+    OperatorChoice,
+    Output,
+    PriorChoice,
+    Reconstruction,
+    Run,
+    SolverChoice,
+    Tile,
+)
+from halotile.graphs.outcome import Outcome
+from halotile.graphs.reconstruction.plan import ReconstructionPlan
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct
+from tests.graphs.solving import kernel
+from tests.support import Picture, dncnn_weights, noisy_picture, read_zarr, write_zarr
+
+pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
+
+
+def job(folder: Path, output: str, device: str, tile: Tile) -> Reconstruction:
+    """A deblurring with a network, of nine blocks."""
+    data, weights = folder / "y.zarr", folder / "w.safetensors"
+    if not data.exists():
+        write_zarr(data, noisy_picture((700, 610), "float32"), chunk=128)
+        dncnn_weights(weights, 5, 8)
+    network = DenoiserChoice(name="dncnn", options={"weights": str(weights), "depth": 5, "width": 8})
+    return Reconstruction(
+        output=Output(path=str(folder / output), shard=256, chunk=128),
+        operators=(OperatorChoice(name="blur", data=str(data), options={"kernel": kernel(5)}),),
+        prior=PriorChoice(name="pnp", denoiser=network),
+        solver=SolverChoice(name="pgd", step=0.5, iterations=3),
+        tile=tile,
+        run=Run(device=device, workers=2),  # type: ignore[arg-type]
+        cluster=Choice(kind="local"),
+    )
+
+
+def done(wanted: Reconstruction, cluster: Cluster) -> tuple[ReconstructionPlan, Outcome, Picture]:
+    """Its plan, how it ended, and what it wrote."""
+    plan = make_reconstruction_plan(wanted)
+    outcome = reconstruct(plan, cluster=cluster)
+    return plan, outcome, read_zarr(plan.output)
+
+
+def test_a_reconstruction_agrees_with_the_processor_and_with_itself(
+    gpu: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    # What a trial of a card chooses may be another tile each time, and so other last bits.
+    tile = Tile(block=256, size=128, batch=4, channels_last=False)
+    _, _, want = done(job(tmp_path, "cpu.zarr", "cpu", tile), cluster)
+    _, _, got = done(job(tmp_path, "gpu.zarr", gpu, tile), cluster)
+    _, _, again = done(job(tmp_path, "again.zarr", gpu, tile), cluster)
+    assert np.abs(want).max() > 0
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+    np.testing.assert_array_equal(again, got)
+
+
+def test_it_holds_what_was_planned_of_the_card(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
+    plan, outcome, _ = done(job(tmp_path, "x.zarr", gpu, Tile(block=256)), cluster)
+    assert outcome.done == outcome.total
+    if gpu == "cuda":
+        assert plan.tuned is not None
+        assert 0.5 < outcome.device_peak_bytes / plan.tuned.device_bytes < 1.1

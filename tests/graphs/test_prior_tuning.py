@@ -1,0 +1,328 @@
+"""The denoiser of a prior on a card: tried, planned, kept and gone on with as that of a denoising job is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from halotile.cli.main import app
+from halotile.errors import ConfigError
+from halotile.graphs import devices, resolution, tuning
+from halotile.graphs.claim import claim
+from halotile.graphs.gpus import Gpus
+from halotile.graphs.job import (
+    Cluster,
+    DenoiserChoice,
+    OperatorChoice,
+    Output,
+    PriorChoice,
+    Reconstruction,
+    Run,
+    SolverChoice,
+    Tile,
+)
+from halotile.graphs.planner import make_plan
+from halotile.graphs.reconstruction.iterate import Iterations
+from halotile.graphs.reconstruction.plan import ReconstructionPlan
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.tuning import denoising_of
+from halotile.graphs.simulation.noise import NoiseChoice
+from halotile.graphs.simulation.plan import make_simulation_plans
+from halotile.graphs.tuning import NotTried
+from halotile.storage.grid import Region
+from halotile.storage.rundir import RunDirectory
+from halotile.storage.views import Constant
+from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.draws import RandomImage
+from halotile.tasks.shared import Shared
+from halotile.tasks.tuned import Tried, Tuned
+from tests.graphs.solving import inline, kernel
+from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
+
+TWO = Gpus(("0", "1"))
+GAUSSIAN = PriorChoice(name="pnp", denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
+FOUND = Tuned(
+    device="a card",
+    tile=(48, 32),
+    batch=6,
+    channels_last=True,
+    records=True,
+    megapixels_per_second=100.0,
+    device_bytes=5_000_000,
+    free_bytes=10_000_000,
+    host_bytes=800 * 2**20,
+    block_pixels=128 * 128,
+    tried=(Tried((48, 32), 6, 0.1, 4_000_000), Tried((64, 64), 1, 0.2, 4_000_000)),
+)
+
+
+def job(
+    folder: Path,
+    device: str = "cuda",
+    prior: PriorChoice = GAUSSIAN,
+    *,
+    edge: int = 5,
+    size: int = 256,
+    **parts: Any,
+) -> Reconstruction:
+    """A blur of an image of a few blocks."""
+    data = folder / "y.zarr"
+    if not data.exists():
+        write_zarr(data, noisy_picture((size, size), "float32"), 64)
+    operator = OperatorChoice(
+        name="blur", data=str(data), options={"kernel": kernel(edge), "boundary": "reflect"}
+    )
+    given: dict[str, Any] = {
+        "output": Output(path=str(folder / "x.zarr"), shard=128, chunk=64, codec="none"),
+        "operators": (operator,),
+        "prior": prior,
+        "solver": SolverChoice(name="pgd", step=0.1, iterations=4),
+        "tile": Tile(block=128),
+        "run": Run(device=device, workers=1),  # type: ignore[arg-type]
+        "cluster": Cluster(kind="local"),
+    }
+    return Reconstruction(**given | parts)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What trials were asked for, on cards that are made up; they end with what stands in :data:`FOUND`."""
+    wishes: list[Any] = []
+
+    def instead(_: Any, task: Any, wish: Any, __: Any) -> Tuned:
+        wishes.append(wish)
+        return FOUND
+
+    have(monkeypatch, TWO)
+    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
+    return wishes
+
+
+def have(monkeypatch: pytest.MonkeyPatch, here: Gpus) -> None:
+    for module in (devices, tuning, resolution):
+        monkeypatch.setattr(module, "gpus_here", lambda *_: here)
+    monkeypatch.setattr(resolution, "has_dask_cuda", lambda: True)
+
+
+def denoised(plan: ReconstructionPlan) -> Denoised:
+    """What its prior is made of."""
+    found: Denoised = plan.prior.denoised  # type: ignore[attr-defined]
+    return found
+
+
+def test_a_plan_takes_what_was_found(asked: list[Any], tmp_path: Path) -> None:
+    plan = make_reconstruction_plan(job(tmp_path))
+    made = denoised(plan)
+    assert (made.tiling.tile, made.tiling.batch) == ((48, 32), 6)
+    assert (made.channels_last, made.records) == (True, True)
+    named = {key: plan.identity[key] for key in ("device", "tile", "batch", "channels_last")}
+    assert named == {"device": "cuda", "tile": [48, 32], "batch": 6, "channels_last": True}
+    assert plan.summary()["device_memory_bytes"] == 5_000_000
+    written = plan.resolved_json()["tile"]
+    assert (written["size"], written["batch"], written["channels_last"]) == ([48, 32], 6, True)
+    assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
+    assert (asked[0].tiles, asked[0].batch, asked[0].compare) == (((128, 128),), None, False)
+
+
+def test_what_is_written_is_what_is_tried(asked: list[Any], tmp_path: Path) -> None:
+    make_reconstruction_plan(job(tmp_path, tile=Tile(block=128, size=64, batch=3)))
+    assert (asked[0].tiles, asked[0].batch) == (((64, 64),), 3)
+
+
+def test_nothing_is_tried_for_processors(asked: list[Any], tmp_path: Path) -> None:
+    plan = make_reconstruction_plan(job(tmp_path, "cpu"))
+    assert (asked, plan.tuned) == ([], None)
+    plan = make_reconstruction_plan(job(tmp_path, "cpu"), probe=True)
+    assert asked[0].compare
+    assert denoised(plan).tiling.tile != FOUND.tile, "a processor's tile is by rule"
+    assert "tile" not in plan.identity, "it decides about no bit there"
+
+
+def test_a_run_goes_on_with_what_it_has(asked: list[Any], tmp_path: Path) -> None:
+    plan = make_reconstruction_plan(job(tmp_path))
+    directory = RunDirectory(plan.run_directory)
+    with claim(plan, directory):
+        pass
+    directory.remember(batch=3)
+    again = make_reconstruction_plan(job(tmp_path))
+    assert len(asked) == 1
+    assert again.resumes, again.differs
+    assert (denoised(again).tiling.batch, again.identity["batch"]) == (3, 6), (
+        "memory ran out, and it is the same job"
+    )
+
+
+def test_a_trial_that_breaks_is_told(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def breaks(*_: Any) -> Any:
+        raise NotTried("a trial broke: it fell over")
+
+    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", breaks)
+    assert (
+        "tile and batch are by rule: a trial broke: it fell over"
+        in make_reconstruction_plan(job(tmp_path)).notes
+    )
+
+
+@pytest.mark.parametrize("name", ["none", "l1"])
+def test_there_has_to_be_something_to_try(asked: list[Any], tmp_path: Path, name: Any) -> None:
+    plan = make_reconstruction_plan(job(tmp_path, prior=PriorChoice(name=name)))
+    assert (asked, plan.tuned, plan.identity.get("device")) == ([], None, None)
+    with pytest.raises(ConfigError, match=f"--probe tries a denoiser, and prior.name is {name}"):
+        make_reconstruction_plan(job(tmp_path, prior=PriorChoice(name=name)), probe=True)
+
+
+def test_functions_of_arrays_stay_on_processors(asked: list[Any], tmp_path: Path) -> None:
+    given = PriorChoice(name="pnp", denoiser=GivenFunction(call=lambda picture: picture, depth=1))
+    plan = make_reconstruction_plan(job(tmp_path, prior=given))
+    assert (asked, denoised(plan).device) == ([], "cpu")
+    assert any("function of arrays and computes on processors" in note for note in plan.notes)
+
+
+ALONE = "GPUs are left alone: nothing of this job computes on them"
+ASKED = "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each"
+L1 = PriorChoice(name="l1")
+
+
+@pytest.mark.parametrize(
+    ("prior", "cluster", "run", "where", "workers", "said"),
+    [
+        (GAUSSIAN, Cluster(), Run(workers=5), "auto", 2, ""),
+        (L1, Cluster(), Run(workers=5), "local", 5, ALONE),
+        (GAUSSIAN, Cluster(), Run(workers=5, device="cpu"), "local", 5, ALONE),
+        (L1, Cluster(kind="local-cuda"), Run(workers=5), "local-cuda", 2, ASKED),
+        (L1, Cluster(kind="local"), Run(workers=5), "local", 5, ""),
+    ],
+)
+def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do(
+    asked: list[Any], tmp_path: Path, prior: Any, cluster: Any, run: Any, where: str, workers: int, said: str
+) -> None:
+    plan = make_reconstruction_plan(job(tmp_path, prior=prior, cluster=cluster, run=run))
+    assert (plan.cluster.kind, plan.run.workers) == (where, workers)
+    assert [note for note in plan.notes if "GPU" in note and note.startswith(said)] == [
+        note for note in plan.notes if "GPU" in note
+    ]
+    assert any(note.startswith(said) for note in plan.notes) or not said
+    assert plan.job_json()["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
+
+
+def test_measurements_are_made_on_processors(asked: list[Any], tmp_path: Path) -> None:
+    write_zarr(tmp_path / "truth.zarr", noisy_picture((256, 256), "float32"), 64)
+    given = replace(
+        job(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5)
+    )
+    made = [replace(each, data=str(tmp_path / "made.zarr")) for each in given.operators]
+    (plan,) = make_simulation_plans(replace(given, operators=tuple(made)), NoiseChoice(name="none"))
+    assert (plan.cluster.kind, plan.run.workers) == ("local", 5)
+
+
+def test_a_function_of_arrays_leaves_gpus_alone(asked: list[Any], tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    given = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
+    plan = make_plan(replace(given, denoiser=GivenFunction(call=lambda picture: picture, depth=1)))
+    assert plan.cluster.kind == "local"
+    assert ALONE in plan.notes
+    assert make_plan(given).cluster.kind == "auto"
+
+
+def asked_at_once(plan: ReconstructionPlan, monkeypatch: pytest.MonkeyPatch) -> list[Region]:
+    """The regions that an iteration asks of the denoised image."""
+    regions: list[Region] = []
+    read = Denoised.read
+
+    def noted(image: Denoised, region: Region) -> Any:
+        regions.append(region)
+        return read(image, region)
+
+    monkeypatch.setattr(Denoised, "read", noted)
+    back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if plan.form.folded else None
+    run = Iterations(
+        plan.solver,
+        plan.problem(0.1, back),
+        plan.vectors(plan.solver, "iterate"),
+        plan.grid,
+        "a job",
+        sight=plan.form.sight(plan.prior.reach()),
+        slack=plan.form.fused_reach,
+        overlap=False,
+        sweep=inline,
+        by_shard=plan.form.by_shard,
+    )
+    list(run.run(plan.form.per_sweep, lambda *_: False))
+    return regions
+
+
+@pytest.mark.parametrize(
+    ("every", "exact", "edge"), [(1, True, 5), (2, True, 5), (2, False, 5), (2, False, 31)]
+)
+@pytest.mark.usefixtures("as_in_a_worker")
+def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int, exact: bool, edge: int
+) -> None:
+    solver = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=every)
+    given = job(tmp_path, "cpu", edge=edge, size=1500 if edge == 31 else 512, solver=solver, exact=exact)
+    given = replace(given, output=replace(given.output, shard=64))
+    plan = make_reconstruction_plan(given)
+    assert plan.form.by_shard == (edge == 31), "bits of transforms depend on where they are laid"
+    task = denoising_of(plan.prior, plan.form, plan.state_layout, (), plan.output)
+    assert task is not None
+    tried = task.grid.middle.core.shape
+    largest = max(region.size for region in asked_at_once(plan, monkeypatch))
+    assert largest <= np.prod(tried)
+    if edge == 5:
+        assert largest == np.prod(tried)
+
+
+def test_an_image_that_could_be_an_iterate_is_denoised_in_a_trial(tmp_path: Path) -> None:
+    plan = make_reconstruction_plan(job(tmp_path, "cpu"))
+    floats, bytes_ = Constant((256, 256), np.dtype("float32")), Constant((256, 256), np.dtype("uint8"))
+
+    def source(*images: Constant) -> Any:
+        task = denoising_of(plan.prior, plan.form, plan.state_layout, images, plan.output)
+        assert task is not None
+        return task.source
+
+    assert source(bytes_, floats) is floats
+    assert isinstance(source(bytes_), RandomImage)
+
+
+def probed(folder: Path, *prior: str, options: Sequence[str] = ()) -> str:
+    """What `plan --probe` shows of a prior, on this processor."""
+    write_zarr(folder / "y.zarr", noisy_picture((128, 128), "float32"), 64)
+    np.save(folder / "k.npy", kernel(3))
+    lines = [
+        "version: 1",
+        "job: reconstruct",
+        f"output: {{path: {folder / 'x.zarr'}, shard: 64, chunk: 64}}",
+        f"operators: [{{name: blur, data: {folder / 'y.zarr'}, kernel: {folder / 'k.npy'}}}]",
+        *prior,
+        "solver: {name: pgd, step: 0.5, iterations: 2}",
+        "run: {workers: 1}",
+    ]
+    (folder / "job.yaml").write_text("\n".join(lines))
+    result = CliRunner().invoke(app, ["plan", str(folder / "job.yaml"), "--probe", *options])
+    return result.output
+
+
+def test_the_precisions_of_a_prior_can_be_tried(tmp_path: Path) -> None:
+    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
+    choice = f"{{name: dncnn, weights: {weights}, depth: 3, width: 8}}"
+    said = probed(tmp_path, f"prior: {{name: pnp, denoiser: {choice}}}")
+    assert "pnp with dncnn, on processors in float32" in said
+    assert "tried on" in said
+    assert "bfloat16" in said
+    assert "of GPUs only" in said, "tf32"
+
+
+def test_a_prior_without_a_denoiser_is_refused_in_words(tmp_path: Path) -> None:
+    said = probed(tmp_path, "prior: {name: l1, weight: 0.1}")
+    assert "--probe tries a denoiser, and prior.name is l1: leave it out." in said
+    assert "Traceback" not in said
