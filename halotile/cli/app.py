@@ -12,6 +12,8 @@ from halotile.cli import exits
 from halotile.cli.screen import complain, say
 
 P = ParamSpec("P")
+RESUMABLE = ("run", "resume", "simulate", "verify")
+"""Commands that go on where they were stopped, typed once more."""
 
 app = typer.Typer(
     name="recon-cli",
@@ -35,17 +37,18 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
         except typer.Exit:
             raise
         except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
-            _give_up(error, debug=bool(kwargs.get("debug")))
+            resumable = command.__name__ in RESUMABLE
+            _give_up(error, debug=bool(kwargs.get("debug")), resumable=resumable)
 
     return wrapped
 
 
-def _give_up(error: BaseException, *, debug: bool) -> NoReturn:
+def _give_up(error: BaseException, *, debug: bool, resumable: bool) -> NoReturn:
     if debug:
         import traceback
 
         complain("".join(traceback.format_exception(error)))
-    complain(exits.message_of(error))
+    complain(exits.message_of(error, resumable=resumable))
     raise typer.Exit(exits.exit_code(error)) from None
 
 

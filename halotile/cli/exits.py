@@ -51,10 +51,10 @@ def exit_code(error: BaseException) -> int:
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
-def message_of(error: BaseException) -> str:
-    """What to say about an error, in words for the person who typed the command."""
+def message_of(error: BaseException, *, resumable: bool = False) -> str:
+    """What to say about an error, in words for the person who typed the command, which may be one that goes on when typed again."""
     if isinstance(error, KeyboardInterrupt):
-        return "stopped; run again to resume"
+        return "stopped; run again to resume" if resumable else "stopped"
     if isinstance(error, Stopped | StoppedEarly):
         return str(error)
     if isinstance(error, HalotileError):

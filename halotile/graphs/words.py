@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+ALIKE = {"gpu": ("cuda", "local-cuda"), "gpus": ("cuda", "local-cuda")}
+"""What is meant by words that are not spelt alike."""
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
@@ -47,10 +49,14 @@ def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | 
 
     Examples
     --------
+    >>> nearest("gpu", ["auto", "cpu", "cuda"]), nearest("GPU", ["local", "local-cuda"])
+    ('cuda', 'local-cuda')
     >>> nearest("siez", ["size", "depth"]), nearest("Size", ["size"]), nearest("colour", ["size"])
     ('size', 'size', None)
     """
     by_lower = {known.lower(): known for known in words}
+    if alike := next((known for known in ALIKE.get(word.lower(), ()) if known in by_lower), None):
+        return by_lower[alike]
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
     return by_lower[found[0]] if found else None
 

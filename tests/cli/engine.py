@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from halotile.graphs.job import Job
+from halotile.graphs.job import Cluster, Job
 from halotile.graphs.progress import Progress
 from halotile.storage.grid import Region
 
@@ -58,6 +58,11 @@ class FakePlan:
     fresh: bool
     refuses: BaseException | None = None
     same_input: bool = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """As it is asked for."""
+        return self.job.cluster
 
     def summary(self) -> dict[str, Any]:
         return FIGURES

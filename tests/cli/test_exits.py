@@ -38,7 +38,7 @@ def test_every_error_of_the_tree_is_in_the_table() -> None:
             errors.Stopped("stopped on SIGTERM. Run again to go on."),
             "stopped on SIGTERM. Run again to go on.",
         ),
-        (KeyboardInterrupt(), "stopped; run again to resume"),
+        (KeyboardInterrupt(), "stopped"),
         (
             ZeroDivisionError("division\nby zero"),
             "error: unexpected ZeroDivisionError: division by zero\nrun again with --debug for the traceback",
@@ -47,3 +47,7 @@ def test_every_error_of_the_tree_is_in_the_table() -> None:
 )
 def test_an_error_becomes_one_message(error: BaseException, message: str) -> None:
     assert message_of(error) == message
+
+
+def test_what_can_be_gone_on_with_says_so() -> None:
+    assert message_of(KeyboardInterrupt(), resumable=True) == "stopped; run again to resume"

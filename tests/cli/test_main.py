@@ -103,6 +103,17 @@ def test_a_failing_run_ends_in_one_message(
     assert ("Traceback" in result.stderr) == debug
 
 
+def test_a_plan_that_is_stopped_leaves_nothing_to_resume(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("halotile.graphs.planner.make_plan", stopped)
+    result = RUNNER.invoke(app, ["plan", str(config)])
+    assert (result.exit_code, result.stderr.strip()) == (130, "stopped")
+
+
 def test_plan_prints_its_figures(config: Path, engine: Engine) -> None:
     text = RUNNER.invoke(app, ["plan", str(config)]).stdout
     shown = [" ".join(line.split()) for line in text.splitlines()]
