@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.graphs.reconstruction.iterate import Iterations
+from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.solvers.base import Problem, Solver, State
 from halotile.storage.checkpoints import Ledger
 from halotile.storage.grid import Grid
@@ -27,6 +28,7 @@ from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors import NoPrior, Prior
 from halotile.tasks.roles import Roles
+from halotile.tasks.shared import Shared
 from halotile.tasks.step import Sight, StepTask
 from halotile.tasks.window import Tiling
 
@@ -173,3 +175,22 @@ def in_memory(solver: Solver, problem: Problem, iterations: int) -> tuple[Pixels
 def with_step(problem: Problem, step: float) -> Problem:
     """The same with another step size."""
     return replace(problem, step_size=step)
+
+
+def iterations_of_plan(plan: ReconstructionPlan, sweep: Callable[..., None]) -> Iterations:
+    """The solver of a plan, begun; what was measured, backprojected, is taken to be 1 everywhere."""
+    folded = plan.form.folded is not None
+    back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if folded else None
+    return Iterations(
+        plan.solver,
+        plan.problem(0.1, back),
+        plan.vectors(plan.solver, "iterate"),
+        plan.grid,
+        "a job",
+        sight=plan.form.sight(plan.prior.reach()),
+        slack=plan.form.fused_reach,
+        own_sight=plan.form.own_sight(),
+        overlap=False,
+        sweep=sweep,
+        by_shard=plan.form.by_shard,
+    )

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.errors import ConfigError
-from halotile.graphs import devices, resolution, tuning
 from halotile.graphs.claim import claim
 from halotile.graphs.gpus import Gpus
 from halotile.graphs.job import (
@@ -28,7 +27,6 @@ from halotile.graphs.job import (
     Tile,
 )
 from halotile.graphs.planner import make_plan
-from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.reconstruction.tuning import denoising_of
@@ -41,26 +39,12 @@ from halotile.storage.views import Constant
 from halotile.tasks.denoised import Denoised
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.draws import RandomImage
-from halotile.tasks.shared import Shared
-from halotile.tasks.tuned import Tried, Tuned
-from tests.graphs.solving import inline, kernel
+from tests.graphs.solving import inline, iterations_of_plan, kernel
+from tests.graphs.trials import FOUND, finding
 from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 TWO = Gpus(("0", "1"))
 GAUSSIAN = PriorChoice(name="pnp", denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
-FOUND = Tuned(
-    device="a card",
-    tile=(48, 32),
-    batch=6,
-    channels_last=True,
-    records=True,
-    megapixels_per_second=100.0,
-    device_bytes=5_000_000,
-    free_bytes=10_000_000,
-    host_bytes=800 * 2**20,
-    block_pixels=128 * 128,
-    tried=(Tried((48, 32), 6, 0.1, 4_000_000), Tried((64, 64), 1, 0.2, 4_000_000)),
-)
 
 
 def job(
@@ -93,22 +77,8 @@ def job(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What trials were asked for, on cards that are made up; they end with what stands in :data:`FOUND`."""
-    wishes: list[Any] = []
-
-    def instead(_: Any, task: Any, wish: Any, __: Any) -> Tuned:
-        wishes.append(wish)
-        return FOUND
-
-    have(monkeypatch, TWO)
-    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
-    return wishes
-
-
-def have(monkeypatch: pytest.MonkeyPatch, here: Gpus) -> None:
-    for module in (devices, tuning, resolution):
-        monkeypatch.setattr(module, "gpus_here", lambda *_: here)
-    monkeypatch.setattr(resolution, "has_dask_cuda", lambda: True)
+    """What trials are asked for, which end with :data:`FOUND`."""
+    return finding(monkeypatch, FOUND, TWO)
 
 
 def denoised(plan: ReconstructionPlan) -> Denoised:
@@ -120,13 +90,13 @@ def denoised(plan: ReconstructionPlan) -> Denoised:
 def test_a_plan_takes_what_was_found(asked: list[Any], tmp_path: Path) -> None:
     plan = make_reconstruction_plan(job(tmp_path))
     made = denoised(plan)
-    assert (made.tiling.tile, made.tiling.batch) == ((48, 32), 6)
+    assert (made.tiling.tile, made.tiling.batch) == ((32, 48), 6)
     assert (made.channels_last, made.records) == (True, True)
     named = {key: plan.identity[key] for key in ("device", "tile", "batch", "channels_last")}
-    assert named == {"device": "cuda", "tile": [48, 32], "batch": 6, "channels_last": True}
+    assert named == {"device": "cuda", "tile": [32, 48], "batch": 6, "channels_last": True}
     assert plan.summary()["device_memory_bytes"] == 5_000_000
     written = plan.resolved_json()["tile"]
-    assert (written["size"], written["batch"], written["channels_last"]) == ([48, 32], 6, True)
+    assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
     assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
     assert (asked[0].tiles, asked[0].batch, asked[0].compare) == (((128, 128),), None, False)
 
@@ -159,13 +129,8 @@ def test_a_run_goes_on_with_what_it_has(asked: list[Any], tmp_path: Path) -> Non
     )
 
 
-def test_a_trial_that_breaks_is_told(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def breaks(*_: Any) -> Any:
-        raise NotTried("a trial broke: it fell over")
-
-    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", breaks)
+def test_a_trial_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding(monkeypatch, NotTried("a trial broke: it fell over"))
     assert (
         "tile and batch are by rule: a trial broke: it fell over"
         in make_reconstruction_plan(job(tmp_path)).notes
@@ -243,20 +208,7 @@ def asked_at_once(plan: ReconstructionPlan, monkeypatch: pytest.MonkeyPatch) -> 
         return read(image, region)
 
     monkeypatch.setattr(Denoised, "read", noted)
-    back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if plan.form.folded else None
-    run = Iterations(
-        plan.solver,
-        plan.problem(0.1, back),
-        plan.vectors(plan.solver, "iterate"),
-        plan.grid,
-        "a job",
-        sight=plan.form.sight(plan.prior.reach()),
-        slack=plan.form.fused_reach,
-        overlap=False,
-        sweep=inline,
-        by_shard=plan.form.by_shard,
-    )
-    list(run.run(plan.form.per_sweep, lambda *_: False))
+    list(iterations_of_plan(plan, inline).run(plan.form.per_sweep, lambda *_: False))
     return regions
 
 

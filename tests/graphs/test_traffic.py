@@ -20,7 +20,6 @@ from halotile.graphs.job import (
     SolverChoice,
 )
 from halotile.graphs.reconstruction.forms import choose_form
-from halotile.graphs.reconstruction.iterate import Iterations
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.reconstruction.traffic import computed_twice, pixels_read
@@ -32,7 +31,7 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors import NoPrior
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.step import Sight
-from tests.graphs.solving import kernel
+from tests.graphs.solving import iterations_of_plan, kernel
 from tests.support import write_zarr
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
@@ -91,20 +90,7 @@ def moved(plan: ReconstructionPlan) -> int:
         ledger.enter(receipts[-1].sums)
         journal.mark(receipts[-1].done)
 
-    folded = plan.form.folded is not None
-    back = Shared(Constant(SHAPE, np.dtype("float32"), 1.0)) if folded else None
-    run = Iterations(
-        plan.solver,
-        plan.problem(0.1, back),
-        plan.vectors(plan.solver, "iterate"),
-        plan.grid,
-        "a job",
-        sight=plan.form.sight(plan.prior.reach()),
-        slack=plan.form.fused_reach,
-        own_sight=plan.form.own_sight(),
-        overlap=False,
-        sweep=sweep,
-    )
+    run = iterations_of_plan(plan, sweep)
     each = plan.form.per_sweep
     assert len(list(run.run(3 * each, lambda *_: False))) == 3
     last = receipts[-2:] if plan.form.apart else receipts[-1:]

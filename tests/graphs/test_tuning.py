@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs import devices, patience, tuning
+from halotile.graphs import patience, tuning
 from halotile.graphs.gpus import Gpus
 from halotile.graphs.job import Cluster, Job, Run
 from halotile.graphs.planner import make_plan
@@ -21,22 +21,9 @@ from halotile.graphs.tiles import run
 from halotile.graphs.tuning import NotTried, tuned_for
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.tuned import Tried, Tuned
+from halotile.tasks.tuned import Tuned
+from tests.graphs.trials import FOUND, finding
 from tests.support import job_of, noisy_picture, write_zarr
-
-FOUND = Tuned(
-    device="a card",
-    tile=(32, 48),
-    batch=6,
-    channels_last=True,
-    records=True,
-    megapixels_per_second=100.0,
-    device_bytes=5_000_000,
-    free_bytes=10_000_000,
-    host_bytes=800 * 2**20,
-    block_pixels=128 * 128,
-    tried=(Tried((32, 48), 6, 0.1, 4_000_000), Tried((64, 64), 1, 0.2, 4_000_000)),
-)
 
 NO_CHOICE: Any = None
 """What tiles of a processor would have to heed, if there were any to choose from."""
@@ -49,22 +36,6 @@ def job(folder: Path, device: Literal["cpu", "cuda"] = "cuda", **tile: Any) -> J
         write_zarr(source, noisy_picture((256, 256)))
     given = job_of(source, folder / "out.zarr", "gaussian", {"sigma": 1}, tile={"block": 128} | tile)
     return replace(given, run=Run(device=device, workers=1), cluster=Cluster(kind="local"))
-
-
-def finding(monkeypatch: pytest.MonkeyPatch, found: Any) -> list[Any]:
-    """Trials end so; returns what was asked for."""
-    asked = []
-
-    def instead(_: Any, task: Any, wish: Any, __: Any) -> Any:
-        asked.append(wish)
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    for module in (devices, tuning):
-        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
-    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
-    return asked
 
 
 def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

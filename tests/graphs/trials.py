@@ -1,0 +1,42 @@
+"""Trials of a card that end as a test wants, on cards that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from halotile.graphs import devices, resolution, tuning
+from halotile.graphs.gpus import Gpus
+from halotile.tasks.tuned import Tried, Tuned
+
+FOUND = Tuned(
+    device="a card",
+    tile=(32, 48),
+    batch=6,
+    channels_last=True,
+    records=True,
+    megapixels_per_second=100.0,
+    device_bytes=5_000_000,
+    free_bytes=10_000_000,
+    host_bytes=800 * 2**20,
+    block_pixels=128 * 128,
+    tried=(Tried((32, 48), 6, 0.1, 4_000_000), Tried((64, 64), 1, 0.2, 4_000_000)),
+)
+
+
+def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",))) -> list[Any]:
+    """Trials end so; returns what was asked for."""
+    asked = []
+
+    def instead(_: Any, task: Any, wish: Any, __: Any) -> Any:
+        asked.append(wish)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    for module in (devices, tuning, resolution):
+        monkeypatch.setattr(module, "gpus_here", lambda *_: here)
+    monkeypatch.setattr(resolution, "has_dask_cuda", lambda: True)
+    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
+    return asked
