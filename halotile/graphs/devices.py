@@ -10,7 +10,7 @@ from typing import TypeVar
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
 from halotile.graphs.gpus import Gpus, gpus_here
-from halotile.graphs.job import Cluster, Job, Reconstruction, Run
+from halotile.graphs.job import AnyJob, Cluster, Job, Reconstruction, Run
 from halotile.graphs.resolution import AUTO, DEFAULT, VARIABLE, kind_of
 from halotile.graphs.words import shown
 
@@ -69,11 +69,21 @@ def cluster_for(asked: Cluster, device: str) -> Cluster:
     return replace(asked, kind=DEFAULT)
 
 
-def note_of_cluster(asked: Cluster, cluster: Cluster, device: str) -> tuple[str, ...]:
-    """What is to be said of GPUs that a job has nothing for."""
-    if cluster != asked:
+def note_of_cluster(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]:
+    """What is to be said of GPUs that a job has nothing for, or of processors that it leaves alone."""
+    if cluster != job.cluster:
         return ("GPUs are left alone: nothing of this job computes on them",)
-    if device == "cpu" and kind_of(cluster).name == LOCAL_CUDA:
+    one_for_each = kind_of(cluster).name == LOCAL_CUDA
+    if device != "cpu":
+        if not (one_for_each and isinstance(job, Reconstruction)):
+            return ()
+        return (
+            "operators and solver compute on processors, one for each GPU on cluster local-cuda; with kind: local and run.device: cuda "
+            "run.workers of them share the first GPU",
+        )
+    if job.run.device == "cuda" and not one_for_each:
+        return ("run.device is cuda, and nothing of this job computes on GPUs",)
+    if one_for_each:
         return (
             "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each: kind: local has run.workers of them",
         )

@@ -53,6 +53,10 @@ KEYS = {
     "sides": "input.sides",
     "on_nan": "run.on_nan",
     "precision": "run.precision",
+    "device": "run.device",
+    "tile": "tile.size",
+    "batch": "tile.batch",
+    "channels_last": "tile.channels_last",
 }
 """What a job file calls the parts of an identity, where it has another word."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from halotile.graphs.checks import check_job
 from halotile.graphs.cutting import (
+    allowed_bytes,
     choose_block,
     geometry_of,
     grid_of,
@@ -50,6 +53,7 @@ from halotile.graphs.sizes import block_unit
 from halotile.graphs.tuning import (
     as_it_went,
     channels_last_of,
+    chosen_and_tried,
     found_for,
     on_device,
     trying,
@@ -137,7 +141,9 @@ def make_plan(
 
     convolves = denoiser.convolutional and geometry.dims == 2
 
-    def with_sizes(block: tuple[int, ...], size: Size) -> tuple[DenoiseTask, Footprint]:
+    def with_sizes(
+        block: tuple[int, ...], size: Size, tuned: Tuned | None = None
+    ) -> tuple[DenoiseTask, Footprint]:
         tiling = tiling_of(job.tile, denoiser, roles, reach, geometry, size, block, values, source.dtype)
         grid = grid_of(geometry, roles, reach, block, tiling)
         task = DenoiseTask(
@@ -157,18 +163,30 @@ def make_plan(
             channels_last=convolves and channels_last_of(job.tile, device, precision),
             hands=hands_of(job.run, cluster, device),
         )
-        return task, _footprint(task, layout, stored_piece)
+        return task, _footprint(task, layout, stored_piece, tuned)
 
     machine = machine_bytes() if is_here(cluster) else None
     stored_piece = original.chunks if not original.mapped else (1,)
     on_card = device != "cpu"
-    task, needed = choose_block(job, geometry, unit, previous, machine, with_sizes, on_card=on_card)
-    with told_if_slow(say, trying(task)):
-        tuned, not_tried = found_for(job, task, geometry, previous, probe=probe)
+
+    def choose(known: Tuned | None) -> tuple[DenoiseTask, Footprint]:
+        sized = partial(with_sizes, tuned=known)
+        return choose_block(job, geometry, unit, previous, machine, sized, on_card=on_card)
+
+    def try_out(chosen: tuple[DenoiseTask, Footprint]) -> tuple[Tuned | None, str]:
+        with told_if_slow(say, trying(chosen[0])):
+            return found_for(job, chosen[0], geometry, previous, probe=probe)
+
+    def fits(chosen: tuple[DenoiseTask, Footprint], found: Tuned) -> bool:
+        needed = _footprint(with_tuned(chosen[0], found), layout, stored_piece, found)
+        return needed.total_bytes <= allowed_bytes(job.run, machine)
+
+    is_free = on_card and job.tile.block == "auto" and previous is None
+    (task, needed), tuned, not_tried = chosen_and_tried(choose, try_out, fits, is_free=is_free)
     if tuned is not None and on_card:
         task = with_tuned(task, tuned)
         needed = _footprint(task, layout, stored_piece, tuned)
-    identity = _identity(job, original, asked, task, layout) | {
+    identity = _identity(job, original, asked, task, layout, previous) | {
         "code": {**code_versions(), **own_code},
         "noise_level": noise_level,
         "probed": list(reach.probed) if reach.probed else None,
@@ -210,7 +228,7 @@ def make_plan(
             not_tried=not_tried,
         )
         + unheeded
-        + note_of_cluster(job.cluster, cluster, device),
+        + note_of_cluster(job, cluster, device),
     )
     if refuse:
         plan.check_fits()
@@ -249,7 +267,12 @@ def _footprint(
 
 
 def _identity(
-    job: Job, source: Source, denoiser: Denoiser, task: DenoiseTask, layout: Layout
+    job: Job,
+    source: Source,
+    denoiser: Denoiser,
+    task: DenoiseTask,
+    layout: Layout,
+    previous: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     return {
         "input": source.fingerprint(),
@@ -261,7 +284,7 @@ def _identity(
         "depth": [list(pair) for pair in task.tiling.depth],
         "boundary": list(task.rim.rules),
         "precision": task.precision,
-        **on_device(task),
+        **on_device(task, previous),
         "on_nan": task.on_nan,
         "layout": layout.to_json(),
         "block": list(task.grid.block),

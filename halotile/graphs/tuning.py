@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from halotile.tasks.denoised import Denoised
 from halotile.tasks.tuned import Tuned, Wish
 
 T = TypeVar("T", DenoiseTask, Denoised)
+C = TypeVar("C")
 
 LIMIT_SECONDS = 300.0
 """A trial that takes longer hangs."""
@@ -72,14 +73,18 @@ def with_tuned(tiled: T, tuned: Tuned) -> T:
     return replace(tiled, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
 
 
-def on_device(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
-    """What else decides about bits where it is not a processor that computes: its libraries choose by shape."""
+def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What else decides about bits where it is not a processor that computes: its libraries choose by shape.
+
+    A run may go on with fewer tiles at once than it began with: it has to where memory runs out.
+    """
     if tiled.device == "cpu":
         return {}
+    begun: int = previous["identity"].get("batch", 0) if previous else 0
     return {
         "device": tiled.device,
         "tile": list(tiled.tiling.tile),
-        "batch": tiled.tiling.batch,
+        "batch": max(begun, tiled.tiling.batch),
         "channels_last": tiled.channels_last,
     }
 
@@ -110,6 +115,8 @@ def found_for(
         Whether to try the device whatever is known, and every precision on it.
     """
     known = remembered(previous) if previous is not None else None
+    if known is not None:
+        known = _as_written(known, job.tile, task)
     if not probe and (task.device == "cpu" or previous is not None):
         return known, ""
     if known is not None:
@@ -118,6 +125,44 @@ def found_for(
         return tuned_for(job, task, geometry, compare=probe), ""
     except NotTried as why:
         return known, str(why)
+
+
+def chosen_and_tried(
+    choose: Callable[[Tuned | None], C],
+    try_out: Callable[[C], tuple[Tuned | None, str]],
+    fits: Callable[[C, Tuned], bool],
+    *,
+    is_free: bool,
+) -> tuple[C, Tuned | None, str]:
+    """Sizes, and what a trial of them found.
+
+    Parameters
+    ----------
+    choose : callable
+        The largest sizes that a worker has room for, by what a trial told of its memory, or what is allowed for that.
+    try_out : callable
+        What is found of them, or why nothing is.
+    fits : callable
+        Whether a worker has room for them by what was found.
+    is_free : bool
+        Whether others may be chosen. A card's libraries may keep more than was allowed for them.
+    """
+    chosen = choose(None)
+    tuned, why = try_out(chosen)
+    if is_free and tuned is not None and not fits(chosen, tuned):
+        chosen = choose(tuned)
+        tuned, why = try_out(chosen)
+    return chosen, tuned, why
+
+
+def _as_written(known: Tuned, tile: Tile, task: DenoiseTask) -> Tuned:
+    """What was found, but for what the job says by now: what is another job then is for others to tell."""
+    return replace(
+        known,
+        tile=known.tile if tile.size == "auto" else task.tiling.tile,
+        batch=known.batch if tile.batch == "auto" else tile.batch,
+        channels_last=known.channels_last if tile.channels_last == "auto" else tile.channels_last,
+    )
 
 
 def tuned_for(job: AnyJob, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:

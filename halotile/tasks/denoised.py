@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,14 @@ _runners: dict[bytes, TileRunner] = {}
 _guard = threading.Lock()
 _KEPT = 2
 """Models that a process keeps: a solver has one, and the next may follow it on the same workers."""
+
+
+def keep_on_cards(runners: Collection[TileRunner]) -> None:
+    """Forget all others that hold something of a card: what an earlier job left there is in nobody's plan."""
+    with _guard:
+        for key, runner in list(_runners.items()):
+            if runner.device.kind != "cpu" and runner not in runners:
+                del _runners[key]
 
 
 @dataclass(frozen=True, eq=False)

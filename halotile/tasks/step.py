@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,15 @@ from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoised import Denoised, keep_on_cards
 from halotile.tasks.overlap_save import snapped
 from halotile.tasks.probe import check_purity
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.totals import distance, dot
+from halotile.tasks.window import TileRunner
+
+_checked: WeakSet[TileRunner] = WeakSet()
+"""Models of this process that an earlier sweep has looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +146,8 @@ class StepTask:
 
     @property
     def batch(self) -> int:
-        """Tiles that are denoised at once, to begin with."""
-        return self.denoised[0].tiling.batch if self.denoised else 1
+        """Tiles that are denoised at once, to begin with; 0 where nothing is."""
+        return self.denoised[0].tiling.batch if self.denoised else 0
 
     def stages(self) -> StepStages:
         """The stages, with the models loaded."""
@@ -155,11 +160,15 @@ class StepStages:
     def __init__(self, task: StepTask) -> None:
         self.task = task
         self.runners = [part.runner() for part in task.denoised]
+        if self.runners:
+            keep_on_cards(self.runners)
+        for runner in self.runners:
+            runner.device.forget_peak()
 
     @property
     def batch(self) -> int:
-        """Tiles that are denoised at once, by now."""
-        return self.runners[0].batch if self.runners else 1
+        """Tiles that are denoised at once, by now; 0 where nothing is."""
+        return self.runners[0].batch if self.runners else 0
 
     @property
     def device_peak_bytes(self) -> int:
@@ -168,9 +177,10 @@ class StepStages:
 
     def check(self) -> None:
         """Refuse a denoiser that gives a tile another result after another tile."""
-        pairs = zip(self.task.denoised, self.runners, strict=True)
-        for part, runner in {id(runner): (part, runner) for part, runner in pairs}.values():
-            check_purity(part.denoiser, len(part.roles.spatial), runner.model_here)
+        for part, runner in zip(self.task.denoised, self.runners, strict=True):
+            if runner not in _checked:
+                check_purity(part.denoiser, len(part.roles.spatial), runner.model_here)
+                _checked.add(runner)
 
     def read(self, block: Block) -> Scope:
         """The stored images around the core, held for the block."""

@@ -139,6 +139,8 @@ class TileRunner:
         sides: Mapping[str, NDArray[Any]],
     ) -> NDArray[Any]:
         """``core``, denoised: what :meth:`stage`, :meth:`launch` and :meth:`Computed.collect` do one after the other."""
+        if self._wants_room:
+            self._make_room()
         return self.launch(self.stage(pixels, sides), available, core, channels_out).collect()
 
     def stage(self, pixels: NDArray[Any], sides: Mapping[str, NDArray[Any]]) -> Staged:

@@ -26,6 +26,8 @@ SIGMA = 2.0
 WORKER_MEMORY = 8 * 2**30
 WAYS = {"cnn": ((512, 16), (1024, 4), (2048, 1), (4096, 1)), "unet": ((512, 4), (1024, 4), (2048, 1))}
 """Tiles and batches of which the bare forward takes the best."""
+STOPWATCH = "stopwatch"
+"""How cuDNN chooses an algorithm, where it is not by rule."""
 PEER_WINDOW = 2048
 """Windows of the peers, where they are not left at their defaults: as large as pays, so that little is computed twice."""
 
@@ -212,13 +214,14 @@ def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
 # --- the bare forward -------------------------------------------------------------------------------
 
 
-def bare(folder: Path, edge: int, device: str, subject: str) -> Result:
+def bare(folder: Path, edge: int, device: str, subject: str, how: str = STOPWATCH) -> Result:
     """The model by itself on pixels that are on the device: no halo, no disk, the best of some tiles, batches and layouts.
 
-    The first run tries them all; the best of it is what the later ones take.
+    The first run tries them all; the best of it is what the later ones take. cuDNN chooses by stopwatch, or by rule as in a job.
     """
-    known = folder / f"bare-{subject}-{device}.json"
+    known = _best_of(folder, device, subject, how)
     ways = [tuple(way) for way in json.loads(known.read_text())] if known.exists() else None
+    one_precision(benchmark=how == STOPWATCH)
     measured = dict(_bare_rates(folder, edge, device, Subject.of(subject), ways))
     best = max(measured, key=lambda way: measured[way])
     known.write_text(json.dumps([best]))
@@ -229,13 +232,17 @@ def bare(folder: Path, edge: int, device: str, subject: str) -> Result:
     }
 
 
+def _best_of(folder: Path, device: str, subject: str, how: str = STOPWATCH) -> Path:
+    """Where the best way of the bare forward is kept."""
+    return folder / f"bare-{subject}-{device}-{how}.json"
+
+
 def _bare_rates(
     folder: Path, edge: int, device: str, subject: Subject, ways: list[Any] | None
 ) -> Iterator[tuple[Any, float]]:
     """Millions of pixels a second of each way; one that does not fit is left out."""
     import torch
 
-    one_precision(benchmark=True)
     models = subject.models(folder)
     if ways is None:
         sizes = WAYS.get(subject.name, ((2048, 1), (4096, 1)))
@@ -264,6 +271,7 @@ def one_precision(benchmark: bool) -> None:
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.deterministic = not benchmark
 
 
 def seconds_of(call: Callable[[], Any], device: str, least_seconds: float = 0.5) -> float:
@@ -300,17 +308,20 @@ def synchronize(device: str) -> None:
 
 
 def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]:
-    """The model as plain torch, and the whole picture, on the device."""
+    """The model as plain torch, in the memory layout in which the bare forward is faster, and the whole picture, on the device."""
     import torch
     import zarr
 
     one_precision(benchmark=True)
     model = next(iter(Subject.of(subject).models(folder).values()))
-    model = model.to(device=device, memory_format=torch.channels_last)
+    known = _best_of(folder, device, subject)
+    last = not known.exists() or json.loads(known.read_text())[0][3]
+    layout = torch.channels_last if last else torch.contiguous_format
+    model = model.to(device=device, memory_format=layout)
     pixels = torch.from_numpy(zarr.open_array(picture(folder, edge), mode="r")[...])[None, None]
 
     def forward(windows: Any) -> Any:
-        return model(windows.contiguous(memory_format=torch.channels_last))
+        return model(windows.contiguous(memory_format=layout))
 
     return forward, pixels.to(device)
 

@@ -35,6 +35,7 @@ def results(**changes: Any) -> dict[str, list[dict[str, Any]]]:
         "ours 1": [OURS | changes],
         "ours 2": [OURS],
         "bare": [{"mpix_per_s": 100.0, "way": "one"}],
+        "bare rule": [{"mpix_per_s": 95.0, "way": "one"}],
         "copy": [{"mpix_per_s": 100.0}],
         "agreement": [{"difference": 2e-5}],
     }
@@ -83,6 +84,7 @@ def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
         ("unet", "end to end / bare forward", "≥ 0.9", "0.800", "missed"),
         ("unet", "the same with the halo counted", "", "1.000", ""),
         ("gaussian", "while blocks stream / pure copy", "≥ 0.8", "0.900", "reached"),
+        ("cnn", "bare forward, cuDNN choosing by rule / by stopwatch", "", "0.950", ""),
         ("cnn", "peak VRAM / plan", "0.9 to 1.1", "1.050", "reached"),
         ("cnn", "largest difference from the processor", "≤ 1e-05", "2e-05", "missed"),
     ],

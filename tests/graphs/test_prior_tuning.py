@@ -26,10 +26,12 @@ from halotile.graphs.job import (
     SolverChoice,
     Tile,
 )
+from halotile.graphs.memory import MIB
 from halotile.graphs.planner import make_plan
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.tuning import denoising_of
+from halotile.graphs.reconstruction.run import reconstruct
+from halotile.graphs.reconstruction.tuning import Cut, denoising_of
 from halotile.graphs.simulation.noise import NoiseChoice
 from halotile.graphs.simulation.plan import make_simulation_plans
 from halotile.graphs.tuning import NotTried
@@ -79,6 +81,11 @@ def job(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What trials are asked for, which end with :data:`FOUND`."""
     return finding(monkeypatch, FOUND, TWO)
+
+
+def cut_of(plan: ReconstructionPlan) -> Cut:
+    """How its image is cut."""
+    return Cut(plan.prior, plan.grid, plan.form)
 
 
 def denoised(plan: ReconstructionPlan) -> Denoised:
@@ -224,7 +231,7 @@ def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
     given = replace(given, output=replace(given.output, shard=64))
     plan = make_reconstruction_plan(given)
     assert plan.form.by_shard == (edge == 31), "bits of transforms depend on where they are laid"
-    task = denoising_of(plan.prior, plan.form, plan.state_layout, (), plan.output)
+    task = denoising_of(cut_of(plan), plan.state_layout, (), plan.output)
     assert task is not None
     tried = task.grid.middle.core.shape
     largest = max(region.size for region in asked_at_once(plan, monkeypatch))
@@ -238,7 +245,7 @@ def test_an_image_that_could_be_an_iterate_is_denoised_in_a_trial(tmp_path: Path
     floats, bytes_ = Constant((256, 256), np.dtype("float32")), Constant((256, 256), np.dtype("uint8"))
 
     def source(*images: Constant) -> Any:
-        task = denoising_of(plan.prior, plan.form, plan.state_layout, images, plan.output)
+        task = denoising_of(cut_of(plan), plan.state_layout, images, plan.output)
         assert task is not None
         return task.source
 
@@ -278,3 +285,82 @@ def test_a_prior_without_a_denoiser_is_refused_in_words(tmp_path: Path) -> None:
     said = probed(tmp_path, "prior: {name: l1, weight: 0.1}")
     assert "--probe tries a denoiser, and prior.name is l1: leave it out." in said
     assert "Traceback" not in said
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("fuse", [True, False])
+def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
+    tmp_path: Path, fuse: bool
+) -> None:
+    """Sweeps that denoise nothing, of which there is one at least, know no batch."""
+    marker = tmp_path / "once"
+
+    def hungry(picture: Any, marker: Path = marker) -> Any:
+        if picture.shape == (34, 34) and not marker.exists():
+            marker.touch()
+            raise MemoryError
+        return picture
+
+    prior = PriorChoice(name="pnp", denoiser=GivenFunction(call=hungry, depth=1))
+    given = job(tmp_path, "cpu", prior, tile=Tile(block=128, size=32, batch=4), fuse=fuse)
+    said: list[str] = []
+    plan = make_reconstruction_plan(given)
+    outcome = reconstruct(plan, observer=lambda progress: said.append(progress.message))
+    assert outcome.done == outcome.total
+    assert [line for line in said if "memory ran out" in line] == [
+        "memory ran out on a worker: 2 tiles at once there, in place of 4"
+    ]
+    kept = RunDirectory(plan.run_directory).whole_plan()
+    assert kept is not None
+    assert kept["batch"] == 2
+
+
+def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(asked: list[Any], tmp_path: Path) -> None:
+    plan = make_reconstruction_plan(job(tmp_path))
+    with claim(plan, RunDirectory(plan.run_directory)):
+        pass
+    fewer = make_reconstruction_plan(job(tmp_path, tile=Tile(block=128, batch=2)))
+    assert (fewer.resumes, denoised(fewer).tiling.batch, denoised(fewer).tiling.tile) == (True, 2, (32, 48))
+    more = make_reconstruction_plan(job(tmp_path, tile=Tile(block=128, batch=8)))
+    assert more.differs == ("tile.batch was 6, is 8",)
+    other = make_reconstruction_plan(job(tmp_path, tile=Tile(block=128, size=64, channels_last=False)))
+    assert other.differs == (
+        "tile.channels_last was true, is false",
+        "tile.size was [32, 48], is [64, 64]",
+    )
+
+
+def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    large = replace(FOUND, host_bytes=2960 * MIB)
+    run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
+    given = job(tmp_path, size=2048, run=run, tile=Tile())
+    blocks = []
+    for found in (FOUND, large):
+        asked = finding(monkeypatch, found, TWO)
+        plan = make_reconstruction_plan(given)
+        assert plan.memory_bytes <= 3000 * MIB
+        blocks.append(np.prod(plan.grid.block))
+    assert len(asked) == 2, "the smaller block is tried too"
+    assert blocks[1] < blocks[0]
+
+
+def test_operators_that_have_one_processor_for_each_gpu_are_told_of(asked: list[Any], tmp_path: Path) -> None:
+    told = "operators and solver compute on processors, one for each GPU on cluster local-cuda"
+    for cluster, is_told in ((Cluster(), True), (Cluster(kind="local"), False)):
+        notes = make_reconstruction_plan(job(tmp_path, cluster=cluster)).notes
+        assert any(note.startswith(told) for note in notes) == is_told
+
+
+def test_what_is_asked_of_no_denoiser_is_told(asked: list[Any], tmp_path: Path) -> None:
+    run = Run(device="cuda", precision="bfloat16", workers=1)
+    notes = make_reconstruction_plan(job(tmp_path, prior=L1, run=run)).notes
+    assert "run.precision is bfloat16, which is for networks: this job has none" in notes
+    assert "run.device is cuda, and nothing of this job computes on GPUs" in notes
+
+
+def test_workers_with_a_card_read_and_write_with_several_threads(asked: list[Any], tmp_path: Path) -> None:
+    where = Cluster(kind="slurm", gpus=1, cores=6)
+    assert make_reconstruction_plan(job(tmp_path, cluster=where)).hands == 6
+    assert make_reconstruction_plan(job(tmp_path, "cpu", cluster=where)).hands == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -154,6 +155,34 @@ def test_a_run_that_came_down_to_a_smaller_batch_goes_on_with_that(
     again = make_plan(job(tmp_path))
     assert again.resumes, "it is the same job"
     assert (again.task.tiling.batch, again.identity["batch"]) == (3, 6)
+
+
+def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finding(monkeypatch, FOUND)
+    begun(make_plan(job(tmp_path)))
+    fewer = make_plan(job(tmp_path, batch=2))
+    assert (fewer.resumes, fewer.task.tiling.batch, fewer.task.tiling.tile) == (True, 2, (32, 48))
+    assert make_plan(job(tmp_path, batch=8)).differs == ("tile.batch was 6, is 8",)
+    assert make_plan(job(tmp_path, size=64)).differs == ("tile.size was [32, 48], is [64, 64]",)
+
+
+def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = write_zarr(tmp_path / "large.zarr", noisy_picture((4096, 4096), "uint8"), chunk=512)
+    given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard=512, chunk=256, tile={})
+    run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
+    given = replace(given, run=run, cluster=Cluster(kind="local"))
+    blocks = []
+    for host_bytes in (800, 2960):
+        asked = finding(monkeypatch, replace(FOUND, host_bytes=host_bytes * 2**20))
+        plan = make_plan(given)
+        assert plan.footprint.total_bytes <= 3000 * 2**20
+        blocks.append(math.prod(plan.grid.block))
+    assert len(asked) == 2, "the smaller block is tried too"
+    assert blocks[1] < blocks[0]
 
 
 @pytest.mark.cluster

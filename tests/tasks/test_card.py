@@ -199,6 +199,16 @@ def test_a_block_that_has_no_room_on_the_card_is_tried_again_with_a_smaller_batc
     assert runner.batch == 8
 
 
+def test_a_region_that_is_waited_for_makes_room_before_it_goes_over() -> None:
+    pixels, whole = picture("float32"), Region.whole((100, 120))
+    runner = TileRunner(blur, Full("there", 2), tiling(batch=16), "blur")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runner(pixels, whole, whole, 1, {})
+    runner(pixels, whole, whole, 1, {})
+    assert runner.batch == 4
+
+
 @pytest.mark.parametrize("place", ["back", "beside"])
 def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
     """Else the computing thread would wait for it, and for ever."""

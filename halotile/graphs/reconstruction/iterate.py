@@ -93,6 +93,8 @@ class Iterations:
         Whether each shard is computed for itself.
     target : Target
         What iterates are compared with.
+    hands : int
+        Threads of a worker that read and write the pieces of a block side by side.
     """
 
     solver: Solver
@@ -108,6 +110,7 @@ class Iterations:
     own_sight: Sight = field(default_factory=Sight)
     by_shard: bool = False
     target: Target = field(default_factory=Target)
+    hands: int = 1
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -234,6 +237,7 @@ class Iterations:
                     sight=self.own_sight,
                     denoised=(),
                     overlap=self.overlap,
+                    hands=self.hands,
                 )
                 self.sweep(task, iteration, journal, ledger)
         return add_up(ledger, len(stage.grid))
@@ -302,6 +306,7 @@ class Iterations:
             denoised=tuple(part for image in images.values() for part in denoised_in(image)),
             overlap=self.overlap,
             by_shard=self.by_shard,
+            hands=self.hands,
         )
 
     def _row(self, sums: Mapping[str, float], after: State) -> Row:

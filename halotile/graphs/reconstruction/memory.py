@@ -66,6 +66,7 @@ def footprint_of_step(
     layout: Layout,
     *,
     overlap: bool,
+    hands: int = 1,
     measured: int | None = None,
 ) -> StepFootprint:
     """The footprint of one block of an iteration.
@@ -84,6 +85,8 @@ def footprint_of_step(
         That of the vectors.
     overlap : bool
         Whether the next read and the last write go on beside the computation.
+    hands : int
+        Threads that read and write side by side, each with a piece of its own.
     measured : int, optional
         Resident memory of a process that has opened a card, where a trial told it.
     """
@@ -100,7 +103,7 @@ def footprint_of_step(
         imports_bytes=IMPORTS_BYTES + (card_bytes(measured) if on_card else 0),
         model_bytes=model,
         vectors_bytes=copies * (read * seen + len(solver.vectors) * core)
-        + 2 * shard
+        + 2 * hands * shard
         + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
         operators_bytes=IMAGES_OF_A_GRADIENT * seen + (TRANSFORMS_BYTES if form.is_fft else 0),
         # On a card they are there, and the pixels pass through pinned memory on their way: two pieces each way.

@@ -50,6 +50,8 @@ class ReconstructionPlan:
     """Where its workers live: that of the job, or what is better for it where the job leaves that open."""
     form: Form
     prior: Prior
+    hands: int
+    """Threads of a worker that read and write the pieces of a block side by side."""
     tuned: Tuned | None
     """What a trial of the device found for the prior, where there was one."""
     solver: Solver
@@ -149,6 +151,7 @@ class ReconstructionPlan:
             self.solver,
             self.state_layout,
             overlap=self.overlap,
+            hands=self.hands,
             measured=self.tuned.host_bytes if self.tuned else None,
         )
         for term in self.form.whole:

@@ -17,6 +17,7 @@ from halotile.graphs.devices import (
     check_device,
     cluster_for,
     device_of,
+    hands_of,
     is_here,
     note_of_cluster,
     on_gpus,
@@ -52,7 +53,7 @@ from halotile.graphs.reconstruction.stack import (
     open_measurements,
 )
 from halotile.graphs.reconstruction.traffic import comes_apart, computed_twice
-from halotile.graphs.reconstruction.tuning import denoising_of
+from halotile.graphs.reconstruction.tuning import Cut, denoising_of
 from halotile.graphs.resolve import check_paths, computed_by
 from halotile.graphs.sizes import (
     Geometry,
@@ -62,7 +63,7 @@ from halotile.graphs.sizes import (
     check_block,
     layout_like,
 )
-from halotile.graphs.tuning import as_it_went, found_for, on_device, trying, with_tuned
+from halotile.graphs.tuning import as_it_went, chosen_and_tried, found_for, on_device, trying, with_tuned
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout
@@ -72,6 +73,7 @@ from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.roles import Roles
+from halotile.tasks.tuned import Tuned
 
 
 def make_reconstruction_plan(
@@ -129,22 +131,41 @@ def make_reconstruction_plan(
     solver = find("solvers", job.solver.name).SOLVER()
     machine = machine_bytes() if is_here(cluster) else None
     allowed, overlap = allowed_bytes(job.run, machine), overlap_pays(job.run)
-    for block in _blocks(job, geometry, layout, previous):
-        prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block, device, precision)
-        form = replace(form, apart=comes_apart(job.fuse, form, prior, grid, solver))
-        if footprint_of_step(grid, form, prior, solver, layout, overlap=overlap).total_bytes <= allowed:
-            break  # or else the smallest, which the plan refuses
-    task = denoising_of(
-        prior, form, replace(layout, dtype=str(image.dtype)), [given, *data] if given else data, output
-    )
-    if probe and task is None:
-        raise ConfigError(f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out.")
-    tuned, not_tried = None, ""
-    if task is not None:
+    state = replace(layout, dtype=str(image.dtype))
+    hands = hands_of(job.run, cluster, device)
+
+    def choose(known: Tuned | None) -> Cut:
+        for block in _blocks(job, geometry, layout, previous):
+            prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block, device, precision)
+            cut = Cut(prior, grid, replace(form, apart=comes_apart(job.fuse, form, prior, grid, solver)))
+            if fits(cut, known):
+                break  # or else the smallest, which the plan refuses
+        return cut
+
+    def try_out(cut: Cut) -> tuple[Tuned | None, str]:
+        task = denoising_of(cut, state, [given, *data] if given else data, output)
+        if task is None:
+            if probe:
+                raise ConfigError(
+                    f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out."
+                )
+            return None, ""
         with told_if_slow(say, trying(task)):
-            tuned, not_tried = found_for(job, task, geometry, previous, probe=probe)
+            return found_for(job, task, geometry, previous, probe=probe)
+
+    def fits(cut: Cut, found: Tuned | None) -> bool:
+        measured = found.host_bytes if found else None
+        needed = footprint_of_step(
+            cut.grid, cut.form, cut.prior, solver, state, overlap=overlap, hands=hands, measured=measured
+        )
+        return needed.total_bytes <= allowed
+
+    is_free = device != "cpu" and job.tile.block == "auto" and previous is None
+    cut, tuned, not_tried = chosen_and_tried(choose, try_out, fits, is_free=is_free)
+    prior = cut.prior
     if tuned is not None and device != "cpu":
-        prior = with_denoised(prior, lambda denoised: with_tuned(denoised, tuned))
+        found = tuned
+        prior = with_denoised(prior, lambda denoised: with_tuned(denoised, found))
     denoised = denoised_of(prior)
     identity = {
         "operators": {
@@ -161,10 +182,10 @@ def make_reconstruction_plan(
         "start": given.fingerprint() if given else None,
         "reference": reference.fingerprint() if reference else None,
         "precision": precision,
-        **(on_device(denoised) if denoised else {}),
+        **(on_device(denoised, previous) if denoised else {}),
         "exact": job.exact,
         "layout": layout.to_json(),
-        "block": list(grid.block),
+        "block": list(cut.grid.block),
         "code": {**code_versions(), **(denoiser.check() if denoiser else {})},
     }
     differs = tuple(differences(previous["identity"], identity)) if previous else ()
@@ -172,13 +193,14 @@ def make_reconstruction_plan(
     plan = ReconstructionPlan(
         job=job,
         cluster=cluster,
-        form=form,
+        form=cut.form,
+        hands=hands,
         prior=with_denoised(prior, lambda denoised: as_it_went(denoised, previous)),
         tuned=tuned,
         solver=solver,
         start=given or image,
         target=Target(reference, _peak(reference)),
-        grid=grid,
+        grid=cut.grid,
         layout=layout,
         output=output,
         run_directory=run_directory_of(output),
@@ -193,10 +215,10 @@ def make_reconstruction_plan(
             *note_of_trial(not_tried),
             *notes_of(operators),
             *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
-            *note_of_passes(form.per_sweep, computed_twice(grid, layout.shard, form, prior)),
+            *note_of_passes(form.per_sweep, computed_twice(cut.grid, layout.shard, cut.form, prior)),
             *(note_of(directory, job.solver) if resumes else ()),
             *unheeded,
-            *note_of_cluster(job.cluster, cluster, device),
+            *note_of_cluster(job, cluster, device),
         ),
     )
     if refuse:
@@ -206,8 +228,11 @@ def make_reconstruction_plan(
 
 def _computed_by(job: Reconstruction, denoiser: Denoiser | None) -> tuple[str, str, tuple[str, ...]]:
     """What computes the denoiser, how exactly, and what is to be said of that; operators are for processors."""
-    device = device_of(job.run, job.cluster)
-    found = computed_by(denoiser, device, job.run.precision) if denoiser else ("cpu", "float32", ())
+    asked = job.run.precision
+    if denoiser is None:
+        unheeded = (f"run.precision is {asked}, which is for networks: this job has none",)
+        return "cpu", "float32", unheeded if asked != "float32" else ()
+    found = computed_by(denoiser, device_of(job.run, job.cluster), asked)
     check_device(job.run, job.cluster, found[0])
     return found
 

@@ -214,6 +214,7 @@ class _Driver:
             gather=partial(self._gather, phase),
             own_sight=form.own_sight(),
             by_shard=form.by_shard,
+            hands=self.plan.hands,
         )
 
     def _write_output(self, iterations: Iterations) -> None:
@@ -227,6 +228,7 @@ class _Driver:
             sight=Sight(),
             denoised=(),
             overlap=self.plan.overlap,
+            hands=self.plan.hands,
         )
         self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1)
         self._sweep(WRITE, task, 0, self.journal, None)

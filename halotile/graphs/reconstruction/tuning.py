@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halotile.graphs.reconstruction.forms import Form
@@ -21,17 +21,32 @@ SEED = 0
 """Of the image that is denoised in a trial where there is none yet."""
 
 
-def denoising_of(
-    prior: Prior, form: Form, layout: Layout, images: Iterable[Readable], output: Path
-) -> DenoiseTask | None:
-    """What a prior computes of a block, region by region; None where it denoises nothing.
+@dataclass(frozen=True)
+class Cut:
+    """An image in blocks.
 
     Parameters
     ----------
     prior : Prior
-        What is computed.
+        What acts on each.
+    grid : Grid
+        The blocks.
     form : Form
-        How the gradient is computed: it decides which region of the denoised image is asked for at once.
+        How the gradient is computed: it decides which region of a denoised image is asked for at once.
+    """
+
+    prior: Prior
+    grid: Grid
+    form: Form
+
+
+def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: Path) -> DenoiseTask | None:
+    """What a prior computes of a block, region by region; None where it denoises nothing.
+
+    Parameters
+    ----------
+    cut : Cut
+        The blocks and the prior.
     layout : Layout
         That of the solver's images.
     images : iterable of Readable
@@ -39,7 +54,7 @@ def denoising_of(
     output : Path
         Where the image will be. Nothing is written there.
     """
-    denoised = denoised_of(prior)
+    denoised = denoised_of(cut.prior)
     if denoised is None:
         return None
     fitting = (image for image in images if (image.shape, image.dtype) == (denoised.shape, denoised.dtype))
@@ -47,7 +62,7 @@ def denoising_of(
         source=next(fitting, RandomImage(denoised.shape, denoised.dtype, SEED)),
         sides={},
         writer=ShardWriter(output, layout),
-        grid=_grid(denoised, form, layout),
+        grid=_grid(denoised, cut.form, layout),
         rim=denoised.rim,
         roles=denoised.roles,
         denoiser=denoised.denoiser,
@@ -64,13 +79,13 @@ def denoising_of(
 def _grid(denoised: Denoised, form: Form, layout: Layout) -> Grid:
     """The regions that are asked for at once: a block or a shard, with what later iterations of a sweep see of it."""
     grid, spatial = denoised.grid, denoised.roles.spatial
-    cut = layout.shard if form.by_shard else grid.block
+    edges = layout.shard if form.by_shard else grid.block
     # Along the rim of the image operators are not folded, and transforms are drawn out to whole cells.
     drawn_out = PERIOD // 2 if form.is_fft else 0
     around = 2 * (form.per_sweep - 1) * (reach_of(denoised) + form.fused_reach + drawn_out)
     grown = (
         min(b + around * (axis in spatial), n)
-        for axis, (b, n) in enumerate(zip(cut, grid.shape, strict=True))
+        for axis, (b, n) in enumerate(zip(edges, grid.shape, strict=True))
     )
     return replace(
         grid, block=tuple(-(-edge // align) * align for edge, align in zip(grown, grid.align, strict=True))

@@ -1,0 +1,84 @@
+"""Models of a prior in a worker: kept from sweep to sweep, looked at once, and gone from a card when another job comes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from halotile.tasks import denoised, step
+from halotile.tasks.card import Card
+from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.device import Device
+from halotile.tasks.step import Sight, StepTask
+from tests.graphs.solving import denoised_by, scene
+
+
+class Held(Card):
+    """A card of the processor's that says it is none."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__("cpu")
+        self.kind = "card"
+        self.forgotten = 0
+
+    def forget_peak(self) -> None:
+        """Anew."""
+        self.forgotten += 1
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(denoised, "_runners", {})
+
+
+def prior(sigma: float, device: str = "cuda") -> Denoised:
+    """A denoised image."""
+    return replace(denoised_by(Gaussian(sigma=sigma), scene(), 64, 32), device=device)
+
+
+def sweep(*parts: Denoised) -> StepTask:
+    """Of a solver that uses them."""
+    grid = parts[0].grid if parts else prior(1.0).grid
+    return StepTask(grid=grid, images=(), sums=(), stored=(), sight=Sight(), denoised=parts, overlap=False)
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards that are made up."""
+    monkeypatch.setattr(
+        denoised, "open_device", lambda kind, *given: Held() if kind == "cuda" else Device("cpu")
+    )
+
+
+@pytest.mark.usefixtures("cards")
+def test_what_an_earlier_job_left_on_a_card_goes_and_the_rest_stays() -> None:
+    (before,) = sweep(prior(1.0)).stages().runners
+    (here,) = sweep(prior(1.0, "cpu")).stages().runners
+    assert sweep().stages().batch == 0
+    (now,) = sweep(prior(2.0)).stages().runners
+    assert before not in denoised._runners.values()
+    assert {*denoised._runners.values()} == {here, now}
+    (again,) = sweep(prior(2.0)).stages().runners
+    assert again is now
+    sweep().stages()
+    assert now in denoised._runners.values(), "a sweep that denoises nothing lies between two that do"
+
+
+@pytest.mark.usefixtures("cards")
+def test_the_memory_of_a_card_is_measured_anew() -> None:
+    (runner,) = sweep(prior(1.0)).stages().runners
+    assert isinstance(runner.device, Held)
+    before = runner.device.forgotten
+    sweep(prior(1.0)).stages()
+    assert runner.device.forgotten == before + 1
+
+
+def test_a_model_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr(step, "check_purity", lambda denoiser, dims, model: looked.append(denoiser))
+    for sigma in (1.0, 1.0, 2.0):
+        sweep(prior(sigma, "cpu")).stages().check()
+    assert [denoiser.sigma for denoiser in looked] == [1.0, 2.0]
