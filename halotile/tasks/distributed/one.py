@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from deepinv.physics import LinearPhysics, Physics
 
-if TYPE_CHECKING:
-    from halotile.tasks.distributed.physics import DistributedStackedPhysics
+from halotile.tasks.distributed.operators import Operators
+
+
+class Stack(Protocol):
+    """What operators stand in together."""
+
+    operators: Operators
+
+    def applied_by(
+        self, number: int, name: str, tensors: list[torch.Tensor], words: dict[str, Any]
+    ) -> torch.Tensor:
+        """What a method of one of them gives."""
+        ...
 
 
 class OnePhysics(Physics):  # type: ignore[misc]
@@ -16,13 +27,13 @@ class OnePhysics(Physics):  # type: ignore[misc]
 
     Parameters
     ----------
-    stack : DistributedStackedPhysics
+    stack : Stack
         Whose operator it is.
     number : int
         Which one.
     """
 
-    def __init__(self, stack: DistributedStackedPhysics, number: int) -> None:
+    def __init__(self, stack: Stack, number: int) -> None:
         here = stack.operators.here
         words = (
             {"noise_model": here[number].noise_model, "sensor_model": here[number].sensor_model}
@@ -43,7 +54,7 @@ class OnePhysics(Physics):  # type: ignore[misc]
 
     def _applied(self, name: str, tensors: list[torch.Tensor], words: dict[str, Any]) -> torch.Tensor:
         (stack,) = self._stack
-        return stack._applied_by(self.number, name, tensors, words)
+        return stack.applied_by(self.number, name, tensors, words)
 
 
 class OneOperator(OnePhysics, LinearPhysics):  # type: ignore[misc]

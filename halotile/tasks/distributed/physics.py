@@ -249,7 +249,7 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
             return found
         return found[0] / self.num_operators if reduce_op == "mean" else found[0]
 
-    def _applied_by(self, number: int, name: str, tensors: list[torch.Tensor], words: Any) -> torch.Tensor:
+    def applied_by(self, number: int, name: str, tensors: list[torch.Tensor], words: Any) -> torch.Tensor:
         """A method of one operator."""
         carried = carry_words(self.ctx, words)
         self._keep(name, words, carried, number)
