@@ -161,6 +161,8 @@ def check_device(run: Run, cluster: Cluster, device: str) -> None:
     if device == "cpu" or not is_here(cluster):
         return
     here = gpus_here()
+    if kind_of(cluster).name == LOCAL_CUDA:
+        chosen(cluster, here)
     if not here.names:
         asked = "run.device is cuda" if run.device == "cuda" else f"cluster.gpus is {shown(cluster.gpus)}"
         raise ConfigError(

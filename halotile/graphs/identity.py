@@ -32,6 +32,10 @@ HARMLESS = (("on_nan", "fail", "propagate"),)
 """Changes of an identity, from and to, that no block that is done would look different for."""
 
 
+OF_CARDS = ("tile", "batch", "channels_last")
+"""What only cards let decide about bits."""
+
+
 def fingerprint(identity: Mapping[str, Any]) -> str:
     """A digest of an identity: equal for equal values, whatever the order of their keys.
 
@@ -68,8 +72,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "
     --------
     >>> differences({"depth": [7], "layout": {"codec": "lz4"}}, {"depth": [9], "layout": {"codec": "lz4"}})
     ['tile.depth was [7], is [9]']
+    >>> differences({}, {"device": "cuda", "tile": [64, 64], "batch": 4})
+    ['run.device was "cpu", is "cuda"']
     """
     lines = []
+    if not path and before.get("device") != now.get("device"):
+        before, now = _on_any_device(before), _on_any_device(now)
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
         name = f"{path}{key}" if path else KEYS.get(key, key)
@@ -78,6 +86,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "
         elif old != new and (key, old, new) not in HARMLESS:
             lines.append(f"{name} was {_word(old)}, is {_word(new)}")
     return lines
+
+
+def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An identity that names its device and leaves out what follows from that: a processor's does neither."""
+    return {key: value for key, value in identity.items() if key not in OF_CARDS} | {
+        "device": identity.get("device", "cpu")
+    }
 
 
 PICTURES = ("input", "sides")

@@ -30,6 +30,8 @@ C = TypeVar("C")
 
 LIMIT_SECONDS = 300.0
 """A trial that takes longer hangs."""
+APART_BYTES = 64 * 2**20
+"""What two trials may tell differently of a process's memory."""
 REQUEST, REPLY = "request", "reply"
 BATCH = "batch"
 """In what a run directory keeps of a plan: how many tiles at once a run came down to."""
@@ -116,7 +118,7 @@ def found_for(
     """
     known = remembered(previous) if previous is not None else None
     if known is not None:
-        known = _as_written(known, job.tile, task)
+        known = _as_written(known, job.tile, task, geometry)
     if not probe and (task.device == "cpu" or previous is not None):
         return known, ""
     if known is not None:
@@ -149,20 +151,28 @@ def chosen_and_tried(
     """
     chosen = choose(None)
     tuned, why = try_out(chosen)
-    if is_free and tuned is not None and not fits(chosen, tuned):
-        chosen = choose(tuned)
-        tuned, why = try_out(chosen)
-    return chosen, tuned, why
+    if not is_free or tuned is None or fits(chosen, tuned):
+        return chosen, tuned, why
+    chosen = choose(replace(tuned, host_bytes=tuned.host_bytes + APART_BYTES))
+    again, why = try_out(chosen)
+    again = again or tuned  # what was found of larger blocks will do where these cannot be tried
+    return chosen, replace(again, host_bytes=max(tuned.host_bytes, again.host_bytes)), why
 
 
-def _as_written(known: Tuned, tile: Tile, task: DenoiseTask) -> Tuned:
+def _as_written(known: Tuned, tile: Tile, task: DenoiseTask, geometry: Geometry) -> Tuned:
     """What was found, but for what the job says by now: what is another job then is for others to tell."""
+    is_laid_out = tile.channels_last != "auto" and _has_layouts(task, geometry)
     return replace(
         known,
-        tile=known.tile if tile.size == "auto" else task.tiling.tile,
+        tile=known.tile if tile.size == "auto" else fit_tile(geometry, tile.size, task.grid.block),
         batch=known.batch if tile.batch == "auto" else tile.batch,
-        channels_last=known.channels_last if tile.channels_last == "auto" else tile.channels_last,
+        channels_last=task.channels_last if is_laid_out else known.channels_last,
     )
+
+
+def _has_layouts(task: DenoiseTask, geometry: Geometry) -> bool:
+    """Whether there is a memory layout to be chosen."""
+    return task.denoiser.convolutional and geometry.dims == 2
 
 
 def tuned_for(job: AnyJob, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
@@ -206,7 +216,7 @@ def _wish(job: AnyJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> 
         batch=None if job.tile.batch == "auto" else job.tile.batch,
         # Workers of one machine that are not told of a card each all use the first.
         sharing=job.run.workers if kind_of(job.cluster).name == DEFAULT else 1,
-        layouts=job.tile.channels_last == "auto" and task.denoiser.convolutional and geometry.dims == 2,
+        layouts=job.tile.channels_last == "auto" and _has_layouts(task, geometry),
         compare=compare,
     )
 

@@ -13,6 +13,7 @@ from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.block import Receipt
 from halotile.tasks.card import open_device
+from halotile.tasks.denoised import keep_on_cards
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import Device, unless_lost
 from halotile.tasks.probe import check_purity
@@ -76,6 +77,7 @@ class DenoiseStages:
 
     def __init__(self, task: DenoiseTask, device: Device | None = None) -> None:
         self.task = task
+        keep_on_cards(())
         self.tiles = TileRunner(
             task.denoiser.build(),
             device or open_device(task.device, task.precision, task.channels_last, task.records),

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import cloudpickle
 import numpy as np
@@ -19,18 +20,21 @@ from halotile.tasks.device import unless_lost
 from halotile.tasks.roles import Roles
 from halotile.tasks.window import TileRunner, Tiling
 
-_runners: dict[bytes, TileRunner] = {}
+_runners: WeakValueDictionary[bytes, TileRunner] = WeakValueDictionary()
+"""Those of this process that are in use, or kept."""
+_kept: dict[bytes, TileRunner] = {}
 _guard = threading.Lock()
 _KEPT = 2
 """Models that a process keeps: a solver has one, and the next may follow it on the same workers."""
 
 
-def keep_on_cards(runners: Collection[TileRunner]) -> None:
-    """Forget all others that hold something of a card: what an earlier job left there is in nobody's plan."""
+def keep_on_cards(parts: Collection[Denoised]) -> None:
+    """Keep nothing else on a card: what an earlier job left there is in nobody's plan."""
+    wanted = {part.key for part in parts}
     with _guard:
-        for key, runner in list(_runners.items()):
-            if runner.device.kind != "cpu" and runner not in runners:
-                del _runners[key]
+        for key in [key for key, runner in _kept.items() if runner.device.kind != "cpu"]:
+            if key not in wanted:
+                del _kept[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +100,22 @@ class Denoised:
             )
         return np.ascontiguousarray(to_dtype(self.roles.restore(result), self.dtype))
 
+    @property
+    def key(self) -> bytes:
+        """What the model and its tiling are known by in a process."""
+        # A function that a script hands over may have no name that plain pickle finds it by.
+        key: bytes = cloudpickle.dumps((self.denoiser, self.tiling, *self._opened))
+        return key
+
     def runner(self) -> TileRunner:
         """The model with its tiling, built when it is first asked for."""
-        # A function that a script hands over may have no name that plain pickle finds it by.
-        key = cloudpickle.dumps((self.denoiser, self.tiling, *self._opened))
+        key = self.key
         with _guard:
-            if key not in _runners:
-                while len(_runners) >= _KEPT:
-                    del _runners[next(iter(_runners))]
-                _runners[key] = self._build()
-            return _runners[key]
+            runner = _runners.get(key) or self._build()
+            _runners[key] = _kept[key] = runner
+            while len(_kept) > _KEPT:
+                del _kept[next(iter(_kept))]
+            return runner
 
     @property
     def _opened(self) -> tuple[str, str, bool, bool]:

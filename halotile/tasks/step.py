@@ -159,9 +159,9 @@ class StepStages:
 
     def __init__(self, task: StepTask) -> None:
         self.task = task
+        if task.denoised:
+            keep_on_cards(task.denoised)
         self.runners = [part.runner() for part in task.denoised]
-        if self.runners:
-            keep_on_cards(self.runners)
         for runner in self.runners:
             runner.device.forget_peak()
 

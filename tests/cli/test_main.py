@@ -170,6 +170,16 @@ def test_plan_shows_what_was_tried_on_a_card(
         assert line in shown, text
 
 
+def test_a_batch_that_was_not_tried_is_not_said_to_be(
+    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run may have a smaller one."""
+    for key, value in {"device": "cuda", "tuned": TRIED, "tile": [1024, 1024], "batch": 2}.items():
+        monkeypatch.setitem(FIGURES, key, value)
+    text = RUNNER.invoke(app, ["plan", str(config)]).stdout
+    assert "tiles 1,024 × 1,024, 2 at once" in [" ".join(line.split()) for line in text.splitlines()]
+
+
 def test_the_words_of_a_run_do_for_its_plan(config: Path, engine: Engine) -> None:
     words = [str(config), "--workers", "3", "--set", "tile.size=128", "--allow-import", "--no-dashboard"]
     for command in ("plan", "run"):

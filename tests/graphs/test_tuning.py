@@ -16,15 +16,15 @@ import torch
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs import patience, tuning
 from halotile.graphs.gpus import Gpus
-from halotile.graphs.job import Cluster, Job, Run
+from halotile.graphs.job import Cluster, DenoiserChoice, Job, Run
 from halotile.graphs.planner import make_plan
 from halotile.graphs.tiles import run
 from halotile.graphs.tuning import NotTried, tuned_for
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.tuned import Tuned
-from tests.graphs.trials import FOUND, finding
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.graphs.trials import FOUND, answering, finding
+from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 NO_CHOICE: Any = None
 """What tiles of a processor would have to heed, if there were any to choose from."""
@@ -136,6 +136,56 @@ def test_a_run_goes_on_with_what_was_found_for_it(monkeypatch: pytest.MonkeyPatc
     )
     make_plan(job(tmp_path), fresh=True)
     assert asked[2].tiles == ((128, 128),)
+
+
+@pytest.mark.parametrize("edge", [256, 512])
+@pytest.mark.parametrize("options", [{}, {"size": 512}, {"channels_last": True}, {"size": 64, "batch": 3}])
+@pytest.mark.parametrize("name", ["gaussian", "dncnn"])
+def test_a_job_that_is_as_it_was_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, edge: int, options: dict[str, Any], name: str
+) -> None:
+    answering(monkeypatch)
+
+    def given(**tile: Any) -> Job:
+        made = job(tmp_path, **{"block": edge} | tile)
+        if name == "gaussian":
+            return made
+        weights = tmp_path / "w.safetensors"
+        if not weights.exists():
+            dncnn_weights(weights, 3, 8)
+        return replace(
+            made,
+            denoiser=DenoiserChoice(name="dncnn", options={"weights": str(weights), "depth": 3, "width": 8}),
+        )
+
+    plan = make_plan(given(**options))
+    begun(plan)
+    assert make_plan(given(**options)).differs == ()
+    resolved = plan.resolved_json()["tile"]
+    sizes = {key: resolved[key] for key in ("size", "batch", "channels_last")}
+    assert make_plan(given(**sizes | {"size": tuple(sizes["size"])})).differs == ()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_smaller_blocks_fit_by_the_larger_of_two_trials(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, breaks: bool
+) -> None:
+    source = write_zarr(tmp_path / "large.zarr", noisy_picture((4096, 4096), "uint8"), chunk=512)
+    given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard=512, chunk=256, tile={})
+    run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
+    finding(monkeypatch, FOUND)
+    told = [2950, 2955]
+
+    def again(*_: Any) -> Tuned:
+        if breaks and len(told) == 1:
+            raise NotTried("a trial broke")
+        return replace(FOUND, host_bytes=told.pop(0) * 2**20)
+
+    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", again)
+    plan = make_plan(replace(given, run=run, cluster=Cluster(kind="local")), refuse=False)
+    assert len(told) == breaks
+    assert plan.footprint.imports_bytes == (2950 if breaks else 2955) * 2**20
+    assert plan.task.tiling.tile == FOUND.tile
 
 
 def test_a_run_that_began_by_rule_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

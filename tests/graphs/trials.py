@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ FOUND = Tuned(
     block_pixels=128 * 128,
     tried=(Tried((32, 48), 6, 0.1, 4_000_000), Tried((64, 64), 1, 0.2, 4_000_000)),
 )
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, here: Gpus = Gpus(("0",))) -> None:
+    """Trials find the first tile that they are asked for, as a trial of a card that likes large ones would."""
+    finding(monkeypatch, FOUND, here)
+
+    def answer(_: Any, task: Any, wish: Any, __: Any) -> Tuned:
+        batch = FOUND.batch if wish.batch is None else wish.batch
+        return replace(FOUND, tile=wish.tiles[0], batch=batch, channels_last=task.channels_last)
+
+    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", answer)
 
 
 def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",))) -> list[Any]:

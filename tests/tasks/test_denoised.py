@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
+from halotile.graphs.planner import make_plan
 from halotile.tasks import denoised, step
 from halotile.tasks.card import Card
 from halotile.tasks.denoised import Denoised
@@ -14,6 +17,7 @@ from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.device import Device
 from halotile.tasks.step import Sight, StepTask
 from tests.graphs.solving import denoised_by, scene
+from tests.support import job_of, noisy_picture, write_zarr
 
 
 class Held(Card):
@@ -31,7 +35,8 @@ class Held(Card):
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoised, "_runners", {})
+    monkeypatch.setattr(denoised, "_runners", WeakValueDictionary())
+    monkeypatch.setattr(denoised, "_kept", {})
 
 
 def prior(sigma: float, device: str = "cuda") -> Denoised:
@@ -53,18 +58,38 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def kept() -> list[Any]:
+    """Models that stay when nobody uses them."""
+    return list(denoised._kept.values())
+
+
 @pytest.mark.usefixtures("cards")
 def test_what_an_earlier_job_left_on_a_card_goes_and_the_rest_stays() -> None:
-    (before,) = sweep(prior(1.0)).stages().runners
     (here,) = sweep(prior(1.0, "cpu")).stages().runners
+    (before,) = sweep(prior(1.0)).stages().runners
     assert sweep().stages().batch == 0
+    assert kept() == [here, before], "a sweep that denoises nothing lies between two that do"
     (now,) = sweep(prior(2.0)).stages().runners
-    assert before not in denoised._runners.values()
-    assert {*denoised._runners.values()} == {here, now}
+    assert kept() == [here, now], "of a processor nothing has to go"
     (again,) = sweep(prior(2.0)).stages().runners
     assert again is now
-    sweep().stages()
-    assert now in denoised._runners.values(), "a sweep that denoises nothing lies between two that do"
+
+
+@pytest.mark.usefixtures("cards")
+def test_a_denoising_job_has_the_card_for_itself(tmp_path: Path) -> None:
+    sweep(prior(1.0)).stages()
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((100, 90)))
+    make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1})).task.stages()
+    assert kept() == []
+    assert not denoised._runners, "and nothing is left of it"
+
+
+@pytest.mark.usefixtures("cards")
+def test_two_jobs_at_work_side_by_side_keep_their_models() -> None:
+    one, other = prior(1.0), prior(2.0)
+    first, second = sweep(one).stages(), sweep(other).stages()
+    assert one.runner() is first.runners[0]
+    assert other.runner() is second.runners[0]
 
 
 @pytest.mark.usefixtures("cards")

@@ -111,16 +111,19 @@ def footprint_of_step(
     )
 
 
-def footprint_of_operator(term: Term, image: Shape, dtype: np.dtype[np.generic]) -> StepFootprint:
-    """The footprint of an operator that sees the whole image, in a task of its own."""
+def footprint_of_operator(
+    term: Term, image: Shape, dtype: np.dtype[np.generic], step: StepFootprint
+) -> StepFootprint:
+    """The footprint of an operator that sees the whole image, in a task of its own; a worker that does a ``step`` too keeps its model."""
     size = dtype.itemsize
     measured = math.prod(term.measurement.shape) * max(size, term.measurement.dtype.itemsize)
     return StepFootprint(
-        imports_bytes=IMPORTS_BYTES,
-        model_bytes=0,
+        imports_bytes=step.imports_bytes,
+        model_bytes=step.model_bytes,
         vectors_bytes=3 * size * math.prod(image),  # the image, what this one adds, and the sum so far
         operators_bytes=bytes_of_operator(term.operator, image, size, measured) + 2 * measured,
-        tiles_bytes=0,
+        # Of tiles on a processor nothing is left by then; pinned memory stays.
+        tiles_bytes=step.tiles_bytes if step.imports_bytes > IMPORTS_BYTES else 0,
     )
 
 

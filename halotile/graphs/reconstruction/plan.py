@@ -144,7 +144,7 @@ class ReconstructionPlan:
 
     def footprints(self) -> Iterator[StepFootprint]:
         """What one worker holds in each kind of task."""
-        yield footprint_of_step(
+        step = footprint_of_step(
             self.grid,
             self.form,
             self.prior,
@@ -154,8 +154,9 @@ class ReconstructionPlan:
             hands=self.hands,
             measured=self.tuned.host_bytes if self.tuned else None,
         )
+        yield step
         for term in self.form.whole:
-            yield footprint_of_operator(term, self.grid.shape, np.dtype(self.state_layout.dtype))
+            yield footprint_of_operator(term, self.grid.shape, np.dtype(self.state_layout.dtype), step)
 
     @property
     def memory_bytes(self) -> int:

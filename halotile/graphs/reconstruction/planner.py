@@ -181,7 +181,7 @@ def make_reconstruction_plan(
         "solver": identity_of(asdict(job.solver)),
         "start": given.fingerprint() if given else None,
         "reference": reference.fingerprint() if reference else None,
-        "precision": precision,
+        "precision": precision if denoiser else job.run.precision,
         **(on_device(denoised, previous) if denoised else {}),
         "exact": job.exact,
         "layout": layout.to_json(),
