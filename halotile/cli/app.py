@@ -12,7 +12,7 @@ from halotile.cli import exits
 from halotile.cli.screen import complain, say
 
 P = ParamSpec("P")
-RESUMABLE = ("run", "resume", "simulate", "execute")
+RESUMABLE = ("run", "resume", "simulate")
 """Commands that go on where they were stopped, typed once more."""
 
 app = typer.Typer(

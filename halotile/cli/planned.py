@@ -30,9 +30,10 @@ def tiles_text(figures: Figures) -> str:
     """How many pixels are denoised at once, and why so many."""
     text = f"{shape_text(figures['tile'])}, {figures['batch']} at once"
     tuned = figures.get("tuned")
-    tried = [(list(each["tile"]), each["batch"]) for each in tuned["tried"]] if tuned else []
-    if not tuned or figures["device"] == "cpu" or (list(figures["tile"]), figures["batch"]) not in tried:
+    if not tuned or figures["device"] == "cpu":
         return text
+    if (list(figures["tile"]), figures["batch"]) != (list(tuned["tile"]), tuned["batch"]):
+        return text  # other than was found
     count = len(tuned["tried"])
     found = f"the fastest of {count} tried" if count > 1 else "tried"
     if tuned["records"]:

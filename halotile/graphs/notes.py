@@ -26,21 +26,16 @@ def notes_of(
     grid: Grid,
     reach: Reach,
     noise_level: float | None,
-    not_tried: str = "",
+    of_trial: str = "",
 ) -> tuple[str, ...]:
     """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
     return (
-        *note_of_trial(not_tried),
+        *((of_trial,) if of_trial else ()),
         *_found(noise_level, reach),
         *_metadata(original, layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
     )
-
-
-def note_of_trial(not_tried: str) -> tuple[str, ...]:
-    """What to say where a card was not tried, for this reason."""
-    return (f"tile and batch are by rule: {not_tried}",) if not_tried else ()
 
 
 def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:

@@ -51,13 +51,13 @@ from halotile.graphs.resolve import (
 )
 from halotile.graphs.sizes import block_unit
 from halotile.graphs.tuning import (
+    Settled,
     as_it_went,
     channels_last_of,
-    chosen_and_tried,
-    found_for,
+    chosen_and_settled,
     on_device,
+    settle,
     trying,
-    with_tuned,
 )
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout, ShardWriter
@@ -173,19 +173,18 @@ def make_plan(
         sized = partial(with_sizes, tuned=known)
         return choose_block(job, geometry, unit, previous, machine, sized, on_card=on_card)
 
-    def try_out(chosen: tuple[DenoiseTask, Footprint]) -> tuple[Tuned | None, str]:
+    def settled(chosen: tuple[DenoiseTask, Footprint]) -> Settled:
         with told_if_slow(say, trying(chosen[0])):
-            return found_for(job, chosen[0], geometry, previous, probe=probe)
+            return settle(job, chosen[0], geometry, previous, probe=probe)
 
-    def fits(chosen: tuple[DenoiseTask, Footprint], found: Tuned) -> bool:
-        needed = _footprint(with_tuned(chosen[0], found), layout, stored_piece, found)
+    def fits(_: tuple[DenoiseTask, Footprint], made: Settled) -> bool:
+        needed = _footprint(made.task, layout, stored_piece, made.tuned)
         return needed.total_bytes <= allowed_bytes(job.run, machine)
 
     is_free = on_card and job.tile.block == "auto" and previous is None
-    (task, needed), tuned, not_tried = chosen_and_tried(choose, try_out, fits, is_free=is_free)
-    if tuned is not None and on_card:
-        task = with_tuned(task, tuned)
-        needed = _footprint(task, layout, stored_piece, tuned)
+    (task, needed), made = chosen_and_settled(choose, settled, fits, is_free=is_free)
+    if made is not None:
+        task, needed = made.task, _footprint(made.task, layout, stored_piece, made.tuned)
     identity = _identity(job, original, asked, task, layout, previous) | {
         "code": {**code_versions(), **own_code},
         "noise_level": noise_level,
@@ -216,7 +215,7 @@ def make_plan(
         footprint=needed,
         free_disk_bytes=free,
         machine_bytes=machine,
-        tuned=tuned,
+        tuned=made.tuned if made else None,
         notes=notes_of(
             original,
             source.dtype,
@@ -225,7 +224,7 @@ def make_plan(
             grid=task.grid,
             reach=reach,
             noise_level=noise_level,
-            not_tried=not_tried,
+            of_trial=made.note if made else "",
         )
         + unheeded
         + note_of_cluster(job, cluster, device),

@@ -202,7 +202,8 @@ def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_card: bool = Fa
 
 
 def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute tile on the tiled axes, in input pixels: no longer than the block, aligned for the network."""
+    """Compute tile on the tiled axes, in input pixels: no longer than the block or the picture, aligned for the network."""
     spread = geometry.spread("tile.size", size, geometry.shape)
     align = geometry.align
-    return tuple(-(-min(spread[i], block[i]) // align) * align for i in geometry.roles.spatial)
+    least = (min(spread[i], block[i], geometry.shape[i]) for i in geometry.roles.spatial)
+    return tuple(-(-edge // align) * align for edge in least)

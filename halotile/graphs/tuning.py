@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,9 +48,23 @@ def remembered(previous: Mapping[str, Any]) -> Tuned | None:
     return Tuned.from_json(found) if found else None
 
 
-def as_tuned(tile: Tile, tuned: Tuned) -> Tile:
-    """A job's tile section with what was found."""
-    return replace(tile, size=tuned.tile, batch=tuned.batch, channels_last=tuned.channels_last)
+@dataclass(frozen=True)
+class Settled:
+    """A task whose tile, batch and memory layout are decided.
+
+    Parameters
+    ----------
+    task : DenoiseTask
+        With these.
+    tuned : Tuned, optional
+        What a trial found, of this run or for the one that it goes on with.
+    note : str
+        What is to be said where there was no trial, and should have been one.
+    """
+
+    task: DenoiseTask
+    tuned: Tuned | None = None
+    note: str = ""
 
 
 def channels_last_of(tile: Tile, device: str, precision: str) -> bool:
@@ -69,10 +83,10 @@ def as_it_went(tiled: T, previous: Mapping[str, Any] | None) -> T:
     return replace(tiled, tiling=replace(tiled.tiling, batch=batch))
 
 
-def with_tuned(tiled: T, tuned: Tuned) -> T:
-    """With the tile and the batch that were found."""
-    tiling = replace(tiled.tiling, tile=tuned.tile, batch=tuned.batch)
-    return replace(tiled, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
+def sized_as(denoised: Denoised, task: DenoiseTask) -> Denoised:
+    """A denoised image with the tile, batch and memory layout of a task."""
+    tiling = replace(denoised.tiling, tile=task.tiling.tile, batch=task.tiling.batch)
+    return replace(denoised, tiling=tiling, channels_last=task.channels_last, records=task.records)
 
 
 def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -102,71 +116,98 @@ def written_tiles(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
     return {"size": list(tiled.tiling.tile), "batch": tiled.tiling.batch, **layout}
 
 
-def found_for(
+def settle(
     job: AnyJob, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, *, probe: bool
-) -> tuple[Tuned | None, str]:
-    """What was found about the device, or why it was not tried where it should have been.
+) -> Settled:
+    """Decide tile, batch and memory layout: a card is tried for a new run, anything where that is asked for.
 
-    A card is tried for a new run, anything where that is asked for. The parameters are those of :func:`tuned_for`, and:
+    The parameters are those of :func:`tuned_for`, and:
 
     Parameters
     ----------
     previous : mapping, optional
-        The plan of the run that it goes on with, which keeps what it began with.
+        The plan of the run that it goes on with, as it began but for what the job says by now.
     probe : bool
         Whether to try the device whatever is known, and every precision on it.
     """
-    known = remembered(previous) if previous is not None else None
-    if known is not None:
-        known = _as_written(known, job.tile, task, geometry)
+    known = None
+    begun = previous["identity"] if previous is not None else {}
+    if previous is not None and "tile" in begun and begun["device"] == task.device:
+        known = remembered(previous)
+        task = _as_begun(task, job.tile, geometry, begun, known)
     if not probe and (task.device == "cpu" or previous is not None):
-        return known, ""
-    if known is not None:
-        task, job = with_tuned(task, known), replace(job, tile=as_tuned(job.tile, known))
+        return Settled(task, known)
+    if previous is not None and task.device != "cpu":  # a probe of a run that has begun changes nothing
+        tiling = task.tiling
+        sized = replace(job.tile, size=tiling.tile, batch=tiling.batch, channels_last=task.channels_last)
+        job = replace(job, tile=sized)
     try:
-        return tuned_for(job, task, geometry, compare=probe), ""
+        tuned = tuned_for(job, task, geometry, compare=probe)
     except NotTried as why:
-        return known, str(why)
+        which = "by rule" if known is None else "as they were found, and not tried again"
+        return Settled(task, known, f"tile and batch are {which}: {why}")
+    if previous is None and task.device != "cpu":
+        task = _with_tuned(task, tuned)
+    return Settled(task, tuned)
 
 
-def chosen_and_tried(
+def chosen_and_settled(
     choose: Callable[[Tuned | None], C],
-    try_out: Callable[[C], tuple[Tuned | None, str]],
-    fits: Callable[[C, Tuned], bool],
+    settled: Callable[[C], Settled | None],
+    fits: Callable[[C, Settled], bool],
     *,
     is_free: bool,
-) -> tuple[C, Tuned | None, str]:
-    """Sizes, and what a trial of them found.
+) -> tuple[C, Settled | None]:
+    """Blocks, and how they are computed.
 
     Parameters
     ----------
     choose : callable
-        The largest sizes that a worker has room for, by what a trial told of its memory, or what is allowed for that.
-    try_out : callable
-        What is found of them, or why nothing is.
+        The largest that a worker has room for, by what a trial told of its memory, or what is allowed for that.
+    settled : callable
+        How they are computed; None where there is nothing to settle.
     fits : callable
-        Whether a worker has room for them by what was found.
+        Whether a worker has room for that.
     is_free : bool
         Whether others may be chosen. A card's libraries may keep more than was allowed for them.
     """
     chosen = choose(None)
-    tuned, why = try_out(chosen)
-    if not is_free or tuned is None or fits(chosen, tuned):
-        return chosen, tuned, why
-    chosen = choose(replace(tuned, host_bytes=tuned.host_bytes + APART_BYTES))
-    again, why = try_out(chosen)
-    again = again or tuned  # what was found of larger blocks will do where these cannot be tried
-    return chosen, replace(again, host_bytes=max(tuned.host_bytes, again.host_bytes)), why
+    first = settled(chosen)
+    if not is_free or first is None or first.tuned is None or fits(chosen, first):
+        return chosen, first
+    most = first.tuned.host_bytes
+    chosen = choose(replace(first.tuned, host_bytes=most + APART_BYTES))
+    again = settled(chosen)
+    assert again is not None
+    if again.tuned is None:  # what was found of larger blocks will do where these cannot be tried
+        again = Settled(_with_tuned(again.task, first.tuned), first.tuned)
+    tuned = again.tuned or first.tuned
+    return chosen, replace(again, tuned=replace(tuned, host_bytes=max(most, tuned.host_bytes)))
 
 
-def _as_written(known: Tuned, tile: Tile, task: DenoiseTask, geometry: Geometry) -> Tuned:
-    """What was found, but for what the job says by now: what is another job then is for others to tell."""
+def _with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
+    """The task with what was found."""
+    tiling = replace(task.tiling, tile=tuned.tile, batch=tuned.batch)
+    return replace(task, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
+
+
+def _as_begun(
+    task: DenoiseTask, tile: Tile, geometry: Geometry, begun: Mapping[str, Any], known: Tuned | None
+) -> DenoiseTask:
+    """The task as the run began, but for what the job says by now: what is another job then is for others to tell."""
+    if tile.size == "auto":
+        edges = tuple(begun["tile"])
+    elif known is None:
+        edges = task.tiling.tile
+    else:  # as a trial is asked for it, which may be of a larger region than a block
+        edges = fit_tile(geometry, tile.size, task.grid.block)
+    batch = begun["batch"] if tile.batch == "auto" else tile.batch
     is_laid_out = tile.channels_last != "auto" and _has_layouts(task, geometry)
     return replace(
-        known,
-        tile=known.tile if tile.size == "auto" else fit_tile(geometry, tile.size, task.grid.block),
-        batch=known.batch if tile.batch == "auto" else tile.batch,
-        channels_last=task.channels_last if is_laid_out else known.channels_last,
+        task,
+        tiling=replace(task.tiling, tile=edges, batch=batch),
+        channels_last=task.channels_last if is_laid_out else begun["channels_last"],
+        records=known is not None and known.records,
     )
 
 

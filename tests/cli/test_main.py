@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_plan_tells_which_cluster_was_chosen_and_why(
     assert "2, on cluster local (no GPU: CUDA_VISIBLE_DEVICES shows none)" in text
 
 
-TRIED = {
+TRIED: dict[str, Any] = {
     "device": "NVIDIA X", "tile": [1024, 1024], "batch": 4, "records": False, "megapixels_per_second": 812.4, "device_bytes": 3 * 2**30,
     "free_bytes": 9 * 2**30, "host_bytes": 2**30, "block_pixels": 4096**2,
     "tried": [
@@ -170,11 +171,13 @@ def test_plan_shows_what_was_tried_on_a_card(
         assert line in shown, text
 
 
-def test_a_batch_that_was_not_tried_is_not_said_to_be(
+def test_a_batch_that_was_not_chosen_is_not_said_to_be(
     config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resumed run may have a smaller one."""
-    for key, value in {"device": "cuda", "tuned": TRIED, "tile": [1024, 1024], "batch": 2}.items():
+    fewer = {"tile": [1024, 1024], "batch": 2, "seconds": 0.03, "batch_bytes": 2**30}
+    found = TRIED | {"tried": [*TRIED["tried"], fewer]}
+    for key, value in {"device": "cuda", "tuned": found, "tile": [1024, 1024], "batch": 2}.items():
         monkeypatch.setitem(FIGURES, key, value)
     text = RUNNER.invoke(app, ["plan", str(config)]).stdout
     assert "tiles 1,024 × 1,024, 2 at once" in [" ".join(line.split()) for line in text.splitlines()]

@@ -380,6 +380,16 @@ def test_a_job_that_is_as_it_was_goes_on(
     assert make_reconstruction_plan(job(tmp_path, tile=Tile(**sizes), solver=solver)).differs == ()
 
 
+def test_a_small_image_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding(monkeypatch, NotTried("a trial broke"), TWO)
+    given = job(tmp_path, size=300, tile=Tile())
+    given = replace(given, output=Output(path=given.output.path))
+    plan = make_reconstruction_plan(given)
+    with claim(plan, RunDirectory(plan.run_directory)):
+        pass
+    assert make_reconstruction_plan(given).differs == ()
+
+
 def test_what_has_no_denoiser_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
     """Runs that began so go on."""
     plan = make_reconstruction_plan(job(tmp_path, "cpu", prior=L1, run=Run(precision="bfloat16", workers=1)))
@@ -400,7 +410,9 @@ def test_an_operator_of_the_whole_image_has_a_card_beside_it(asked: list[Any], t
     plan = make_reconstruction_plan(job(tmp_path))
     plain = make_reconstruction_plan(job(tmp_path, "cpu"))
     needed = [
-        footprint_of_operator(each.form.terms[0], (256, 256), np.dtype("float32"), each.footprint)
+        footprint_of_operator(
+            each.form.terms[0], (256, 256), np.dtype("float32"), each.footprint, on_card=each is plan
+        )
         for each in (plain, plan)
     ]
     assert needed[1].imports_bytes - needed[0].imports_bytes == 100 * MIB

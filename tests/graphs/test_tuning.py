@@ -186,6 +186,53 @@ def test_smaller_blocks_fit_by_the_larger_of_two_trials(
     assert len(told) == breaks
     assert plan.footprint.imports_bytes == (2950 if breaks else 2955) * 2**20
     assert plan.task.tiling.tile == FOUND.tile
+    assert not any("by rule" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("shape", [(300, 300), (300, 1500)])
+@pytest.mark.parametrize("options", [{}, {"size": 512}])
+def test_a_small_picture_goes_on_by_rule(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: tuple[int, int], options: dict[str, Any]
+) -> None:
+    finding(monkeypatch, NotTried("a trial broke"))
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture(shape))
+    given = job_of(
+        source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard="auto", chunk="auto", tile=options
+    )
+    given = replace(given, run=Run(device="cuda", workers=1), cluster=Cluster(kind="local"))
+    begun(make_plan(given))
+    assert make_plan(given).differs == ()
+
+
+def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finding(monkeypatch, NotTried("a trial broke"))
+    plan = make_plan(job(tmp_path))
+    begun(plan)
+    asked = finding(monkeypatch, FOUND)
+    probed = make_plan(job(tmp_path), probe=True)
+    assert (probed.differs, probed.task.tiling) == ((), plan.task.tiling)
+    assert (asked[0].tiles, asked[0].batch) == ((plan.task.tiling.tile,), plan.task.tiling.batch)
+
+
+def test_a_probe_that_fails_says_what_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding(monkeypatch, FOUND)
+    begun(make_plan(job(tmp_path)))
+    finding(monkeypatch, NotTried("a trial broke"))
+    (note,) = (note for note in make_plan(job(tmp_path), probe=True).notes if "trial" in note)
+    assert note == "tile and batch are as they were found, and not tried again: a trial broke"
+
+
+def test_what_a_card_found_is_nothing_to_a_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding(monkeypatch, FOUND)
+    begun(make_plan(job(tmp_path)))
+    asked = finding(monkeypatch, FOUND)
+    assert make_plan(job(tmp_path, "cpu")).tuned is None
+    probed = make_plan(job(tmp_path, "cpu"), probe=True)
+    assert (asked[0].tiles, asked[0].batch) == ((probed.task.tiling.tile,), probed.task.tiling.batch)
+    assert probed.task.tiling.tile != FOUND.tile
+    assert probed.differs == ('run.device was "cuda", is "cpu"',)
 
 
 def test_a_run_that_began_by_rule_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

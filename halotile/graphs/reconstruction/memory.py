@@ -112,7 +112,7 @@ def footprint_of_step(
 
 
 def footprint_of_operator(
-    term: Term, image: Shape, dtype: np.dtype[np.generic], step: StepFootprint
+    term: Term, image: Shape, dtype: np.dtype[np.generic], step: StepFootprint, *, on_card: bool
 ) -> StepFootprint:
     """The footprint of an operator that sees the whole image, in a task of its own; a worker that does a ``step`` too keeps its model."""
     size = dtype.itemsize
@@ -123,7 +123,7 @@ def footprint_of_operator(
         vectors_bytes=3 * size * math.prod(image),  # the image, what this one adds, and the sum so far
         operators_bytes=bytes_of_operator(term.operator, image, size, measured) + 2 * measured,
         # Of tiles on a processor nothing is left by then; pinned memory stays.
-        tiles_bytes=step.tiles_bytes if step.imports_bytes > IMPORTS_BYTES else 0,
+        tiles_bytes=step.tiles_bytes if on_card else 0,
     )
 
 

@@ -155,8 +155,10 @@ class ReconstructionPlan:
             measured=self.tuned.host_bytes if self.tuned else None,
         )
         yield step
+        denoised, dtype = denoised_of(self.prior), np.dtype(self.state_layout.dtype)
+        on_card = denoised is not None and denoised.device != "cpu"
         for term in self.form.whole:
-            yield footprint_of_operator(term, self.grid.shape, np.dtype(self.state_layout.dtype), step)
+            yield footprint_of_operator(term, self.grid.shape, dtype, step, on_card=on_card)
 
     @property
     def memory_bytes(self) -> int:

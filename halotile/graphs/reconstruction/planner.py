@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from halotile.graphs.devices import (
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.memory import machine_bytes
-from halotile.graphs.notes import note_of_trial
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import existing_parent, run_directory_of
@@ -63,7 +63,15 @@ from halotile.graphs.sizes import (
     check_block,
     layout_like,
 )
-from halotile.graphs.tuning import as_it_went, chosen_and_tried, found_for, on_device, trying, with_tuned
+from halotile.graphs.tuning import (
+    Settled,
+    as_it_went,
+    chosen_and_settled,
+    on_device,
+    settle,
+    sized_as,
+    trying,
+)
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout
@@ -142,30 +150,29 @@ def make_reconstruction_plan(
                 break  # or else the smallest, which the plan refuses
         return cut
 
-    def try_out(cut: Cut) -> tuple[Tuned | None, str]:
+    def settled(cut: Cut) -> Settled | None:
         task = denoising_of(cut, state, [given, *data] if given else data, output)
         if task is None:
             if probe:
                 raise ConfigError(
                     f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out."
                 )
-            return None, ""
+            return None
         with told_if_slow(say, trying(task)):
-            return found_for(job, task, geometry, previous, probe=probe)
+            return settle(job, task, geometry, previous, probe=probe)
 
-    def fits(cut: Cut, found: Tuned | None) -> bool:
-        measured = found.host_bytes if found else None
+    def fits(cut: Cut, tuned: Tuned | None) -> bool:
+        measured = tuned.host_bytes if tuned else None
         needed = footprint_of_step(
             cut.grid, cut.form, cut.prior, solver, state, overlap=overlap, hands=hands, measured=measured
         )
         return needed.total_bytes <= allowed
 
     is_free = device != "cpu" and job.tile.block == "auto" and previous is None
-    cut, tuned, not_tried = chosen_and_tried(choose, try_out, fits, is_free=is_free)
-    prior = cut.prior
-    if tuned is not None and device != "cpu":
-        found = tuned
-        prior = with_denoised(prior, lambda denoised: with_tuned(denoised, found))
+    cut, made = chosen_and_settled(choose, settled, lambda cut, made: fits(cut, made.tuned), is_free=is_free)
+    prior, tuned = cut.prior, made.tuned if made else None
+    if made is not None:
+        prior = with_denoised(prior, partial(sized_as, task=made.task))
     denoised = denoised_of(prior)
     identity = {
         "operators": {
@@ -212,7 +219,7 @@ def make_reconstruction_plan(
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
         machine_bytes=machine,
         notes=(
-            *note_of_trial(not_tried),
+            *((made.note,) if made and made.note else ()),
             *notes_of(operators),
             *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
             *note_of_passes(form.per_sweep, computed_twice(cut.grid, layout.shard, cut.form, prior)),
