@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from halotile import DistributedContext
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.verify import verify
 from tests.faults import BLOCKS, Scene, picture, truth
+from tests.graphs.trials import FOUND, TWO, finding
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +68,9 @@ def check_resumes(scene: Scene, cluster: Cluster, check_whole: Callable[[], None
         check_whole()
 
     return check
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What trials of cards are asked for, which end as it is told."""
+    return finding(monkeypatch, FOUND, TWO)

@@ -14,27 +14,20 @@ from typer.testing import CliRunner
 from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.claim import claim
-from halotile.graphs.gpus import Gpus
 from halotile.graphs.job import (
     Cluster,
-    DenoiserChoice,
-    OperatorChoice,
     Output,
     PriorChoice,
-    Reconstruction,
     Run,
     SolverChoice,
     Tile,
 )
 from halotile.graphs.memory import MIB
-from halotile.graphs.planner import make_plan
 from halotile.graphs.reconstruction.memory import footprint_of_operator
 from halotile.graphs.reconstruction.plan import ReconstructionPlan
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.reconstruction.run import reconstruct
 from halotile.graphs.reconstruction.tuning import Cut, denoising_of
-from halotile.graphs.simulation.noise import NoiseChoice
-from halotile.graphs.simulation.plan import make_simulation_plans
 from halotile.graphs.tuning import NotTried
 from halotile.storage.grid import Region
 from halotile.storage.rundir import RunDirectory
@@ -43,45 +36,8 @@ from halotile.tasks.denoised import Denoised
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.draws import RandomImage
 from tests.graphs.solving import inline, iterations_of_plan, kernel
-from tests.graphs.trials import FOUND, answering, finding
-from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
-
-TWO = Gpus(("0", "1"))
-GAUSSIAN = PriorChoice(name="pnp", denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
-
-
-def job(
-    folder: Path,
-    device: str = "cuda",
-    prior: PriorChoice = GAUSSIAN,
-    *,
-    edge: int = 5,
-    size: int = 256,
-    **parts: Any,
-) -> Reconstruction:
-    """A blur of an image of a few blocks."""
-    data = folder / "y.zarr"
-    if not data.exists():
-        write_zarr(data, noisy_picture((size, size), "float32"), 64)
-    operator = OperatorChoice(
-        name="blur", data=str(data), options={"kernel": kernel(edge), "boundary": "reflect"}
-    )
-    given: dict[str, Any] = {
-        "output": Output(path=str(folder / "x.zarr"), shard=128, chunk=64, codec="none"),
-        "operators": (operator,),
-        "prior": prior,
-        "solver": SolverChoice(name="pgd", step=0.1, iterations=4),
-        "tile": Tile(block=128),
-        "run": Run(device=device, workers=1),  # type: ignore[arg-type]
-        "cluster": Cluster(kind="local"),
-    }
-    return Reconstruction(**given | parts)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What trials are asked for, which end with :data:`FOUND`."""
-    return finding(monkeypatch, FOUND, TWO)
+from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding
+from tests.support import dncnn_weights, noisy_picture, write_zarr
 
 
 def cut_of(plan: ReconstructionPlan) -> Cut:
@@ -96,7 +52,7 @@ def denoised(plan: ReconstructionPlan) -> Denoised:
 
 
 def test_a_plan_takes_what_was_found(asked: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(job(tmp_path))
+    plan = make_reconstruction_plan(deblurring(tmp_path))
     made = denoised(plan)
     assert (made.tiling.tile, made.tiling.batch) == ((32, 48), 6)
     assert (made.channels_last, made.records) == (True, True)
@@ -110,26 +66,26 @@ def test_a_plan_takes_what_was_found(asked: list[Any], tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_what_is_tried(asked: list[Any], tmp_path: Path) -> None:
-    make_reconstruction_plan(job(tmp_path, tile=Tile(block=128, size=64, batch=3)))
+    make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, size=64, batch=3)))
     assert (asked[0].tiles, asked[0].batch) == (((64, 64),), 3)
 
 
 def test_nothing_is_tried_for_processors(asked: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(job(tmp_path, "cpu"))
+    plan = make_reconstruction_plan(deblurring(tmp_path, "cpu"))
     assert (asked, plan.tuned) == ([], None)
-    plan = make_reconstruction_plan(job(tmp_path, "cpu"), probe=True)
+    plan = make_reconstruction_plan(deblurring(tmp_path, "cpu"), probe=True)
     assert asked[0].compare
     assert denoised(plan).tiling.tile != FOUND.tile, "a processor's tile is by rule"
     assert "tile" not in plan.identity, "it decides about no bit there"
 
 
 def test_a_run_goes_on_with_what_it_has(asked: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(job(tmp_path))
+    plan = make_reconstruction_plan(deblurring(tmp_path))
     directory = RunDirectory(plan.run_directory)
     with claim(plan, directory):
         pass
     directory.remember(batch=3)
-    again = make_reconstruction_plan(job(tmp_path))
+    again = make_reconstruction_plan(deblurring(tmp_path))
     assert len(asked) == 1
     assert again.resumes, again.differs
     assert (denoised(again).tiling.batch, again.identity["batch"]) == (3, 6), (
@@ -141,67 +97,23 @@ def test_a_trial_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     finding(monkeypatch, NotTried("a trial broke: it fell over"))
     assert (
         "tile and batch are by rule: a trial broke: it fell over"
-        in make_reconstruction_plan(job(tmp_path)).notes
+        in make_reconstruction_plan(deblurring(tmp_path)).notes
     )
 
 
 @pytest.mark.parametrize("name", ["none", "l1"])
 def test_there_has_to_be_something_to_try(asked: list[Any], tmp_path: Path, name: Any) -> None:
-    plan = make_reconstruction_plan(job(tmp_path, prior=PriorChoice(name=name)))
+    plan = make_reconstruction_plan(deblurring(tmp_path, prior=PriorChoice(name=name)))
     assert (asked, plan.tuned, plan.identity.get("device")) == ([], None, None)
     with pytest.raises(ConfigError, match=f"--probe tries a denoiser, and prior.name is {name}"):
-        make_reconstruction_plan(job(tmp_path, prior=PriorChoice(name=name)), probe=True)
+        make_reconstruction_plan(deblurring(tmp_path, prior=PriorChoice(name=name)), probe=True)
 
 
 def test_functions_of_arrays_stay_on_processors(asked: list[Any], tmp_path: Path) -> None:
     given = PriorChoice(name="pnp", denoiser=GivenFunction(call=lambda picture: picture, depth=1))
-    plan = make_reconstruction_plan(job(tmp_path, prior=given))
+    plan = make_reconstruction_plan(deblurring(tmp_path, prior=given))
     assert (asked, denoised(plan).device) == ([], "cpu")
     assert any("function of arrays and computes on processors" in note for note in plan.notes)
-
-
-ALONE = "GPUs are left alone: nothing of this job computes on them"
-ASKED = "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each"
-ONE_EACH = "operators and solver compute on processors, one for each GPU on cluster local-cuda"
-L1 = PriorChoice(name="l1")
-
-
-@pytest.mark.parametrize(
-    ("prior", "cluster", "run", "where", "workers", "said"),
-    [
-        (GAUSSIAN, Cluster(), Run(workers=5), "auto", 2, ONE_EACH),
-        (L1, Cluster(), Run(workers=5), "local", 5, ALONE),
-        (GAUSSIAN, Cluster(), Run(workers=5, device="cpu"), "local", 5, ALONE),
-        (L1, Cluster(kind="local-cuda"), Run(workers=5), "local-cuda", 2, ASKED),
-        (L1, Cluster(kind="local"), Run(workers=5), "local", 5, ""),
-    ],
-)
-def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do(
-    asked: list[Any], tmp_path: Path, prior: Any, cluster: Any, run: Any, where: str, workers: int, said: str
-) -> None:
-    plan = make_reconstruction_plan(job(tmp_path, prior=prior, cluster=cluster, run=run))
-    assert (plan.cluster.kind, plan.run.workers) == (where, workers)
-    assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
-    assert plan.job_json()["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
-
-
-def test_measurements_are_made_on_processors(asked: list[Any], tmp_path: Path) -> None:
-    write_zarr(tmp_path / "truth.zarr", noisy_picture((256, 256), "float32"), 64)
-    given = replace(
-        job(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5)
-    )
-    made = [replace(each, data=str(tmp_path / "made.zarr")) for each in given.operators]
-    (plan,) = make_simulation_plans(replace(given, operators=tuple(made)), NoiseChoice(name="none"))
-    assert (plan.cluster.kind, plan.run.workers) == ("local", 5)
-
-
-def test_a_function_of_arrays_leaves_gpus_alone(asked: list[Any], tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
-    given = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
-    plan = make_plan(replace(given, denoiser=GivenFunction(call=lambda picture: picture, depth=1)))
-    assert plan.cluster.kind == "local"
-    assert ALONE in plan.notes
-    assert make_plan(given).cluster.kind == "auto"
 
 
 def asked_at_once(plan: ReconstructionPlan, monkeypatch: pytest.MonkeyPatch) -> list[Region]:
@@ -226,7 +138,9 @@ def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int, exact: bool, edge: int
 ) -> None:
     solver = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=every)
-    given = job(tmp_path, "cpu", edge=edge, size=1500 if edge == 31 else 512, solver=solver, exact=exact)
+    given = deblurring(
+        tmp_path, "cpu", edge=edge, size=1500 if edge == 31 else 512, solver=solver, exact=exact
+    )
     given = replace(given, output=replace(given.output, shard=64))
     plan = make_reconstruction_plan(given)
     assert plan.form.by_shard == (edge == 31), "bits of transforms depend on where they are laid"
@@ -240,7 +154,7 @@ def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
 
 
 def test_an_image_that_could_be_an_iterate_is_denoised_in_a_trial(tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(job(tmp_path, "cpu"))
+    plan = make_reconstruction_plan(deblurring(tmp_path, "cpu"))
     floats, bytes_ = Constant((256, 256), np.dtype("float32")), Constant((256, 256), np.dtype("uint8"))
 
     def source(*images: Constant) -> Any:
@@ -301,7 +215,7 @@ def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
         return picture
 
     prior = PriorChoice(name="pnp", denoiser=GivenFunction(call=hungry, depth=1))
-    given = job(tmp_path, "cpu", prior, tile=Tile(block=128, size=32, batch=4), fuse=fuse)
+    given = deblurring(tmp_path, "cpu", prior, tile=Tile(block=128, size=32, batch=4), fuse=fuse)
     said: list[str] = []
     plan = make_reconstruction_plan(given)
     outcome = reconstruct(plan, observer=lambda progress: said.append(progress.message))
@@ -315,14 +229,14 @@ def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
 
 
 def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(asked: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(job(tmp_path))
+    plan = make_reconstruction_plan(deblurring(tmp_path))
     with claim(plan, RunDirectory(plan.run_directory)):
         pass
-    fewer = make_reconstruction_plan(job(tmp_path, tile=Tile(block=128, batch=2)))
+    fewer = make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, batch=2)))
     assert (fewer.resumes, denoised(fewer).tiling.batch, denoised(fewer).tiling.tile) == (True, 2, (32, 48))
-    more = make_reconstruction_plan(job(tmp_path, tile=Tile(block=128, batch=8)))
+    more = make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, batch=8)))
     assert more.differs == ("tile.batch was 6, is 8",)
-    other = make_reconstruction_plan(job(tmp_path, tile=Tile(block=128, size=64)))
+    other = make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, size=64)))
     assert other.differs == ("tile.size was [32, 48], is [64, 64]",)
 
 
@@ -331,7 +245,7 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
 ) -> None:
     large = replace(FOUND, host_bytes=2960 * MIB)
     run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
-    given = job(tmp_path, size=2048, run=run, tile=Tile())
+    given = deblurring(tmp_path, size=2048, run=run, tile=Tile())
     blocks = []
     for found in (FOUND, large):
         asked = finding(monkeypatch, found, TWO)
@@ -342,17 +256,10 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
     assert blocks[1] < blocks[0]
 
 
-def test_what_is_asked_of_no_denoiser_is_told(asked: list[Any], tmp_path: Path) -> None:
-    run = Run(device="cuda", precision="bfloat16", workers=1)
-    notes = make_reconstruction_plan(job(tmp_path, prior=L1, run=run)).notes
-    assert "run.precision is bfloat16, which is for networks: this job has none" in notes
-    assert "run.device is cuda, and nothing of this job computes on GPUs" in notes
-
-
 def test_workers_with_a_card_read_and_write_with_several_threads(asked: list[Any], tmp_path: Path) -> None:
     where = Cluster(kind="slurm", gpus=1, cores=6)
-    assert make_reconstruction_plan(job(tmp_path, cluster=where)).hands == 6
-    assert make_reconstruction_plan(job(tmp_path, "cpu", cluster=where)).hands == 1
+    assert make_reconstruction_plan(deblurring(tmp_path, cluster=where)).hands == 6
+    assert make_reconstruction_plan(deblurring(tmp_path, "cpu", cluster=where)).hands == 1
 
 
 @pytest.mark.parametrize(
@@ -369,20 +276,20 @@ def test_a_job_that_is_as_it_was_goes_on(
 ) -> None:
     answering(monkeypatch, TWO)
     solver = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=every)
-    plan = make_reconstruction_plan(job(tmp_path, tile=tile, solver=solver))
+    plan = make_reconstruction_plan(deblurring(tmp_path, tile=tile, solver=solver))
     with claim(plan, RunDirectory(plan.run_directory)):
         pass
-    assert make_reconstruction_plan(job(tmp_path, tile=tile, solver=solver)).differs == ()
+    assert make_reconstruction_plan(deblurring(tmp_path, tile=tile, solver=solver)).differs == ()
     written = plan.resolved_json()["tile"].items()
     sizes: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in written
     }
-    assert make_reconstruction_plan(job(tmp_path, tile=Tile(**sizes), solver=solver)).differs == ()
+    assert make_reconstruction_plan(deblurring(tmp_path, tile=Tile(**sizes), solver=solver)).differs == ()
 
 
 def test_a_small_image_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finding(monkeypatch, NotTried("a trial broke"), TWO)
-    given = job(tmp_path, size=300, tile=Tile())
+    given = deblurring(tmp_path, size=300, tile=Tile())
     given = replace(given, output=Output(path=given.output.path))
     plan = make_reconstruction_plan(given)
     with claim(plan, RunDirectory(plan.run_directory)):
@@ -390,25 +297,9 @@ def test_a_small_image_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert make_reconstruction_plan(given).differs == ()
 
 
-def test_what_has_no_denoiser_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
-    """Runs that began so go on."""
-    plan = make_reconstruction_plan(job(tmp_path, "cpu", prior=L1, run=Run(precision="bfloat16", workers=1)))
-    assert plan.identity["precision"] == "bfloat16"
-
-
-@pytest.mark.parametrize("prior", [GAUSSIAN, L1])
-def test_a_cluster_of_gpus_is_refused_where_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prior: PriorChoice
-) -> None:
-    finding(monkeypatch, FOUND, Gpus(why_none="NVML finds none"))
-    given = job(tmp_path, prior=prior, cluster=Cluster(kind="local-cuda"), run=Run(workers=1))
-    with pytest.raises(ConfigError, match=r"cluster\.kind is local-cuda, .* Write kind: local"):
-        make_reconstruction_plan(given)
-
-
 def test_an_operator_of_the_whole_image_has_a_card_beside_it(asked: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(job(tmp_path))
-    plain = make_reconstruction_plan(job(tmp_path, "cpu"))
+    plan = make_reconstruction_plan(deblurring(tmp_path))
+    plain = make_reconstruction_plan(deblurring(tmp_path, "cpu"))
     needed = [
         footprint_of_operator(
             each.form.terms[0], (256, 256), np.dtype("float32"), each.footprint, on_card=each is plan

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from halotile.graphs import devices, resolution, tuning
 from halotile.graphs.gpus import Gpus
+from halotile.graphs.job import (
+    Cluster,
+    DenoiserChoice,
+    OperatorChoice,
+    Output,
+    PriorChoice,
+    Reconstruction,
+    Run,
+    SolverChoice,
+    Tile,
+)
 from halotile.tasks.tuned import Tried, Tuned
+from tests.graphs.solving import kernel
+from tests.support import noisy_picture, write_zarr
 
+TWO = Gpus(("0", "1"))
+GAUSSIAN = PriorChoice(name="pnp", denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
 FOUND = Tuned(
     device="a card",
     tile=(32, 48),
@@ -52,3 +68,31 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
     monkeypatch.setattr(resolution, "has_dask_cuda", lambda: True)
     monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
     return asked
+
+
+def deblurring(
+    folder: Path,
+    device: str = "cuda",
+    prior: PriorChoice = GAUSSIAN,
+    *,
+    edge: int = 5,
+    size: int = 256,
+    **parts: Any,
+) -> Reconstruction:
+    """A blur of an image of a few blocks."""
+    data = folder / "y.zarr"
+    if not data.exists():
+        write_zarr(data, noisy_picture((size, size), "float32"), 64)
+    operator = OperatorChoice(
+        name="blur", data=str(data), options={"kernel": kernel(edge), "boundary": "reflect"}
+    )
+    given: dict[str, Any] = {
+        "output": Output(path=str(folder / "x.zarr"), shard=128, chunk=64, codec="none"),
+        "operators": (operator,),
+        "prior": prior,
+        "solver": SolverChoice(name="pgd", step=0.1, iterations=4),
+        "tile": Tile(block=128),
+        "run": Run(device=device, workers=1),  # type: ignore[arg-type]
+        "cluster": Cluster(kind="local"),
+    }
+    return Reconstruction(**given | parts)
