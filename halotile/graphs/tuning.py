@@ -195,13 +195,16 @@ def _as_begun(
     task: DenoiseTask, tile: Tile, geometry: Geometry, begun: Mapping[str, Any], known: Tuned | None
 ) -> DenoiseTask:
     """The task as the run began, but for what the job says by now: what is another job then is for others to tell."""
+    # As a trial would be asked for what is written, or as the rule made it.
+    edges, batch = task.tiling.tile, task.tiling.batch
     if tile.size == "auto":
         edges = tuple(begun["tile"])
-    elif known is None:
-        edges = task.tiling.tile
-    else:  # as a trial is asked for it, which may be of a larger region than a block
+    elif known is not None:
         edges = fit_tile(geometry, tile.size, task.grid.block)
-    batch = begun["batch"] if tile.batch == "auto" else tile.batch
+    if tile.batch == "auto":
+        batch = begun["batch"]
+    elif known is not None:
+        batch = tile.batch
     is_laid_out = tile.channels_last != "auto" and _has_layouts(task, geometry)
     return replace(
         task,

@@ -204,6 +204,21 @@ def test_a_small_picture_goes_on_by_rule(
     assert make_plan(given).differs == ()
 
 
+def test_a_batch_that_the_rule_does_not_grant_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finding(monkeypatch, NotTried("a trial broke"))
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((100, 90)))
+    network = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", depth=3, width=8))}
+    tiles = {"size": 64, "batch": 3}
+    given = job_of(source, tmp_path / "out.zarr", "dncnn", network | {"depth": 3, "width": 8}, tile=tiles)
+    given = replace(given, run=Run(device="cuda", workers=1), cluster=Cluster(kind="local"))
+    plan = make_plan(given)
+    assert plan.task.tiling.batch == 1  # of pictures this small
+    begun(plan)
+    assert make_plan(given).differs == ()
+
+
 def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
