@@ -36,7 +36,7 @@ from halotile.tasks.denoised import Denoised
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.draws import RandomImage
 from tests.graphs.solving import inline, iterations_of_plan, kernel
-from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding
+from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_of_memory_once
 from tests.support import dncnn_weights, noisy_picture, write_zarr
 
 
@@ -206,15 +206,7 @@ def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
     tmp_path: Path, fuse: bool
 ) -> None:
     """Sweeps that denoise nothing, of which there is one at least, know no batch."""
-    marker = tmp_path / "once"
-
-    def hungry(picture: Any, marker: Path = marker) -> Any:
-        if picture.shape == (34, 34) and not marker.exists():
-            marker.touch()
-            raise MemoryError
-        return picture
-
-    prior = PriorChoice(name="pnp", denoiser=GivenFunction(call=hungry, depth=1))
+    prior = PriorChoice(name="pnp", denoiser=out_of_memory_once(tmp_path))
     given = deblurring(tmp_path, "cpu", prior, tile=Tile(block=128, size=32, batch=4), fuse=fuse)
     said: list[str] = []
     plan = make_reconstruction_plan(given)

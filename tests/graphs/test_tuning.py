@@ -23,7 +23,7 @@ from halotile.graphs.tuning import NotTried, tuned_for
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.tuned import Tuned
-from tests.graphs.trials import FOUND, answering, finding
+from tests.graphs.trials import FOUND, answering, finding, out_of_memory_once
 from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 NO_CHOICE: Any = None
@@ -300,16 +300,8 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
 @pytest.mark.cluster
 def test_a_worker_that_runs_out_of_memory_is_told_of_and_remembered(tmp_path: Path) -> None:
     """The way of the message from a worker's tiles to the driver's reports and the next run."""
-    marker = tmp_path / "once"
-
-    def hungry(picture: Any, marker: Path = marker) -> Any:
-        if picture.shape == (34, 34) and not marker.exists():
-            marker.touch()
-            raise MemoryError
-        return picture
-
     said: list[str] = []
-    given = replace(job(tmp_path, "cpu", size=32, batch=4), denoiser=GivenFunction(call=hungry, depth=1))
+    given = replace(job(tmp_path, "cpu", size=32, batch=4), denoiser=out_of_memory_once(tmp_path))
     plan = make_plan(given)
     outcome = run(plan, observer=lambda progress: said.append(progress.message))
     assert outcome.done == 4

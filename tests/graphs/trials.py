@@ -21,6 +21,7 @@ from halotile.graphs.job import (
     SolverChoice,
     Tile,
 )
+from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.tuned import Tried, Tuned
 from tests.graphs.solving import kernel
 from tests.support import noisy_picture, write_zarr
@@ -68,6 +69,18 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
     monkeypatch.setattr(resolution, "has_dask_cuda", lambda: True)
     monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
     return asked
+
+
+def out_of_memory_once(folder: Path) -> GivenFunction:
+    """A denoiser of tiles of 32 pixels that changes nothing, and for which memory runs out at one of them."""
+
+    def hungry(picture: Any, marker: Path = folder / "once") -> Any:
+        if picture.shape == (34, 34) and not marker.exists():
+            marker.touch()
+            raise MemoryError
+        return picture
+
+    return GivenFunction(call=hungry, depth=1)
 
 
 def deblurring(
