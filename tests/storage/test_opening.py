@@ -1,0 +1,157 @@
+"""A path becomes a source, or a refusal that says why and what to write."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from halotile import registry
+from halotile.errors import InputError, MissingPackage
+from halotile.storage.arrays import open_source
+from tests.storage.saving import (
+    Save,
+    every_format,
+    made_picture,
+    save_hdf5,
+    save_npy,
+    save_tiff,
+    save_zarr,
+)
+
+
+@every_format
+def test_complex_pixels_are_refused(tmp_path: Path, save: Save) -> None:
+    path = save(tmp_path, np.zeros((20, 33), "complex64"))
+    with pytest.raises(InputError, match=rf"{path.name}.*complex64.*real and imaginary"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "complex128", "U3", "S4", "datetime64[s]"])
+def test_types_that_are_no_picture_are_refused(tmp_path: Path, dtype: str) -> None:
+    with pytest.raises(InputError, match="cannot be used"):
+        open_source(save_npy(tmp_path, np.zeros((4, 5), dtype)))
+
+
+def test_structured_and_object_pixels_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "s.npy", np.zeros((4, 5), [("a", "f4")]))
+    np.save(tmp_path / "o.npy", np.full((4, 5), None), allow_pickle=True)
+    for name in ("s.npy", "o.npy"):
+        with pytest.raises(InputError, match=name):
+            open_source(tmp_path / name)
+
+
+@pytest.mark.parametrize("save", [save_npy, save_zarr], ids=["npy", "zarr"])
+@pytest.mark.parametrize(
+    ("shape", "words"), [((0, 5), "without pixels"), ((5,), "at least the axes y and x")]
+)
+def test_shapes_that_are_no_picture_are_refused(
+    tmp_path: Path, save: Save, shape: tuple[int, ...], words: str
+) -> None:
+    if save is save_zarr:
+        zarr.create_array(tmp_path / "a.zarr", shape=shape, chunks=(1,) * len(shape), dtype="f4")
+        path = tmp_path / "a.zarr"
+    else:
+        path = save(tmp_path, np.zeros(shape, "f4"))
+    with pytest.raises(InputError, match=words):
+        open_source(path)
+
+
+def test_a_missing_path_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    save_npy(tmp_path, made_picture((4, 4), "uint8"))
+    with pytest.raises(InputError, match=r"nothing is there. Did you mean .*a\.npy"):
+        open_source(tmp_path / "b.npy")
+    with pytest.raises(InputError, match=f"for there is no no in {tmp_path}. Write an existing path"):
+        open_source(tmp_path / "no" / "such" / "a.npy")
+
+
+def test_a_missing_relative_path_is_answered_with_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=f"scans/a.npy: nothing is there, for there is no scans in {tmp_path}"
+    ):
+        open_source("scans/a.npy")
+
+
+def test_a_tilde_stands_for_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = save_npy(tmp_path, made_picture((4, 4), "uint8"))
+    assert open_source(f"~/{path.name}").path == str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.png", b"\x89PNG\r\n\x1a\n....", r"begins with b'\\x89PNG"),
+        ("a.tif", b"", "an empty file"),
+        ("a.txt", b"hello", "no format here reads. Readable: Zarr.*TIFF"),
+    ],
+)
+def test_a_file_of_no_known_format_is_described(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        open_source(tmp_path / name)
+
+
+def test_a_directory_that_holds_stores_names_them(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="an empty directory"):
+        open_source(tmp_path)
+    save_zarr(tmp_path, made_picture((4, 4), "uint8"))
+    with pytest.raises(InputError, match=r"inside it: a\.zarr; name one of these"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("save", "options"),
+    [
+        (save_npy, {"level": 1}),
+        (save_npy, {"dataset": "a"}),
+        (save_hdf5, {"level": 1}),
+        (save_zarr, {"level": 2}),
+        (save_zarr, {"dataset": "a"}),
+        (save_tiff, {"level": 1}),
+        (save_tiff, {"dataset": "1"}),
+        (save_tiff, {"dataset": "red"}),
+        (save_npy, {"level": -1}),
+        (save_npy, {"axes": "zyx"}),
+        (save_npy, {"axes": "yy"}),
+        (save_npy, {"axes": "y1"}),
+        (save_npy, {"axes": "zx"}),
+        (save_npy, {"axes": ""}),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    tmp_path: Path, save: Save, options: dict[str, str | int]
+) -> None:
+    path = save(tmp_path, made_picture((20, 33), "uint8"))
+    with pytest.raises(InputError, match=f"{next(iter(options))}.* is "):
+        open_source(path, **options)  # type: ignore[arg-type]
+
+
+def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_hdf5(tmp_path, made_picture((4, 4), "uint8"))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingPackage, match=r'pip install "halotile\[hdf5\]"'):
+        open_source(path)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(MissingPackage, match=r'pip install "halotile\[s3\]"'):
+        open_source("s3://bucket/a.zarr")
+
+
+def test_a_plug_in_format_opens_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_npy(tmp_path, made_picture((4, 5), "uint8"))
+    other = path.rename(tmp_path / "a.mine")
+    mine = types.SimpleNamespace(
+        claims=lambda place: place.suffix == ".mine", open=registry.find("formats", "npy").open
+    )
+    monkeypatch.setattr(registry, "names", lambda kind: ["mine"])
+    monkeypatch.setattr(registry, "find", lambda kind, name: mine)
+    assert open_source(other).shape == (4, 5)
