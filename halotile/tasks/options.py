@@ -7,7 +7,7 @@ import importlib
 import math
 import re
 import sys
-from typing import Any
+from typing import Any, TypeGuard
 
 from halotile.errors import ConfigError
 
@@ -45,7 +45,7 @@ STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True, "
 
 def check_above_zero(key: str, value: object) -> None:
     """Refuse anything but a finite number greater than zero."""
-    if not _is_number(value) or not value > 0:  # type: ignore[operator]
+    if not _is_number(value) or not value > 0:
         raise ConfigError(
             f"{key} is {value!r}: it has to be a number above 0. Write something like {key}: 0.1"
         )
@@ -105,7 +105,7 @@ def check_level(sigma: object) -> None:
     """Refuse a noise level that is neither left out, nor ``auto``, nor a number above zero."""
     if sigma is None or sigma == "auto":
         return
-    if not _is_number(sigma) or not sigma > 0:  # type: ignore[operator]
+    if not _is_number(sigma) or not sigma > 0:
         raise ConfigError(
             f"sigma is {sigma!r}: a noise level has to be above 0. "
             "Write a number, or auto to have it estimated, or leave it out."
@@ -169,5 +169,5 @@ def import_reference(reference: str) -> Any:
     return found
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

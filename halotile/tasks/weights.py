@@ -79,7 +79,7 @@ def weight_shapes(path: str | Path, sha256: str | None = None) -> Shapes:
 
     try:
         with safe_open(path, framework="numpy") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - it is no dict
     except Exception as error:
         raise _not_whole(path, error) from error
 
