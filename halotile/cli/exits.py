@@ -53,9 +53,10 @@ def exit_code(error: BaseException) -> int:
 
 def message_of(error: BaseException, *, resumable: bool = False) -> str:
     """What to say about an error, in words for the person who typed the command, which may be one that goes on when typed again."""
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped; run again to resume" if resumable else "stopped"
-    if isinstance(error, Stopped | StoppedEarly):
+    if isinstance(error, KeyboardInterrupt | StoppedEarly):
+        stopped = str(error) or "stopped"
+        return f"{stopped}; run again to resume" if resumable else stopped
+    if isinstance(error, Stopped):
         return str(error)
     if isinstance(error, HalotileError):
         return f"error: {error}"

@@ -28,7 +28,7 @@ _ASKED = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def _stop_early(number: int, _: object) -> NoReturn:
-    raise exits.StoppedEarly(f"stopped on {signal.Signals(number).name}; run again to go on")
+    raise exits.StoppedEarly(f"stopped on {signal.Signals(number).name}")
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halotile import errors
-from halotile.cli.exits import exit_code, message_of
+from halotile.cli.exits import StoppedEarly, exit_code, message_of
 
 CODES: list[tuple[type[BaseException], int]] = [
     (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.ResumeRefused, 2),
@@ -39,6 +39,7 @@ def test_every_error_of_the_tree_is_in_the_table() -> None:
             "stopped on SIGTERM. Run again to go on.",
         ),
         (KeyboardInterrupt(), "stopped"),
+        (StoppedEarly("stopped on SIGTERM"), "stopped on SIGTERM"),
         (
             ZeroDivisionError("division\nby zero"),
             "error: unexpected ZeroDivisionError: division by zero\nrun again with --debug for the traceback",
@@ -51,3 +52,5 @@ def test_an_error_becomes_one_message(error: BaseException, message: str) -> Non
 
 def test_what_can_be_gone_on_with_says_so() -> None:
     assert message_of(KeyboardInterrupt(), resumable=True) == "stopped; run again to resume"
+    early = StoppedEarly("stopped on SIGTERM")
+    assert message_of(early, resumable=True) == "stopped on SIGTERM; run again to resume"

@@ -249,7 +249,7 @@ def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: s
         "main()\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (75, f"stopped on {number.name}; run again to go on\n")
+    assert (ended.returncode, ended.stderr) == (75, f"stopped on {number.name}; run again to resume\n")
     assert not config.with_name("clean.zarr.run").exists()
 
 
