@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from halotile import errors
 
 __version__ = "0.1.0"
 
@@ -43,6 +46,8 @@ _PUBLIC = {
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: Dask and torch take seconds to load."""
     if name in _PUBLIC:
+        if sys.platform == "win32":
+            raise ImportError(errors.WINDOWS)
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'halotile' has no attribute {name!r}")
 

@@ -6,12 +6,14 @@
     ├── ConfigError (ValueError)      a wrong word or value in a job; nothing was touched
     │   ├── UnknownName (LookupError) a name that no file here and no plug-in answers to
     │   ├── WrongKind (TypeError)     an object of another kind than is needed
-    │   ├── OutputRefused             the output may not be written (not ours, same as the input, in use)
+    │   ├── OutputRefused             the output may not be written (not ours, same as the input)
+    │   │   └── OutputInUse           another run holds it, or workers of an earlier one
     │   └── ResumeRefused             the run directory belongs to a different job
     ├── MissingPackage (ImportError)  an optional package is needed; the message names the extra
     ├── WeightsError (ValueError)     weights missing, of the wrong checksum, or not safe to load
     ├── InputError (ValueError)       the input data cannot be used
-    │   └── DamagedData (OSError)     stored bytes do not match their checksum, or are cut short
+    │   ├── DamagedData (OSError)     stored bytes do not match their checksum, or are cut short
+    │   └── InputUnreadable (OSError) the system does not give stored bytes: a failing disk, no permission
     ├── Refused                       the plan does not fit; nothing was started
     │   ├── MemoryRefused (MemoryError)
     │   └── DiskRefused (OSError)
@@ -29,9 +31,18 @@ All of them survive pickling: they cross process borders.
 
 from __future__ import annotations
 
+WINDOWS = (
+    "halotile does not run on Windows, which lacks the file locks and signals that runs are kept safe with. Install the "
+    "Windows Subsystem for Linux (WSL; in a terminal: wsl --install), and halotile inside it."
+)
+
 
 class HalotileError(Exception):
     """Base of every error that halotile raises on purpose."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Said outright: tblib, by which Dask pickles errors, takes those of two built-in bases apart and cannot put them together.
+        return type(self), self.args, self.__dict__
 
 
 class ConfigError(HalotileError, ValueError):
@@ -48,6 +59,10 @@ class WrongKind(ConfigError, TypeError):
 
 class OutputRefused(ConfigError):
     """The output path may not be written."""
+
+
+class OutputInUse(OutputRefused):
+    """Another run holds the output, or workers of an earlier one do."""
 
 
 class ResumeRefused(ConfigError):
@@ -68,6 +83,10 @@ class InputError(HalotileError, ValueError):
 
 class DamagedData(InputError, OSError):
     """Stored bytes do not match their checksum, or are cut short."""
+
+
+class InputUnreadable(InputError, OSError):
+    """The system does not give stored bytes; it may at another try."""
 
 
 class Refused(HalotileError):

@@ -238,15 +238,15 @@ class Scene:
         """Begin a new log."""
         (self.folder / "log").unlink(missing_ok=True)
 
+    def fingerprint(self) -> str:
+        """Digest of the plan that the run directory keeps."""
+        return str((self.directory.read_plan() or {})["fingerprint"])
+
     def journalled(self) -> set[int]:
         """The blocks that the journal has now."""
-        plan = self.directory.read_plan()
-        if plan is None:
+        if self.directory.read_plan() is None:
             return set()
-        with Journal.open(
-            self.directory.journal_path, plan["fingerprint"], BLOCKS, read_only=True
-        ) as journal:
-            return set(journal.done)
+        return set(Journal.look(self.directory.journal_path).done)
 
     def status(self) -> dict[str, Any]:
         """What status.json says."""

@@ -100,6 +100,32 @@ def unet() -> nn.Module:
     return _seeded(UNet())
 
 
+class RoundingByLength(nn.Module):
+    """Computes in another way where an axis is long, as libraries do."""
+
+    def __init__(self, axis: int, length: int) -> None:
+        super().__init__()
+        self.axis, self.length = axis, length
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + 1e-6) if x.shape[self.axis] > self.length else x
+
+
+def rounding_by_length(axis: int, length: int) -> nn.Module:
+    """A network whose last bits depend on the length of an axis of its window."""
+    return RoundingByLength(axis, length)
+
+
+def volumes() -> nn.Module:
+    """Two convolutions of volumes."""
+    return _seeded(nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1)))
+
+
+def wide_kernels() -> nn.Module:
+    """Two convolutions that look far."""
+    return _seeded(nn.Sequential(nn.Conv2d(1, 8, 31, padding=15), nn.GELU(), nn.Conv2d(8, 1, 17, padding=8)))
+
+
 class Remembering(nn.Module):
     """Adds the mean of what it saw last: not pure."""
 

@@ -62,6 +62,25 @@ class Slurm:
         )
         return done.stdout.strip()
 
+    @contextmanager
+    def lost(self, node: str) -> Iterator[None]:
+        """A node that dies, with all that runs on it, and comes back at the end of the context."""
+        daemon = psutil.Process(int((self.folder / "run" / f"slurmd-{node}.pid").read_text()))
+        doomed = [daemon, *_of_node(node)]
+        for process in doomed:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+        try:
+            yield
+        finally:
+            _daemon(self, "slurmd", "-N", node)
+            deadline = time.monotonic() + START_SECONDS
+            while _idle(self) < NODES and time.monotonic() < deadline:
+                with suppress(subprocess.CalledProcessError):
+                    self.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+                time.sleep(0.5)
+
     def jobs(self) -> list[str]:
         """The numbers of the jobs that are not over."""
         return self.call("squeue", "--noheader", "--format=%i").split()
@@ -138,6 +157,16 @@ def _configuration(folder: Path, ports: Sequence[int]) -> str:
     ]
     lines.append(f"PartitionName=debug Nodes=n[1-{NODES}] Default=YES MaxTime=INFINITE State=UP")
     return "\n".join([*lines, ""])
+
+
+def _of_node(node: str) -> list[psutil.Process]:
+    """What a job has on a node: its steps, and what they started."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SLURMD_NODENAME") == node:
+                found += [process, *(parent for parent in process.parents() if "slurmstepd" in parent.name())]
+    return found
 
 
 def _free_ports(count: int) -> list[int]:

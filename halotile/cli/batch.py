@@ -21,15 +21,16 @@ from halotile.cli.batch_state import CANCELLED
 from halotile.cli.screen import print_rows, say
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.storage.batchfiles import BatchFiles
-from halotile.storage.rundir import WORKERS, RunDirectory
+from halotile.storage.rundir import RunDirectory
+from halotile.storage.runfiles import WORKERS
 
 if TYPE_CHECKING:
     from halotile.graphs.job import AnyJob
     from halotile.graphs.plan import RunPlan
     from halotile.graphs.submission.attend import Submission
 
-KIND = "slurm-alloc"
-"""Where workers live inside the batch job."""
+KIND = "slurm"
+"""How it is planned: for what a batch system gives, whatever this machine or an allocation that it is submitted from has."""
 END_SECONDS = 60.0
 """How long a job may take to end."""
 POLL_SECONDS = 1.0
@@ -84,7 +85,7 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
 
     if not job.cluster.tls:
         raise ConfigError("cluster.tls is false, and a batch job may have several machines: leave it out.")
-    if job.cluster.kind not in ("auto", "slurm", KIND):
+    if job.cluster.kind not in ("auto", KIND, "slurm-alloc"):
         raise ConfigError(
             f"cluster.kind is {job.cluster.kind}, and submit makes one batch job of Slurm's for all workers. Write kind: auto or "
             "slurm, or start it with `recon-cli run`."
@@ -102,6 +103,8 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     # Wherever it goes on later, it takes what is there: in the batch job that is the allocation.
     saved = plan.job_json()
     saved["cluster"] = {**saved["cluster"], "kind": "auto"}
+    saved["run"] = {**saved["run"], "workers": plan.run.count}
+    job = dataclasses.replace(job, run=plan.run)
     submission = Submission(
         job=saved,
         notice_seconds=notice_seconds(job.cluster),
@@ -135,10 +138,12 @@ def attend(path: Path) -> None:
     from halotile.cli.running import go
     from halotile.graphs.resolution import ADDRESS, VARIABLE
     from halotile.graphs.submission.attend import attend as make_attempt
+    from halotile.graphs.submission.orphans import ATTENDED
 
     run = RunDirectory(path)
     for name in (VARIABLE, ADDRESS):  # those of the shell that it was submitted from
         os.environ.pop(name, None)
+    os.environ[ATTENDED] = "1"
 
     def attempt(submission: Submission, fresh: bool) -> None:
         options = submission.options

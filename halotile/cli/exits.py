@@ -33,6 +33,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (WeightsError, USAGE),
     (InputError, BAD_DATA),
     (Refused, REFUSED),
+    (MemoryError, REFUSED),
     (Stopped, STOPPED),
     (StoppedEarly, STOPPED),
     (KeyboardInterrupt, INTERRUPTED),
@@ -48,6 +49,8 @@ def exit_code(error: BaseException) -> int:
     >>> exit_code(OutputRefused("in use")), exit_code(DamagedData("cut short")), exit_code(OSError())
     (2, 4, 1)
     """
+    if _is_of_settings(error):
+        return USAGE
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
@@ -60,6 +63,18 @@ def message_of(error: BaseException, *, resumable: bool = False) -> str:
         return str(error)
     if isinstance(error, HalotileError):
         return f"error: {error}"
+    if isinstance(error, MemoryError):
+        return (
+            "error: this takes more memory than was free when it began. An input that is far smaller is damaged: restore it from "
+            "its origin. Else end other programs, or use a machine with more memory."
+        )
     text = " ".join(str(error).split())
+    if _is_of_settings(error):
+        return f"error: {text}. Mend that file, or move it away."
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"error: unexpected {named}\nrun again with --debug for the traceback"
+
+
+def _is_of_settings(error: BaseException) -> bool:
+    """Whether Dask, which reads the settings of the user where it is first imported, could not read them."""
+    return isinstance(error, ValueError) and str(error).startswith("A dask config file at ")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from halotile.graphs.words import choices, expected, nearest, parts, shown
-from halotile.tasks.options import job_key, required_keys
+from halotile.tasks.options import job_key, required_keys, what_is_told
 
 Fault = tuple[tuple[str | int, ...], str]
 """Where inside the section, and what is wrong there."""
@@ -114,7 +114,8 @@ def _merged(error: Any, values: Mapping[str, Any], schema: type) -> dict[tuple[s
             named = _named(message, hints)
             faults[(named,) if named else ()] = _lowered(message)
         elif entry["type"] == "missing":
-            faults[location] = f"missing; write {expected(hints[str(location[0])])}"
+            key = str(location[0])
+            faults[location] = f"missing; write {what_is_told(schema, key) or expected(hints[key])}"
         else:
             path = _existing(location, values)
             faults.setdefault(path, _wrong(path, values, schema, entry))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from halotile.graphs.verify import Verdict
 
 
-def outcome_rows(outcome: Outcome) -> list[Row]:
-    """How a run went, and how to look at what it made."""
+def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) -> list[Row]:
+    """How a run went, and how to look at what it made. The total is from the command to its end."""
     resumed = f", {outcome.resumed:,} of them by an earlier run" if outcome.resumed else ""
     rows = [
         ("output", outcome.output),
@@ -27,6 +27,11 @@ def outcome_rows(outcome: Outcome) -> list[Row]:
         rate = rate_text(outcome.megapixels_per_second)
         rows += [
             ("throughput", f"{rate} over {seconds_text(outcome.seconds)}"),
+            (
+                "time",
+                f"{seconds_text(total_seconds)} in all, of which {seconds_text(plan_seconds)} to plan and "
+                f"{seconds_text(outcome.start_seconds)} to start workers",
+            ),
             ("peak memory", f"{bytes_text(outcome.peak_memory_bytes)} in one worker"),
         ]
     if outcome.device_peak_bytes:
@@ -54,7 +59,7 @@ def iteration_text(figures: Mapping[str, float]) -> str:
     return f"{count}: {said}" if said else count
 
 
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
+def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) -> dict[str, Any]:
     """How a run went, for programs."""
     plain = (
         "output",
@@ -63,6 +68,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "total",
         "resumed",
         "seconds",
+        "start_seconds",
         "megapixels_per_second",
         "peak_memory_bytes",
         "device_peak_bytes",
@@ -78,7 +84,8 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         for bad in outcome.quarantined
     ]
     plainly = {name: getattr(outcome, name) for name in plain}
-    return plainly | {"quarantined": quarantined, "figures": dict(outcome.figures)}
+    times = {"plan_seconds": plan_seconds, "total_seconds": total_seconds}
+    return plainly | times | {"quarantined": quarantined, "figures": dict(outcome.figures)}
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:

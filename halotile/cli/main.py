@@ -17,9 +17,13 @@ import signal
 import sys
 from typing import NoReturn
 
+import psutil
+
 from halotile.cli import exits
 from halotile.cli.app import app
 from halotile.cli.commands import batch, clusters, jobs, looking
+from halotile.graphs.workers.environment import keep_compiled_code_at_home
+from halotile.tasks.limits import allow_memory
 
 __all__ = ["app", "batch", "clusters", "jobs", "looking", "main"]
 
@@ -35,6 +39,9 @@ def main() -> None:
     """Entry point of ``recon-cli``."""
     for asked in _ASKED:
         signal.signal(asked, _stop_early)
+    keep_compiled_code_at_home()
+    # An input that is damaged, or made for it, may ask for all the memory of a machine.
+    allow_memory(psutil.virtual_memory().available)
     try:
         app(prog_name="recon-cli")
     except SystemExit as end:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halotile.cli.screen import Row
-from halotile.cli.units import bytes_text, rate_text, shape_text
+from halotile.cli.units import bytes_text, counted, rate_text, shape_text
 
 Figures = Mapping[str, Any]
 """What ``summary()`` of a plan says."""
@@ -76,11 +76,13 @@ def _device_memory(figures: Figures) -> list[Row]:
 
 def _disk(figures: Figures) -> str:
     text = f"up to {bytes_text(figures['output_bytes'])} of output"
+    if "files" in figures:
+        text += f" in {counted(figures['files'], 'file')} ({figures['inodes']:,} inodes)"
     scratch = figures["scratch_bytes"]
     text += f" and {bytes_text(scratch)} of scratch" if scratch else ", no scratch"
     return f"{text}; {bytes_text(figures['free_disk_bytes'])} free"
 
 
 def _workers(figures: Figures) -> str:
-    where = figures.get("cluster")
-    return f"{figures['workers']}, on cluster {where}" if where else str(figures["workers"])
+    why, where = figures.get("workers_from"), figures.get("cluster")
+    return ", ".join(filter(None, (str(figures["workers"]), why, where and f"on cluster {where}")))

@@ -68,13 +68,14 @@ class Silence:
 
 
 class Lines:
-    """One plain line every ten seconds, one for each change of phase, and each message."""
+    """One plain line every ten seconds where it tells something new, one for each change of phase, and each message."""
 
     def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
         self.write = write
         self.clock = clock
         self.next_line = -1.0
         self.phase = ""
+        self.written = ""
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +90,10 @@ class Lines:
         if now >= self.next_line or progress.phase != self.phase:
             self.phase = progress.phase
             self.next_line = now + LINE_SECONDS
-            self.write(line(progress))
+            # A slow start has nothing new to tell for a minute.
+            if (text := line(progress)) != self.written:
+                self.written = text
+                self.write(text)
 
 
 class Live:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,27 @@ if TYPE_CHECKING:
     from halotile.graphs.simulation.noise import NoiseChoice
 
 
+def show(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool) -> None:
+    """Show what a run would do, and the script of a worker where that is a batch job; nothing is started or written."""
+    from halotile.cli.jobs import words_of
+    from halotile.graphs.claim import look
+    from halotile.graphs.jobs import engine_of
+    from halotile.graphs.pieces.batch import worker_script
+
+    plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input, say=complain)
+    figures = plan.summary() | {"resumed_blocks": look(plan)}
+    script = worker_script(plan.run, plan.cluster, plan.run_directory)
+    if as_json:
+        print_json({"script": script, "plan": figures})
+        return
+    if script is not None:
+        say(script)
+    print_rows("plan", words_of(job).rows(figures))
+
+
 def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
     """Run a job; one that was interrupted goes on where it was."""
+    began = time.perf_counter()
     from halotile.cli.figures import outcome_json, outcome_rows
     from halotile.cli.jobs import words_of
     from halotile.cli.report import make_report
@@ -35,18 +55,20 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
         # Where nobody is to be told, the planner need not tell.
         told = {} if quiet else {"say": complain}
         plan = engine.plan(job, fresh=fresh, same_input=same_input, **told)
+        planned = time.perf_counter()
         if not quiet:
             complain(words_of(job).headline(plan.summary()))
             for note in plan.summary()["notes"]:
                 complain(f"note: {note}")
         with make_report(quiet=quiet) as report:
             outcome = engine.run(plan, observer=report)
+    times = planned - began, time.perf_counter() - began
     if as_json:
-        print_json(outcome_json(outcome))
+        print_json(outcome_json(outcome, *times))
     elif not quiet:
         print_rows(
             "finished" if not outcome.quarantined else "finished, but for the bad blocks",
-            outcome_rows(outcome),
+            outcome_rows(outcome, *times),
         )
     for bad in outcome.quarantined:
         where = f"index {bad.index}, region {bad.region.start}–{bad.region.stop}"
@@ -57,9 +79,9 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
 
 def _among_copies(job: AnyJob) -> AbstractContextManager[None]:
     """Where this is the first of several copies of the command, the others hear of its end."""
-    from halotile.graphs.resolution import rank_of
+    from halotile.graphs.launchers import copy_of
 
-    if rank_of() is None:
+    if copy_of() is None:
         return nullcontext()
     from halotile.graphs.clusters.ranks import as_first
 

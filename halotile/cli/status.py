@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shlex
 import socket
@@ -21,13 +22,17 @@ from halotile.cli.screen import Row, complain
 from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
 from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.progress import Progress
-from halotile.storage.rundir import BATCH, RunDirectory
+from halotile.storage.rundir import RunDirectory
+from halotile.storage.runfiles import BATCH
 
 ACTIVE = ("planned", "running", "draining", QUEUED)
 """States of a run whose driver ought to be alive."""
 SILENCE_SECONDS = 120.0
 """A driver on another host cannot be looked at; after this long without a word it counts as gone."""
 POLL_SECONDS = 1.0
+STALE_TRIES = 20
+STALE_SECONDS = 0.25
+"""On NFS a file that is replaced while it is read is gone; the next look finds the new one."""
 QUEUE_SECONDS = 5.0
 """Slurm has others to answer."""
 
@@ -158,6 +163,20 @@ def read_status(directory: Path) -> Status:
     ConfigError
         When the directory holds no status that can be read.
     """
+    for _ in range(STALE_TRIES):
+        try:
+            return _read_status(directory)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+        time.sleep(STALE_SECONDS)
+    raise ConfigError(
+        f"{directory}: its file system says that the files there are stale: what another machine replaced or removed was not seen here. "
+        "Try again later, or look from the machine of the driver."
+    )
+
+
+def _read_status(directory: Path) -> Status:
     run = RunDirectory(directory)
     recorded, batch = _recorded(run), batch_job(directory)
     if batch is not None and run.is_running() is None and (corrected := batch.corrected(recorded)):

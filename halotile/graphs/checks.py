@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, get_type_hints
 
 from halotile import registry
@@ -28,6 +30,10 @@ SIGMAS = (1e-15, 1e15)
 _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float16", "float32", "float64")
 
 
+_LONGEST_NAME = 230
+"""Bytes of the name of an output. File systems take 255, and what lies beside it has a longer one."""
+_PREVIEWS = {".tif": "a TIFF", ".tiff": "a TIFF", ".png": "a PNG"}
+_OTHER_FORMATS = re.compile(r"\.(tiff?|png|jpe?g|bmp|gif|np[yz]|h5|hdf5?|nc|mat|zip)", re.IGNORECASE)
 MOST_PER_SWEEP = 4
 """Iterations of a solver in one pass. At the rim of a periodic image each of them reads across the end what the one before made of
 all sides."""
@@ -162,7 +168,28 @@ def _output(value: str) -> str | None:
         return f"{shown(value)} has characters in it that no screen shows; write a path without"
     if "://" in value:
         return f"{shown(value)} is an address, and outputs go to a disk of this machine; write a path"
-    return _filled(value)
+    return _output_name(PurePath(value)) or _filled(value)
+
+
+def _output_name(path: PurePath) -> str | None:
+    """What is wrong with the last part of an output's path.
+
+    Examples
+    --------
+    >>> _output_name(PurePath("scans/out.tif"))
+    'scans/out.tif is no name for the Zarr that a run writes; write scans/out.zarr, and `recon-cli preview scans/out.zarr scans/out.tif` makes a TIFF of it'
+    """
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        return f"{shown(path.name)} is a name of {len(os.fsencode(path.name))} bytes; write one of at most {_LONGEST_NAME}"
+    if not _OTHER_FORMATS.fullmatch(path.suffix):
+        return None
+    zarr = path.with_suffix(".zarr")
+    picture = path if path.suffix.lower() in _PREVIEWS else path.with_suffix(".tif")
+    kind = _PREVIEWS[picture.suffix.lower()]
+    return (
+        f"{path} is no name for the Zarr that a run writes; write {zarr}, and "
+        f"`recon-cli preview {zarr} {picture}` makes {kind} of it"
+    )
 
 
 def _address(value: str) -> str | None:

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from halotile.errors import DamagedData, DiskRefused, OutputRefused, ResumeRefused
+from halotile.graphs.claimed import Claimed
 from halotile.graphs.identity import KEYS, PICTURES, differences, may_be_same
+from halotile.graphs.patience import log_line, patience_seconds, told_if_slow
 from halotile.graphs.plan import RunPlan
+from halotile.graphs.reconstruction.further import identity_of
+from halotile.graphs.resolution import check_startable
 from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
 from halotile.storage.output import create_output, documents_digest, metadata_digest
 from halotile.storage.place import check_path, check_place
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.rundir import LOCK_SECONDS, RunDirectory
 from halotile.storage.workerlock import WorkerLock
 
+HOW = ("version", "tile", "run", "cluster", "fuse", "exact", "allow_import", "import_folder")
+"""The parts of a job that do not say what it makes of what."""
 ORPHAN_SECONDS = 60.0
 """How long workers of a killed driver may take to end before a new one may write."""
 
 
 @contextmanager
-def claim(plan: RunPlan, directory: RunDirectory) -> Iterator[Journal]:
+def claim(plan: RunPlan, directory: RunDirectory) -> Iterator[Claimed]:
     """Hold the output of a plan, with the journal of what is done, for the length of the context.
 
     Raises
@@ -35,19 +43,24 @@ def claim(plan: RunPlan, directory: RunDirectory) -> Iterator[Journal]:
     DiskRefused
         When there is no room to begin.
     """
-    # Before the lock, so that nothing is made beside an output that is refused.
+    # Before the lock, so that nothing is made beside an output that is refused, or for a cluster that cannot start.
     _check_output(plan, directory)
+    if not directory.claims_output():
+        check_startable(plan.cluster)
     with ExitStack() as held:
         try:
-            held.enter_context(directory.lock())
+            with told_if_slow(log_line, f"waiting for whoever holds {directory.path}"):
+                held.enter_context(directory.lock(patience_seconds(LOCK_SECONDS)))
             journal = held.enter_context(_open(plan, directory))
+            place = os.open(plan.output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            held.callback(os.close, place)
         except OSError as error:
             if not is_full(error):
                 raise
             raise DiskRefused(
                 f"the disk ran full before the first block: {error}. Free some space near {plan.output} and run again."
             ) from error
-        yield journal
+        yield Claimed(plan, journal, place)
 
 
 def look(plan: RunPlan) -> int:
@@ -66,7 +79,8 @@ def look(plan: RunPlan) -> int:
 
 
 def _open(plan: RunPlan, directory: RunDirectory) -> Journal:
-    WorkerLock(directory).wait_for_all(ORPHAN_SECONDS)
+    with told_if_slow(log_line, f"waiting for the workers of an earlier run in {directory.path}"):
+        WorkerLock(directory).wait_for_all(patience_seconds(ORPHAN_SECONDS))
     directory.clear_stop()
     BatchFiles(directory).forget_end()
     if _resumable(plan, directory):
@@ -79,15 +93,63 @@ def _open(plan: RunPlan, directory: RunDirectory) -> Journal:
 
 def _check_output(plan: RunPlan, directory: RunDirectory) -> None:
     """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
-    if directory.claims_output():
-        check_path(plan.wanted.path)
-    else:
+    if not directory.claims_output():
         check_place(plan.wanted.path, overwrite=plan.wanted.overwrite)
+    elif plan.fresh:
+        _check_replaceable(plan, directory)
+    else:
+        check_path(plan.wanted.path)
     for file in plan.reads():
         if file.resolve().is_relative_to(plan.output.resolve()):
             raise OutputRefused(
                 f"output.path is {plan.output}: the job reads {file} there. Write another path."
             )
+
+
+def _check_replaceable(plan: RunPlan, directory: RunDirectory) -> None:
+    """Refuse to start over where that would discard what another job did, or holds, and nobody said that it may.
+
+    Raises
+    ------
+    OutputRefused
+        Saying how to replace it.
+    """
+    check_place(plan.wanted.path, overwrite=True)
+    if plan.wanted.overwrite or _is_own(plan, directory):
+        return
+    if directory.plan_path.exists() or os.path.lexists(plan.output):
+        raise OutputRefused(
+            f"output.path is {plan.output}: it is another job's, by {directory.path}. --fresh discards only what a run of "
+            "the same job did (the same input, denoiser or operators, and output). Write another path, or "
+            "output.overwrite: true to replace it."
+        )
+
+
+def _is_own(plan: RunPlan, directory: RunDirectory) -> bool:
+    """Whether the run there was asked for the same as this one, however it was to be computed."""
+    try:
+        asked = directory.read_job()
+    except DamagedData:
+        asked = None
+    if asked is None:
+        return (directory.whole_plan() or {}).get("fingerprint") == plan.fingerprint
+    return _what_is_made(asked) == _what_is_made(plan.job_json())
+
+
+def _what_is_made(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job makes of what, as JSON has it."""
+    parts = {key: value for key, value in job.items() if key not in HOW}
+    parts["output"] = {key: value for key, value in parts.get("output", {}).items() if key != "overwrite"}
+    if "solver" in parts:
+        parts["solver"] = identity_of(parts["solver"])
+    what: dict[str, Any] = json.loads(json.dumps(parts))
+    return what
+
+
+def _to_start_over(plan: RunPlan) -> str:
+    """What a run needs to be told to begin anew."""
+    own = plan.wanted.overwrite or _is_own(plan, RunDirectory(plan.run_directory))
+    return "--fresh" if own else "--fresh and output.overwrite: true"
 
 
 def _resumable(plan: RunPlan, directory: RunDirectory) -> bool:
@@ -105,7 +167,7 @@ def _resumable(plan: RunPlan, directory: RunDirectory) -> bool:
     if metadata_digest(plan.output, plan.layout) != before:
         raise OutputRefused(
             f"the metadata of {plan.output} is not what the run wrote. "
-            "`recon-cli verify --repair` restores it; --fresh starts over."
+            "`recon-cli verify --repair` restores it."
         )
     return True
 
@@ -125,7 +187,7 @@ def _is_journal_of(plan: RunPlan, directory: RunDirectory) -> bool:
         raise ResumeRefused(
             f"{directory.journal_path} has {len(journal.done)} blocks of another job, and {directory.plan_path.name}, "
             f"which would tell what differs, is missing or damaged. `recon-cli resume {shlex.quote(str(directory.path))}` goes on with "
-            "the job that it was; --fresh starts over."
+            f"the job that it was; run with {_to_start_over(plan)} to start over."
         )
     return True
 
@@ -178,7 +240,7 @@ def check_same_job(plan: RunPlan, previous: Mapping[str, Any]) -> None:
         )
         raise ResumeRefused(
             f"{plan.run_directory} belongs to a different job:\n{listed}\n"
-            f"{moved}Write what it was, or run with --fresh to start over."
+            f"{moved}Write what it was, or run with {_to_start_over(plan)} to start over."
         )
 
 
@@ -188,11 +250,14 @@ def _start_over(plan: RunPlan, directory: RunDirectory) -> None:
     The job comes first: it claims the output, so that a run cut off in here may begin again. The plan
     comes last: without one, nothing is resumed.
     """
-    overwrite = directory.claims_output() or plan.wanted.overwrite
-    check_place(plan.wanted.path, overwrite=overwrite)
+    overwrite = directory.claims_output()
+    if overwrite:
+        _check_replaceable(plan, directory)
+    else:
+        check_place(plan.wanted.path, overwrite=plan.wanted.overwrite)
     directory.forget()
     directory.write_job(plan.job_json())
     directory.write_config(plan.resolved_json())
-    create_output(plan.output, plan.layout, overwrite=overwrite)
+    create_output(plan.output, plan.layout, overwrite=overwrite or plan.wanted.overwrite)
     Journal.create(directory.journal_path, plan.fingerprint, len(plan.grid)).close()
     directory.write_plan(kept_of(plan) | {"metadata": metadata_digest(plan.output, plan.layout)})

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from distributed.security import Security
 
+from halotile.storage.locks import flock
+
 PREFIX = "tls-"
 _OWNER = "owner"
 _CERTIFICATE = "certificate.pem"
@@ -70,25 +72,32 @@ def credentials(base: Path) -> Iterator[Credentials]:
 
     Folders there whose owners are gone are removed.
     """
-    sweep_stale(base)
+    with owned_folder(base, PREFIX) as folder:
+        made = Credentials(folder)
+        temporary = Security.temporary().get_tls_config_for_role("client")
+        for path, text in zip(made.paths, (temporary["cert"], temporary["key"]), strict=True):
+            _write_private(path, text)
+        yield made
+
+
+@contextmanager
+def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
+    """A folder of mode 0700 in ``base``, for the length of the context; those with its prefix whose owners are gone are removed."""
+    sweep_stale(base, prefix)
     # It gets its name once it is owned: nobody sweeps it in between.
     unnamed = Path(tempfile.mkdtemp(dir=base))  # of mode 0700
-    folder = unnamed.with_name(PREFIX + unnamed.name)
+    folder = unnamed.with_name(prefix + unnamed.name)
     try:
         with _owned(unnamed):
             unnamed.rename(folder)
-            made = Credentials(folder)
-            temporary = Security.temporary().get_tls_config_for_role("client")
-            for path, text in zip(made.paths, (temporary["cert"], temporary["key"]), strict=True):
-                _write_private(path, text)
-            yield made
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep_stale(base: Path) -> None:
-    """Remove certificates that were left behind by owners that are gone."""
-    for folder in base.glob(f"{PREFIX}*"):
+def sweep_stale(base: Path, prefix: str = PREFIX) -> None:
+    """Remove folders, by default of certificates, that were left behind by owners that are gone."""
+    for folder in base.glob(f"{prefix}*"):
         with suppress(OSError), _owned(folder):
             shutil.rmtree(folder)
 
@@ -110,7 +119,7 @@ def _owned(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder; OSError when somebody else does."""
     lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(lock)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
+from halotile.graphs.cores import cores_here
 from halotile.graphs.job import Job, Run, Size, Tile, parse_bytes
 from halotile.graphs.memory import Footprint, share_bytes
 from halotile.graphs.reach import Reach
@@ -22,6 +22,7 @@ from halotile.graphs.sizes import (
     choose_chunk,
     choose_shard,
     fit_tile,
+    growth_of,
     least_window,
 )
 from halotile.storage.arrays import Source
@@ -44,8 +45,10 @@ def geometry_of(source: Readable, denoiser: Denoiser, roles: Roles, reach: Reach
     return Geometry(source.shape, tuple(output_shape), roles, denoiser.scale, reach.align)
 
 
-def layout_of(job: Job, source: Source, geometry: Geometry, roles: Roles) -> Layout:
-    """The output: its shards and chunks, and what it takes over from the input."""
+def layout_of(
+    job: Job, source: Source, geometry: Geometry, roles: Roles, previous: Mapping[str, Any] | None = None
+) -> Layout:
+    """The output: its shards and chunks, and what it takes over from the input and from the run that goes on."""
     chunk = choose_chunk(geometry, job.output.chunk)
     # A mask is smoothed to values between 0 and 1.
     own = "float32" if source.dtype == np.bool_ else str(source.dtype)
@@ -57,7 +60,12 @@ def layout_of(job: Job, source: Source, geometry: Geometry, roles: Roles) -> Lay
     return Layout(
         shape=geometry.output_shape,
         dtype=dtype,
-        shard=choose_shard(geometry, job.output.shard, chunk),
+        shard=choose_shard(
+            geometry,
+            job.output.shard,
+            chunk,
+            growth_of(parse_bytes(job.run.memory_per_worker), source.dtype.itemsize, source, previous),
+        ),
         chunk=chunk,
         codec=job.output.codec,
         axes=roles.axes,
@@ -125,7 +133,7 @@ def grid_of(geometry: Geometry, roles: Roles, reach: Reach, block: tuple[int, ..
 
 def overlap_pays(run: Run) -> bool:
     """Whether there are cores to spare for reading and writing beside the computation."""
-    return (os.cpu_count() or 1) > run.workers
+    return cores_here() > run.count
 
 
 def choose_block(
@@ -147,7 +155,7 @@ def choose_block(
     elif previous is not None and _fits_unit(tuple(previous["block"]), unit, geometry.shape):
         candidates = [tuple(previous["block"])]
     else:
-        candidates = candidate_blocks(geometry, unit, job.run.workers, on_card=on_card)
+        candidates = candidate_blocks(geometry, unit, job.run.count, on_card=on_card)
     allowed = allowed_bytes(job.run, machine)
     for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
         task, needed = with_sizes(block, size)
@@ -159,7 +167,7 @@ def choose_block(
 def allowed_bytes(run: Run, machine: int | None) -> int:
     """What one worker may need: as it is told, and no more than its share of a machine of so many bytes."""
     told = parse_bytes(run.memory_per_worker)
-    return told if machine is None else min(told, share_bytes(machine, run.workers))
+    return told if machine is None else min(told, share_bytes(machine, run.count))
 
 
 def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -1,16 +1,23 @@
-"""Which blocks of an output are damaged, several looked at side by side."""
+"""Which blocks of an output are not what was written, several looked at side by side."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from halotile.errors import DamagedData
 from halotile.storage.grid import Block, Grid
-from halotile.storage.output import Layout, check_block
+from halotile.storage.journal import Journal
+from halotile.storage.output import Layout, check_block, inspect_block
+from halotile.storage.shards import digest_of
+
+T = TypeVar("T")
 
 CHECKED_AT_ONCE = 64
 
@@ -30,7 +37,12 @@ def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) 
 
 
 def damaged_blocks(
-    path: Path, layout: Layout, blocks: Iterable[Block], *, thorough: bool = True
+    path: Path,
+    layout: Layout,
+    blocks: Iterable[Block],
+    digest: Callable[[int], bytes | None] = lambda _: None,
+    *,
+    thorough: bool = True,
 ) -> Iterator[tuple[int, list[str]]]:
     """Numbers of the blocks with problems, and the problems.
 
@@ -42,29 +54,63 @@ def damaged_blocks(
         Its layout.
     blocks : iterable of Block
         Blocks of :func:`output_grid`.
+    digest : callable
+        Gives the digest of what was written of a block, by its number; None where nobody knows.
     thorough : bool
-        Whether every byte is read, or only the end of each file.
+        Whether every byte is read, or only the checksums in each file.
     """
 
     def check(block: Block) -> list[str]:
-        return check_block(path, layout, block.core, thorough=thorough)
+        return check_block(path, layout, block.core, digest(block.number), thorough=thorough)
 
-    pending: deque[tuple[int, Future[list[str]]]] = deque()
+    return ((number, problems) for number, problems in _side_by_side(check, blocks) if problems)
+
+
+def damaged_among(
+    numbers: Iterable[int],
+    journal: Journal,
+    path: Path,
+    layout: Layout,
+    grid: Grid,
+    *,
+    image: int = 0,
+    thorough: bool = True,
+) -> list[int]:
+    """Which of these blocks of a run are not what its journal tells of an image; ``grid`` is that of the run."""
+    blocks = map(output_grid(layout, grid.shape, grid.block).block_at, numbers)
+    digest = partial(journal.digest, image=image)
+    return [number for number, _ in damaged_blocks(path, layout, blocks, digest, thorough=thorough)]
+
+
+def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
+    """The digest of an image that lies there whole, from the checksums in its files.
+
+    Raises
+    ------
+    DamagedData
+        When a shard is missing or not whole.
+    """
+
+    def inspect(block: Block) -> tuple[list[str], bytes]:
+        return inspect_block(path, layout, block.core, thorough=False)
+
+    digests = []
+    for _, (problems, digest) in _side_by_side(inspect, output_grid(layout, grid.shape, grid.block)):
+        if problems:
+            raise DamagedData(problems[0])
+        digests.append(digest)
+    return digest_of(digests)
+
+
+def _side_by_side(look: Callable[[Block], T], blocks: Iterable[Block]) -> Iterator[tuple[int, T]]:
+    """What a look at each block finds, in their order."""
+    pending: deque[tuple[int, Future[T]]] = deque()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for block in itertools.chain(blocks, itertools.repeat(None)):
             if block is not None:
-                pending.append((block.number, pool.submit(check, block)))
+                pending.append((block.number, pool.submit(look, block)))
             elif not pending:
                 return
             if block is None or len(pending) >= CHECKED_AT_ONCE:
                 number, future = pending.popleft()
-                if problems := future.result():
-                    yield number, problems
-
-
-def damaged_among(
-    numbers: Iterable[int], path: Path, layout: Layout, grid: Grid, *, thorough: bool = True
-) -> list[int]:
-    """Which of these blocks of a run are damaged in an output; ``grid`` is that of the run."""
-    blocks = map(output_grid(layout, grid.shape, grid.block).block_at, numbers)
-    return [number for number, _ in damaged_blocks(path, layout, blocks, thorough=thorough)]
+                yield number, future.result()

@@ -10,7 +10,7 @@ from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.arguments import Words, cluster_of_script
-from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.job import Auto, DenoiserChoice, Input, Job, Output, Run, Tile
 from halotile.graphs.paths import whole_path
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Observer
@@ -24,7 +24,7 @@ def denoise(
     output: str | Path,
     denoiser: str | Callable[..., Any],
     *,
-    workers: int = 2,
+    workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
     cluster: str | Words = "auto",
     depth: int | None = None,
@@ -53,8 +53,8 @@ def denoise(
     denoiser : str or callable
         Name of a denoiser, with ``options``; or a function from ndarray to ndarray of the same shape, which
         then needs ``depth``: how far, in pixels, it looks.
-    workers : int
-        Number of worker processes.
+    workers : int or "auto"
+        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping

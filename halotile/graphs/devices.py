@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
+from halotile.graphs.cores import cores_here
 from halotile.graphs.gpus import Gpus, gpus_here
-from halotile.graphs.job import AnyJob, Cluster, Job, Reconstruction, Run
+from halotile.graphs.job import AnyJob, Cluster, Reconstruction, Run
 from halotile.graphs.resolution import AUTO, DEFAULT, VARIABLE, kind_of
 from halotile.graphs.words import shown
 
@@ -18,7 +18,6 @@ LOCAL_CUDA = "local-cuda"
 HANDS_AT_MOST = 8
 """Threads of a worker with a card that read and write beside it; more find no more to do."""
 SLURM_ALLOC = "slurm-alloc"
-AJob = TypeVar("AJob", Job, Reconstruction)
 
 
 def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str:
@@ -51,9 +50,10 @@ def _each_has_one(run: Run, environment: Mapping[str, str]) -> bool:
     """Whether no two workers would share a GPU of an allocation."""
     if "SLURM_JOB_NODELIST" not in environment:
         return False  # the cluster refuses to start
-    from halotile.graphs.pieces.steps import slots_in
+    from halotile.graphs.pieces.steps import slots_in, workers_in
 
-    return all(slot.gpus >= slot.of for slot in slots_in(environment, run.workers))
+    workers = workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
+    return workers > 0 and all(slot.gpus >= slot.of for slot in slots_in(environment, workers))
 
 
 def is_here(cluster: Cluster) -> bool:
@@ -88,13 +88,6 @@ def note_of_cluster(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ..
             "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each: kind: local has run.workers of them",
         )
     return ()
-
-
-def on_gpus(job: AJob, cluster: Cluster) -> AJob:
-    """A job with a worker on each GPU, where that is its cluster."""
-    if kind_of(cluster).name != LOCAL_CUDA:
-        return job
-    return replace(job, run=replace(job.run, workers=len(chosen(cluster))))
 
 
 def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
@@ -146,7 +139,7 @@ def hands_of(run: Run, cluster: Cluster, device: str) -> int:
     """
     if device == "cpu":
         return 1
-    cores = (os.cpu_count() or 1) // run.workers if is_here(cluster) else cluster.cores
+    cores = cores_here() // run.count if is_here(cluster) else cluster.cores
     return max(1, min(HANDS_AT_MOST, cores))
 
 

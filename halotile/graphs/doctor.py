@@ -20,14 +20,16 @@ import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
+from halotile.graphs.cores import cores_here
 from halotile.graphs.devices import LOCAL_CUDA
 from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.identity import package_version
 from halotile.graphs.job import Cluster
 from halotile.graphs.pieces.batch import BatchSystem
 from halotile.graphs.plan import existing_parent
-from halotile.graphs.resolution import kind_of
+from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.registry import find
+from halotile.storage.mounts import why_locks_are_local
 
 Verdict = Literal["ok", "note", "missing"]
 _LIMITS = (
@@ -77,6 +79,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     """
     kind = kind_of(choice)
     yield Finding("cluster", "ok", f"{kind.name}: {kind.why}")
+    yield _platform()
     yield Finding("machine", "ok", _machine())
     yield Finding("packages", "ok", _packages())
     yield _gpus(kind.name)
@@ -84,7 +87,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     yield _encryption(choice, kind.name)
     yield _limits()
     there = existing_parent(folder.resolve() / "output")
-    yield _file_system(there)
+    yield _file_system(there, kind.name)
     yield _free_disk(there)
 
 
@@ -115,12 +118,21 @@ def _compare(order: Order) -> Iterator[Finding]:
             yield Finding("versions", "ok", "the same on every worker")
 
 
+def _platform() -> Finding:
+    """Whether the suite is run on machines like this one."""
+    here = f"{platform.system()} {platform.machine()}"
+    if here == "Linux x86_64":
+        return Finding("platform", "ok", f"{here}, on which halotile is tested")
+    return Finding(
+        "platform", "note", f"{here}, on which halotile is not tested; Linux x86_64 is what it is tested on"
+    )
+
+
 def _machine() -> str:
     import psutil
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = bytes_text(psutil.virtual_memory().total)
-    return f"{socket.gethostname()}: {counted(cores, 'core')}, {memory}, Python {platform.python_version()}"
+    return f"{socket.gethostname()}: {counted(cores_here(), 'core')}, {memory}, Python {platform.python_version()}"
 
 
 def _packages() -> str:
@@ -213,7 +225,7 @@ def _limits() -> Finding:
     return Finding("limits", "note" if advice else "ok", f"{', '.join(found)}{said}")
 
 
-def _file_system(folder: Path) -> Finding:
+def _file_system(folder: Path, kind: str) -> Finding:
     """Whether what a run relies on is so: durable writes, atomic renames, locks."""
     try:
         with tempfile.TemporaryDirectory(prefix=".halotile-doctor-", dir=folder) as made:
@@ -223,6 +235,12 @@ def _file_system(folder: Path) -> Finding:
             "file system",
             "missing",
             f"{folder}: {error}. A run needs fsync, rename and flock there; write another output.path",
+        )
+    if why := why_locks_are_local(folder):
+        return Finding(
+            "file system",
+            "note" if kind in (DEFAULT, LOCAL_CUDA) else "missing",
+            f"{folder}: flock works, but other machines do not see it, so that two of them could write one output. {why}",
         )
     slow = seconds > 0.1
     text = f"{folder}: rename, fsync ({seconds * 1000:.1f} ms) and flock work"

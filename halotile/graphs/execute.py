@@ -13,6 +13,7 @@ from halotile.graphs.clusters.base import Order, Start
 from halotile.graphs.credentials import credentials, private_base
 from halotile.graphs.resolution import ADDRESS, is_other_copy, kind_of
 from halotile.registry import find
+from halotile.tasks.limits import allow_memory
 
 
 def execute(
@@ -58,5 +59,6 @@ def execute(
         await_workers(cluster, order.say)
         started(cluster.dashboard)
         environment[ADDRESS] = str(cluster.client.scheduler.address)
+        allow_memory(None)  # the script decides how much it takes
         code = run_child(command, environment)
     return code if code >= 0 else 128 - code

@@ -112,8 +112,8 @@ class Run:
 
     __pydantic_config__ = STRICT
 
-    workers: int = 2
-    """Number of worker processes."""
+    workers: int | Auto = "auto"
+    """Number of worker processes; auto: what the cores and the memory of this machine allow, or all of an allocation."""
     memory_per_worker: str | int = "4GiB"
     """Memory that one worker may use, such as 4GiB; a bare number is bytes."""
     retries: int = 3
@@ -128,6 +128,12 @@ class Run:
     """Precision of networks; other denoisers compute in float32. tf32 is of GPUs. `plan --probe` tells the speed and the error of each."""
     stall_seconds: float = 300.0
     """Time without a finished block after which the cluster is started anew; a worker that is silent for so long is replaced."""
+
+    @property
+    def count(self) -> int:
+        """The number of workers, once it is decided."""
+        assert isinstance(self.workers, int), "a plan decides it"
+        return self.workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +241,7 @@ class PriorChoice:
     """pnp: the noise level that the denoiser is told."""
     weight: float = 1.0
     """How much the prior counts, against 1 / noise_sigma² for a measurement; not for pnp with a prox."""
-    iterations: int = 20
+    iterations: int = 40
     """tv: dual steps of one prox."""
 
 

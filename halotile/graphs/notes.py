@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from halotile.graphs.reach import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid, Region
+from halotile.storage.mounts import why_locks_are_local
 from halotile.storage.output import Layout
 from halotile.tasks.roles import Roles
 
@@ -38,12 +40,22 @@ def notes_of(
     )
 
 
+def note_of_locks(output: Path) -> tuple[str, ...]:
+    """What to say of a file system on which a run does not keep those on other machines away from its output."""
+    why = why_locks_are_local(output)
+    return (
+        (f"locks are not seen by other machines, so start one run of this output at a time. {why}",)
+        if why
+        else ()
+    )
+
+
 def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
     """What was found out."""
     estimated = (
         () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole picture",)
     )
-    return (*estimated, *reach.notes)
+    return (*estimated, *reach.remarks)
 
 
 def _metadata(source: Source, layout: Layout) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ class Outcome:
     """The most that a worker's tensors held on a card."""
     compute_seconds: float = 0.0
     """Of all workers, each by the clock of what computes there."""
+    start_seconds: float = 0.0
+    """From the beginning of the run until its workers were there; ``seconds`` are those after."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What the last iteration of a solver came to."""
 
@@ -48,6 +50,7 @@ class Outcome:
             run_directory=str(plan.run_directory),
             device_peak_bytes=progress.device_peak_bytes,
             compute_seconds=progress.compute_seconds,
+            start_seconds=progress.start_seconds,
             figures=progress.figures,
         )
 
@@ -103,8 +106,8 @@ def _remedy(bad: tuple[BadBlock, ...]) -> str:
     """What can be done about blocks that failed: the picture and the denoiser make the job what it is."""
     if not all(b.kind in ("input", "damaged") for b in bad):
         return (
-            "Mend the cause and run again: only these are redone. A changed picture or denoiser is another job, "
-            "which --fresh starts."
+            "Mend the cause and run again: only these are redone. After a change of the picture or of your code run with "
+            "--fresh to start over; other options of the denoiser are another job, which also takes output.overwrite: true."
         )
     may_stay = any("run.on_nan: propagate" in b.error for b in bad)
     redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""

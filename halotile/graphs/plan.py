@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from halotile.graphs.memory import MIB, Footprint, check_share
 from halotile.graphs.reach import Reach
 from halotile.graphs.resolve import describe_denoiser
 from halotile.graphs.tuning import written_tiles
+from halotile.graphs.worker_count import Asked, check_allocation
+from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.tasks.denoise import DenoiseTask
@@ -87,6 +90,11 @@ class RunPlan(Protocol):
         ...
 
     @property
+    def sources(self) -> Sequence[Source]:
+        """The arrays that workers read."""
+        ...
+
+    @property
     def fresh(self) -> bool:
         """Whether what an earlier run left is thrown away."""
         ...
@@ -120,6 +128,8 @@ class Plan:
     cluster: Cluster
     """Where its workers live: that of the job, or what is better for it where the job leaves that open."""
     task: DenoiseTask
+    sources: tuple[Source, ...]
+    """The picture and the side inputs."""
     layout: Layout
     reach: Reach
     output: Path
@@ -134,6 +144,8 @@ class Plan:
     free_disk_bytes: int
     machine_bytes: int | None
     """Memory that the workers share; None where they run on other machines."""
+    asked: Asked
+    """How many workers the job asks for."""
     tuned: Tuned | None
     """What a trial of the device found, where there was one."""
     notes: tuple[str, ...]
@@ -190,14 +202,17 @@ class Plan:
                 f"Write run.memory_per_worker: {-(-needed.total_bytes // MIB)}MiB"
                 + (f", or {smaller}." if self.memory_bytes > needed.fixed_bytes else ".")
             )
+        check_allocation(self.run, self.cluster)
         check_share(
-            self.job.run.workers,
+            self.job.run.count,
             self.machine_bytes,
             needed.total_bytes,
             needed.in_words(),
             smaller,
             self._words_of_depth(),
         )
+        if not self.resumes:
+            check_inodes(self.layout.inodes, existing_parent(self.output))
         # What a resumed run has written is not counted twice.
         if not self.resumes and self.output_bytes > self.free_disk_bytes:
             raise DiskRefused(
@@ -225,6 +240,7 @@ class Plan:
         parts = {
             name: asdict(getattr(self.job, name)) for name in ("input", "output", "tile", "run", "cluster")
         }
+        parts["run"]["workers"] = self.asked.workers
         parts["output"]["path"] = str(self.output)
         choice = self.job.denoiser
         return {
@@ -307,7 +323,11 @@ class Plan:
             "output_bytes": self.output_bytes,
             "scratch_bytes": 0,
             "free_disk_bytes": self.free_disk_bytes,
-            "workers": self.job.run.workers,
+            "files": self.layout.files,
+            "inodes": self.layout.inodes,
+            "free_inodes": free_inodes(existing_parent(self.output)),
+            "workers": self.job.run.count,
+            "workers_from": self.asked.why,
             "resumes": self.resumes,
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),
@@ -324,6 +344,28 @@ def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
         min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.picture, rules, strict=True)
     )
     return tile, window
+
+
+def free_inodes(place: Path) -> int | None:
+    """Files and folders that a file system has room for; None where it does not count them, as btrfs."""
+    found = os.statvfs(place)
+    return found.f_favail if found.f_files else None
+
+
+def check_inodes(needed: int, place: Path) -> None:
+    """Refuse more files and folders than a file system has room for.
+
+    Raises
+    ------
+    DiskRefused
+        With the figures, and what to write instead.
+    """
+    free = free_inodes(place)
+    if free is not None and needed > free:
+        raise DiskRefused(
+            f"the run makes {needed:,} files and folders, and {place} has room for {free:,} (`df -i`). Write a larger output.shard, or "
+            "output.path on another disk."
+        )
 
 
 def run_directory_of(output: str | Path) -> Path:

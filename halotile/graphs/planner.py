@@ -30,15 +30,13 @@ from halotile.graphs.devices import (
     hands_of,
     is_here,
     note_of_cluster,
-    on_gpus,
 )
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
 from halotile.graphs.memory import Footprint, card_bytes, footprint, machine_bytes
-from halotile.graphs.notes import notes_of
+from halotile.graphs.notes import note_of_locks, notes_of
 from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
-from halotile.graphs.reach import rehearsed, resolve_reach
 from halotile.graphs.resolve import (
     assign_axes,
     check_paths,
@@ -50,6 +48,7 @@ from halotile.graphs.resolve import (
     value_range,
 )
 from halotile.graphs.sizes import block_unit
+from halotile.graphs.trials import compared, expect_trial, tried
 from halotile.graphs.tuning import (
     Settled,
     as_it_went,
@@ -59,13 +58,13 @@ from halotile.graphs.tuning import (
     settle,
     trying,
 )
+from halotile.graphs.worker_count import no_more_than, with_workers
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout, ShardWriter
 from halotile.storage.place import check_parents
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.probe import check_own_code
 from halotile.tasks.tuned import Tuned
 from halotile.tasks.weights import file_sha256
 
@@ -115,29 +114,25 @@ def make_plan(
     )
     check_paths(original, output)
     denoiser = make_denoiser(job.denoiser, job)
+    expect_trial(denoiser)
     device, precision, unheeded = computed_by(denoiser, device_of(job.run, job.cluster), job.run.precision)
     check_device(job.run, job.cluster, device)
     cluster = cluster_for(job.cluster, device)
-    job = on_gpus(job, cluster)
-    own_code = denoiser.check()
+    job, asked = with_workers(job, cluster, device)
     roles, source = assign_axes(job, denoiser, original)
     sides = open_sides(job, denoiser, source, roles)
     values = value_range(job, source.dtype)
-    if own_code:
-        check_own_code(denoiser, len(roles.spatial))
-    asked = denoiser
+    given = denoiser
     denoiser, noise_level = settle_noise_level(denoiser, source, values, previous)
-    with told_if_slow(say, f"finding out how far {denoiser.title} looks"):
-        reach = resolve_reach(job.tile, denoiser, len(roles.spatial), previous)
-    if own_code and previous is None:
-        with told_if_slow(say, f"comparing tiles of {denoiser.title} with a whole picture"):
-            reach = rehearsed(job.tile, denoiser, reach, tuple(source.shape[i] for i in roles.spatial))
+    picture = tuple(source.shape[i] for i in roles.spatial)
+    own_code, reach = tried(denoiser, job.tile, picture, previous, run=job.run, say=say)
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
     geometry = geometry_of(source, denoiser, roles, reach)
-    layout = layout_of(job, original, geometry, roles)
+    layout = layout_of(job, original, geometry, roles, previous)
     rim = rim_of(job.tile, denoiser, roles)
     unit = block_unit(geometry, layout.shard)
+    job, asked = no_more_than(job, asked, geometry.shape, unit)
 
     convolves = denoiser.convolutional and geometry.dims == 2
 
@@ -148,7 +143,7 @@ def make_plan(
         grid = grid_of(geometry, roles, reach, block, tiling)
         task = DenoiseTask(
             source=source,
-            sides=sides,
+            sides=dict(sides),
             writer=ShardWriter(output, layout),
             grid=grid,
             rim=rim,
@@ -185,7 +180,8 @@ def make_plan(
     (task, needed), made = chosen_and_settled(choose, settled, fits, is_free=is_free)
     if made is not None:
         task, needed = made.task, _footprint(made.task, layout, stored_piece, made.tuned)
-    identity = _identity(job, original, asked, task, layout, previous) | {
+    reach = compared(reach, task, job.tile, previous, run=job.run, say=say)
+    identity = _identity(job, original, given, task, layout, previous) | {
         "code": {**code_versions(), **own_code},
         "noise_level": noise_level,
         "probed": list(reach.probed) if reach.probed else None,
@@ -203,6 +199,7 @@ def make_plan(
         job=job,
         cluster=cluster,
         task=as_it_went(task, previous),
+        sources=(original, *sides.values()),
         layout=layout,
         reach=reach,
         output=output,
@@ -215,6 +212,7 @@ def make_plan(
         footprint=needed,
         free_disk_bytes=free,
         machine_bytes=machine,
+        asked=asked,
         tuned=made.tuned if made else None,
         notes=notes_of(
             original,
@@ -227,7 +225,8 @@ def make_plan(
             of_trial=made.note if made else "",
         )
         + unheeded
-        + note_of_cluster(job, cluster, device),
+        + note_of_cluster(job, cluster, device)
+        + note_of_locks(output),
     )
     if refuse:
         plan.check_fits()

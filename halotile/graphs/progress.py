@@ -22,6 +22,8 @@ class Progress:
     written_bytes: int = 0
     workers: int = 0
     peak_memory_bytes: int = 0
+    start_seconds: float = 0.0
+    """From the beginning of the run until its workers were there; :attr:`seconds` follow."""
     device_peak_bytes: int = 0
     """The most that a worker's tensors held on a card."""
     compute_seconds: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from halotile.errors import ConfigError
 from halotile.graphs.job import Tile
@@ -26,12 +26,29 @@ class Reach:
     probed: tuple[int, int] | None = None
     """Receptive field and alignment, where they had to be found out."""
     notes: tuple[str, ...] = ()
+    difference: float = 0.0
+    """How far tiles were from the whole image on a trial, relative to the largest pixel."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and the difference in words."""
+        if not self.difference:
+            return self.notes
+        note = f"tiles differ from the whole image by {self.difference:.1g} of its largest pixel, on a trial"
+        return (*self.notes, note)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """From what became of :func:`~dataclasses.asdict` in a file."""
+        return cls(**{name: _with_tuples(value) for name, value in stored.items()})
 
 
-def resolve_reach(
-    tile: Tile, denoiser: Denoiser, dims: int, previous: Mapping[str, Any] | None = None
-) -> Reach:
-    """The depth of a job's tiles. A resumed run keeps what its first run probed.
+def _with_tuples(value: Any) -> Any:
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, int] | None = None) -> Reach:
+    """The depth of a job's tiles. A resumed run keeps what its first run probed: that is ``known``.
 
     Raises
     ------
@@ -41,8 +58,7 @@ def resolve_reach(
     needed, align, probed = denoiser.receptive_field(), denoiser.alignment, None
     origin = f"declared by {denoiser.name}"
     if needed is None:
-        known = previous["identity"].get("probed") if previous else None
-        needed, align = probed = tuple(known) if known else probe(denoiser, dims)
+        needed, align = probed = known or probe(denoiser, dims)
         origin = "probed"
     if tile.depth == "auto":
         return Reach(((needed, needed),) * dims, align, origin, probed)
@@ -79,7 +95,7 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, picture: tuple[int, 
     Returns
     -------
     Reach
-        With a larger alignment, where tiles agree with the whole only then; with a note, where they do not quite.
+        With a larger alignment, where tiles agree with the whole only then; with the difference, where they do not quite.
 
     Raises
     ------
@@ -99,7 +115,4 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, picture: tuple[int, 
         if not found.agrees:
             raise refusal(denoiser, found, picture)
         reach = replace(reach, align=found.alignment, probed=(reach.probed[0], found.alignment))
-    if not found.difference:
-        return reach
-    note = f"tiles of {denoiser.title} differ from a whole picture by {found.difference:.1g} of its largest pixel, on a trial"
-    return replace(reach, notes=(*reach.notes, note))
+    return replace(reach, difference=found.difference)

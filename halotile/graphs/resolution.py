@@ -12,6 +12,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
 from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.job import Cluster
+from halotile.graphs.launchers import copy_of
 from halotile.graphs.words import nearest
 
 AUTO = "auto"
@@ -19,12 +20,6 @@ DEFAULT = "local"
 VARIABLE = "HALOTILE_CLUSTER"
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
 """Where Dask itself looks for a running scheduler."""
-_RANKS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
-"""Which copy of the command this is, and of how many: Open MPI's variables, MPICH's, those of a Slurm step."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +42,13 @@ def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kin
     """The kind that a job means in an environment.
 
     What is written comes first; then ``HALOTILE_CLUSTER``, then ``DASK_SCHEDULER_ADDRESS``, then whether this is one of
-    several copies of the command (``mpirun``, ``srun``), then whether it is in a Slurm allocation; at last this machine, its
+    several copies of the command (see :mod:`halotile.graphs.launchers`), then whether it is in a Slurm allocation; at last this machine, its
     GPUs where it has any.
 
     Raises
     ------
     ConfigError
-        When ``HALOTILE_CLUSTER`` names none.
+        When ``HALOTILE_CLUSTER`` names none, and where copies of the command are numbered, and not counted.
 
     Examples
     --------
@@ -76,8 +71,8 @@ def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kin
         return Kind(_known(environment[VARIABLE]), f"{VARIABLE} says so")
     if environment.get(ADDRESS):
         return Kind("scheduler", f"{ADDRESS} is {environment[ADDRESS]}")
-    if (found := rank_of(environment)) is not None:
-        return Kind("ranks", f"this is copy {found[0]} of {found[1]} of the command")
+    if (found := copy_of(environment)) is not None:
+        return Kind("ranks", f"this is copy {found.rank} of {found.size} of the command")
     if "SLURM_JOB_ID" in environment:
         if shutil.which("srun", path=environment.get("PATH")):
             return Kind("slurm-alloc", f"in Slurm's allocation {environment['SLURM_JOB_ID']}")
@@ -102,8 +97,24 @@ def is_other_copy(choice: Cluster, environment: Mapping[str, str] = os.environ) 
     >>> is_other_copy(Cluster(kind="local"), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"})
     False
     """
-    found = rank_of(environment)
-    return found is not None and found[0] > 0 and kind_of(choice, environment).name == "ranks"
+    return (
+        kind_of(choice, environment).name == "ranks"
+        and (found := copy_of(environment)) is not None
+        and found.rank > 0
+    )
+
+
+def check_startable(choice: Cluster) -> None:
+    """Refuse a kind of cluster that cannot be started from here.
+
+    Raises
+    ------
+    ConfigError, MissingPackage
+        Saying what it lacks.
+    """
+    check = getattr(registry.find("clusters", kind_of(choice).name), "check", None)
+    if check is not None:
+        check(choice)
 
 
 def check_one_script(kind: Kind) -> None:
@@ -118,20 +129,6 @@ def check_one_script(kind: Kind) -> None:
         raise ConfigError(
             f"{kind.why}, and a script is its own driver. Start `recon-cli exec script.py` in its place, in as many copies."
         )
-
-
-def rank_of(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """Which copy of the command this is, and of how many; None where there is but one.
-
-    Examples
-    --------
-    >>> rank_of({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}), rank_of({"SLURM_PROCID": "0"})
-    ((2, 3), None)
-    """
-    for rank, size in _RANKS:
-        if rank in environment and int(environment.get(size, 1)) > 1:
-            return int(environment[rank]), int(environment[size])
-    return None
 
 
 def _known(kind: str) -> str:

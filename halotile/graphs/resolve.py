@@ -19,7 +19,7 @@ from halotile.storage.views import with_channel_axis
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import PictureDenoiser
 from halotile.tasks.noise import estimate_noise_level
-from halotile.tasks.options import import_from, job_key, required_keys
+from halotile.tasks.options import import_from, job_key, required_keys, what_is_told
 from halotile.tasks.roles import Roles
 from halotile.tasks.sound import mapped_in_words
 from halotile.tasks.usercode import called
@@ -59,15 +59,14 @@ def make_denoiser(choice: Any, job: Imports) -> Denoiser:
         raise ConfigError(
             f"denoiser {choice.name} has no option {unknown[0]!r}. Write some of {', '.join(sorted(fields))}."
         )
-    if "import" in fields and not job.allow_import:
-        raise ConfigError(
-            f"denoiser {choice.name} runs code of your own ({choice.options.get('import')}). "
-            "If you trust this job file, add --allow-import."
-        )
+    if "import" in fields:
+        allow_imports(f"denoiser {choice.name}", choice.options, job)
     left_out = [key for key in required_keys(kind) if key not in choice.options]
     if left_out:
-        raise ConfigError(f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.")
-    import_from(job.import_folder if job.allow_import else None)
+        told = "".join(f" {key} is {what}." for key in left_out if (what := what_is_told(kind, key)))
+        raise ConfigError(
+            f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.{told}"
+        )
     try:
         # A file has lists where the options are tuples.
         options = {key: tuple(v) if isinstance(v, list) else v for key, v in choice.options.items()}
@@ -75,6 +74,15 @@ def make_denoiser(choice: Any, job: Imports) -> Denoiser:
     except TypeError as error:
         raise ConfigError(f"denoiser {choice.name}: {error}. `recon-cli schema` lists its options.") from None
     return denoiser
+
+
+def allow_imports(what: str, options: Mapping[str, Any], job: Imports) -> None:
+    """Have code of the user's own be found beside the job file, or refuse to run it."""
+    if not job.allow_import:
+        raise ConfigError(
+            f"{what} runs code of your own ({options.get('import')}). If you trust this job file, add --allow-import."
+        )
+    import_from(job.import_folder)
 
 
 def computed_by(denoiser: Denoiser, device: str, precision: str) -> tuple[str, str, tuple[str, ...]]:
@@ -170,8 +178,8 @@ def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Re
     return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), channel), readable
 
 
-def open_sides(job: Job, denoiser: Denoiser, source: Readable, roles: Roles) -> dict[str, Readable]:
-    sides: dict[str, Readable] = {}
+def open_sides(job: Job, denoiser: Denoiser, source: Readable, roles: Roles) -> dict[str, Source]:
+    sides: dict[str, Source] = {}
     allowed = {*denoiser.side_inputs, "mask"}
     spatial_shape = tuple(source.shape[i] for i in roles.spatial)
     for name, path in job.input.sides.items():

@@ -20,7 +20,7 @@ from halotile.graphs.status import StatusFile
 from halotile.graphs.watching.report import write_report
 from halotile.registry import find
 from halotile.storage.journal import Journal
-from halotile.storage.rundir import WORKERS
+from halotile.storage.runfiles import WORKERS
 
 RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
@@ -153,7 +153,7 @@ class Session:
         start: Start = find("clusters", kind.name).start
         return start(
             Order(
-                workers=self.run.workers,
+                workers=self.run.count,
                 memory_bytes=parse_bytes(self.run.memory_per_worker),
                 choice=self.choice,
                 folder=self.directory.path,

@@ -30,6 +30,8 @@ SETTLE_SECONDS = 0.2
 _runners: dict[str, BlockRunner] = {}
 _failures: dict[str, BaseException] = {}
 """Why a job could not be loaded: a worker that joins late has nobody else to tell."""
+_over: set[str] = set()
+"""Jobs that were forgotten: a task that was let go of may begin all the same, and is not to wait for one."""
 _busy: Counter[str] = Counter()
 """Tasks that run now, for each token."""
 _holders: dict[str, RunDirectory] = {}
@@ -95,6 +97,8 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         with _ready:
             _runners.pop(self.token, None)
             _failures.pop(self.token, None)
+            _over.add(self.token)
+            _ready.notify_all()
             _let_go(self.token)
         give_memory_back()
 
@@ -146,9 +150,15 @@ def run_blocks(
 
 def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
     """What the plugin made, once it has; None when the run ends early, before or meanwhile."""
+
+    def is_settled() -> bool:
+        return token in _runners or token in _failures or token in _over
+
     deadline = time.monotonic() + SETUP_SECONDS
     while not directory.is_stopping():
-        if _ready.wait_for(lambda: token in _runners or token in _failures, timeout=LOOK_SECONDS):
+        if _ready.wait_for(is_settled, timeout=LOOK_SECONDS):
+            if token in _over:
+                return None
             if token in _failures:
                 raise _failures[token]
             return _runners[token]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.job import Auto, Output, Size
+from halotile.graphs.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes
 from halotile.storage.output import Layout
@@ -17,6 +19,10 @@ from halotile.tasks.roles import Roles
 
 CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
+MOST_FILES = 100_000
+"""Shards grow with an image that would have more of them, as far as memory allows: file systems are slow with millions."""
+SHARES = 12
+"""A shard has at most one of so many parts of what a worker has besides its program: a block reads, computes and encodes one or more."""
 TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
 """Compute tiles worth considering, the fastest first; the smaller ones where memory is short."""
 CARD_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
@@ -70,13 +76,52 @@ def choose_chunk(geometry: Geometry, size: Size | Auto) -> tuple[int, ...]:
     return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))
 
 
-def choose_shard(geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...]) -> tuple[int, ...]:
+class Growth(NamedTuple):
+    """What is known of the shards of a large image before their size is chosen.
+
+    Parameters
+    ----------
+    most_pixels : int
+        That memory allows in one.
+    like : tuple of int, optional
+        The shards of the input.
+    kept : tuple of int, optional
+        Those of the run that goes on.
+    """
+
+    most_pixels: int = 0
+    like: tuple[int, ...] | None = None
+    kept: tuple[int, ...] | None = None
+
+
+NO_GROWTH = Growth()
+
+
+def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mapping[str, Any] | None) -> Growth:
+    """How shards may grow whose pixels take so many bytes while they are computed.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        What a worker may use.
+    itemsize : int
+        Of a pixel.
+    source : Source
+        What is read.
+    previous : mapping, optional
+        What the run directory keeps of the run that goes on.
+    """
+    allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
+    kept = tuple(previous["layout"]["shard"]) if previous else None
+    return Growth(max(0, allowed) // max(4, itemsize), source.shards, kept)
+
+
+def choose_shard(
+    geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...], growth: Growth = NO_GROWTH
+) -> tuple[int, ...]:
     """Shard, in output pixels: a whole number of chunks, no longer than covers the array."""
     if size == "auto":
-        shard = tuple(
-            min(c * SHARD_CHUNKS, -(-n // c) * c) if i in geometry.roles.spatial else c
-            for i, (c, n) in enumerate(zip(chunk, geometry.output_shape, strict=True))
-        )
+        shard = _grown(geometry, chunk, growth)
     else:
         wanted = geometry.spread("output.shard", size, chunk)
         shard = tuple(
@@ -91,7 +136,56 @@ def choose_shard(geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...]) 
     return shard
 
 
-def layout_like(source: Source, wanted: Output, geometry: Geometry, dtype: np.dtype[Any]) -> Layout:
+def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
+    """The usual shard, or that of the input, twice as long on the tiled axes as often as there are too many of them."""
+    shape, spatial = geometry.output_shape, geometry.roles.spatial
+
+    def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
+        whole = (-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
+        return tuple(
+            min(s * factor, w) if i in spatial else s
+            for i, (s, w) in enumerate(zip(shard, whole, strict=True))
+        )
+
+    def files(shard: tuple[int, ...]) -> int:
+        return math.prod(-(-n // s) for n, s in zip(shape, shard, strict=True))
+
+    shard = times(chunk, SHARD_CHUNKS)
+    if files(shard) <= MOST_FILES:
+        return shard
+    if kept := _fitting(growth.kept, geometry, chunk):
+        return kept
+    like = _fitting(growth.like, geometry, chunk)
+    if like and math.prod(like) <= growth.most_pixels and files(like) < files(shard):
+        shard = like
+    while files(shard) > MOST_FILES and (larger := times(shard, 2)) != shard:
+        if math.prod(larger) > growth.most_pixels:
+            break
+        shard = larger
+    return shard
+
+
+def _fitting(
+    shard: tuple[int, ...] | None, geometry: Geometry, chunk: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """A shard from elsewhere, where it holds whole chunks and differs from them on tiled axes alone."""
+    if shard is None or len(shard) != len(chunk):
+        return None
+    fits = all(
+        s % c == 0 and (s == c or i in geometry.roles.spatial)
+        for i, (s, c) in enumerate(zip(shard, chunk, strict=True))
+    )
+    return shard if fits else None
+
+
+def layout_like(
+    source: Source,
+    wanted: Output,
+    geometry: Geometry,
+    dtype: np.dtype[Any],
+    memory_bytes: int,
+    previous: Mapping[str, Any] | None = None,
+) -> Layout:
     """The layout of an image that comes of others: its pixels are as large as those of ``source``, where it has its shape.
 
     Parameters
@@ -104,13 +198,20 @@ def layout_like(source: Source, wanted: Output, geometry: Geometry, dtype: np.dt
         Its shape and axes.
     dtype : dtype
         What it is computed in: its type, where ``wanted`` says ``auto``.
+    memory_bytes : int
+        What a worker may use.
+    previous : mapping, optional
+        What the run directory keeps of the run that goes on.
     """
     chunk = choose_chunk(geometry, wanted.chunk)
     axes, alike = len(geometry.shape), source.shape == geometry.shape
     return Layout(
         shape=geometry.shape,
         dtype=str(dtype) if wanted.dtype == "auto" else wanted.dtype,
-        shard=choose_shard(geometry, wanted.shard, chunk),
+        # An iteration has several images at once.
+        shard=choose_shard(
+            geometry, wanted.shard, chunk, growth_of(memory_bytes, 2 * dtype.itemsize, source, previous)
+        ),
         chunk=chunk,
         codec=wanted.codec,
         axes=geometry.roles.axes,

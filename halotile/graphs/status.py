@@ -52,6 +52,7 @@ class StatusFile:
         self.compute_seconds = 0.0
         self.batch: int | None = None
         """Tiles at once that a worker came down to, for want of memory."""
+        self._made = time.perf_counter()
         self._began: float | None = None
         self._told = 0.0
         self._written = 0.0
@@ -102,7 +103,8 @@ class StatusFile:
             seconds=time.perf_counter() - self._began if self._began is not None else 0.0,
             read_bytes=self.read_bytes,
             written_bytes=self.written_bytes,
-            workers=self.plan.run.workers,
+            start_seconds=self._began - self._made if self._began is not None else 0.0,
+            workers=self.plan.run.count,
             peak_memory_bytes=self.peak_memory_bytes,
             device_peak_bytes=self.device_peak_bytes,
             compute_seconds=self.compute_seconds,

@@ -28,8 +28,11 @@ TASKS_PER_WORKER = 3
 SHARES = 2
 """A task takes at most one of so many equal shares that each worker could have of what is left."""
 LARGEST_GROUP = 256
-SECONDS_PER_WORKER = 0.004
-"""A task lasts this for each worker: with a thousand, one scheduler bears some 330 tasks a second."""
+DISPATCH_SECONDS = 0.0016
+CHOICE_SECONDS = 0.9e-6
+"""What a task costs scheduler and driver, and what it costs more for each worker that the scheduler chooses among."""
+DISPATCH_SHARE = 0.625
+"""Share of the time that one process hands out tasks, at most: heartbeats and bunches of tasks take some of the rest."""
 PATIENCE = 2.0
 """Times what a task should last after which its worker hands back what it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")
@@ -45,6 +48,17 @@ class Answer:
     error: BaseException | None = None
     alone: bool = False
     """Whether nothing else was in flight beside it."""
+
+
+def least_task_seconds(workers: int) -> float:
+    """How long a task lasts, so that one scheduler serves so many workers: this grows with their square.
+
+    Examples
+    --------
+    >>> [round(least_task_seconds(workers), 1) for workers in (100, 1000, 5000, 10_000)]
+    [0.3, 4.0, 48.8, 169.6]
+    """
+    return workers * (DISPATCH_SECONDS + CHOICE_SECONDS * workers) / DISPATCH_SHARE
 
 
 @contextmanager
@@ -94,7 +108,7 @@ class Grouping:
     ) -> None:
         self.workers = workers
         self.keeps_all = keeps_all and workers == 1
-        self.target_seconds = max(target_seconds, workers * SECONDS_PER_WORKER)
+        self.target_seconds = max(target_seconds, least_task_seconds(workers))
         self.least = least
         self.seconds_per_block = seconds_per_block
 

@@ -14,8 +14,10 @@ from distributed import KilledWorker
 from halotile.errors import Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.bars import show_blocks
+from halotile.graphs.claimed import Claimed
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Run
+from halotile.graphs.processors import record_processor
 from halotile.graphs.progress import Progress
 from halotile.graphs.setup import BlockPlugin, prepared, run_blocks
 from halotile.graphs.signals import Signals
@@ -45,6 +47,8 @@ class Sweep:
         What the dashboard and the reports call it.
     options : Run
         How often a block is tried, and how long one may take.
+    claimed : Claimed
+        The output, which is looked after on the way.
     journal : Journal
         What is done.
     directory : RunDirectory
@@ -75,6 +79,7 @@ class Sweep:
         *,
         phase: str,
         options: Run,
+        claimed: Claimed,
         journal: Journal,
         directory: RunDirectory,
         signals: Signals,
@@ -91,6 +96,7 @@ class Sweep:
         self.task = task
         self.phase = phase
         self.options = options
+        self.claimed = claimed
         self.journal = journal
         self.directory = directory
         self.signals = signals
@@ -109,6 +115,7 @@ class Sweep:
         """Whether a worker was lost, which may have left half a file behind."""
         self.synced = time.monotonic()
         self._missing: str | None = None
+        self._processors: set[str] = set()
 
     def left(self) -> int:
         """How many blocks are neither done nor given up."""
@@ -130,7 +137,10 @@ class Sweep:
             When a signal asked for it; the blocks in flight are done.
         Stalled, ConnectionError, TimeoutError
             When the cluster no longer answers.
+        OutputRefused, InputError
+            When the output is gone, or the input has changed.
         """
+        self.claimed.begin(self.journal, self.title)
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.import_folder)
         with ExitStack() as held:
@@ -140,6 +150,7 @@ class Sweep:
             if cluster.dashboard:
                 self._show(cluster)
             self._pass_through(cluster, token)
+        self.claimed.check()
         if not self.disk_error:
             self.stop_if_asked()
 
@@ -222,6 +233,7 @@ class Sweep:
         self._mark(receipt, stream)
         self.status.count(receipt)
         self._heed_batch(receipt.batch)
+        self._heed_processor(receipt.processor)
         for bad in receipt.bad:
             self._retry(bad, stream)
         begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
@@ -236,11 +248,18 @@ class Sweep:
             with suppress(OSError):  # a full disk is told where blocks are written
                 self.directory.remember(batch=batch)
 
+    def _heed_processor(self, processor: str) -> None:
+        """Warn once where workers of several kinds share a run."""
+        if processor not in self._processors:
+            self._processors.add(processor)
+            if warning := record_processor(processor, self.directory):
+                self.status.say(warning)
+
     def _mark(self, receipt: Receipt, stream: Stream) -> None:
         try:
             if self.ledger is not None:
                 self.ledger.enter({number: receipt.sums[number] for number in receipt.done})
-            self.journal.mark(receipt.done)
+            self.journal.mark({number: receipt.digests[number] for number in receipt.done})
         except OSError as error:
             if not is_full(error):
                 raise
@@ -270,6 +289,7 @@ class Sweep:
         self._retry(bad, stream, alone=answer.alone)
 
     def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
+        self.claimed.check_place()  # where that is gone, no block is to blame
         if bad.kind == "disk":
             self._disk_is_full(bad.error, stream)
             return
@@ -303,4 +323,5 @@ class Sweep:
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.journal.sync()
             self.synced = time.monotonic()
+        self.claimed.look()
         self.status.tell(self.progress("drain" if stream.draining else self.phase))

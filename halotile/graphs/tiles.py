@@ -9,8 +9,8 @@ from contextlib import suppress
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
+from halotile.graphs.claimed import Claimed
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.damage import damaged_among
 from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
 from halotile.graphs.plan import Plan
 from halotile.graphs.progress import Observer
@@ -19,7 +19,6 @@ from halotile.graphs.signals import Signals
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import TASK_SECONDS, Sweep
 from halotile.storage.disk import sweep_partials
-from halotile.storage.journal import Journal
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.runs import Runs
 
@@ -47,7 +46,9 @@ def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None
     Raises
     ------
     OutputRefused, ResumeRefused
-        When the output is not this job's to write, or another run is writing it.
+        When the output is not this job's to write, another run is writing it, or it was moved or removed meanwhile.
+    InputError
+        When what is read was changed meanwhile.
     BlockFailed
         When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All others are done.
     DiskRefused
@@ -56,8 +57,8 @@ def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None
         When SIGTERM or SIGUSR1 asked the run to drain.
     """
     directory = RunDirectory(plan.run_directory)
-    with claim(plan, directory) as journal, Signals() as signals:
-        return _Driver(plan, directory, journal, signals, observer, cluster).run()
+    with claim(plan, directory) as claimed, Signals() as signals:
+        return _Driver(plan, directory, claimed, signals, observer, cluster).run()
 
 
 class _Driver:
@@ -67,21 +68,23 @@ class _Driver:
         self,
         plan: Plan,
         directory: RunDirectory,
-        journal: Journal,
+        claimed: Claimed,
         signals: Signals,
         observer: Observer | None,
         cluster: Cluster | None,
     ) -> None:
         self.plan = plan
         self.cluster = cluster
-        self.journal = journal
+        self.claimed = claimed
+        self.journal = claimed.journal
         self.status = StatusFile(directory, plan, observer)
         self.sweep = Sweep(
             plan.task,
             phase=PHASE,
             stages=STAGES,
             options=plan.job.run,
-            journal=journal,
+            claimed=claimed,
+            journal=claimed.journal,
             directory=directory,
             signals=signals,
             status=self.status,
@@ -102,6 +105,7 @@ class _Driver:
         try:
             self._until_done()
             self._until_sound()
+            self.claimed.finish()
         except BaseException as error:
             with suppress(OSError):  # a mark that is lost with the disk repeats a block
                 self.journal.sync()
@@ -115,10 +119,8 @@ class _Driver:
 
     def _strike_damaged(self, numbers: Iterable[int], *, thorough: bool) -> int:
         """Take the blocks out of the journal whose files are damaged; returns how many there were."""
-        plan, wanted = self.plan, itertools.takewhile(lambda _: not self.sweep.signals.asked, numbers)
-        damaged = damaged_among(wanted, plan.output, plan.layout, plan.grid, thorough=thorough)
-        self.journal.strike(damaged)
-        return len(damaged)
+        wanted = itertools.takewhile(lambda _: not self.sweep.signals.asked, numbers)
+        return self.claimed.strike_damaged(wanted, thorough=thorough)
 
     def _say_struck(self, struck: int) -> None:
         if struck:

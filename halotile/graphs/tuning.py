@@ -23,6 +23,7 @@ from halotile.graphs.resolution import DEFAULT, kind_of
 from halotile.graphs.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoised import Denoised
+from halotile.tasks.limits import allow_memory
 from halotile.tasks.tuned import Tuned, Wish
 
 T = TypeVar("T", DenoiseTask, Denoised)
@@ -259,7 +260,7 @@ def _wish(job: AnyJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> 
         tiles=tuple(dict.fromkeys(fit_tile(geometry, size, task.grid.block) for size in sizes)),
         batch=None if job.tile.batch == "auto" else job.tile.batch,
         # Workers of one machine that are not told of a card each all use the first.
-        sharing=job.run.workers if kind_of(job.cluster).name == DEFAULT else 1,
+        sharing=job.run.count if kind_of(job.cluster).name == DEFAULT else 1,
         layouts=job.tile.channels_last == "auto" and _has_layouts(task, geometry),
         compare=compare,
     )
@@ -311,6 +312,7 @@ def answer(folder: str) -> None:
     """What the process does: read a request from a folder, and write what was found beside it."""
     search_path, import_folder, asked = pickle.loads((Path(folder) / REQUEST).read_bytes())
     sys.path[:] = search_path
+    allow_memory(None)  # what a GPU's driver needs is not known
     import halotile.graphs.setup  # noqa: F401 - a worker's memory is measured, with all that it imports
     from halotile.tasks.device import prepare_process
     from halotile.tasks.options import import_from

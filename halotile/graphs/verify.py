@@ -56,14 +56,15 @@ def verify(
         The job that wrote it; needed to repair.
     repair : bool
         Restore the metadata, strike damaged blocks from the journal and run the job again: for them alone,
-        if it was finished. A reconstruction is iterated again, and then writes them alone.
+        if it was finished, and also where an earlier repair struck them and was killed. A reconstruction is iterated again, and then writes them alone.
     observer : callable, optional
         Called with the progress of a repair.
 
     Raises
     ------
     OutputRefused
-        When nothing or a file is there, a repair is asked for and the output has no run directory, or a run is writing it.
+        When nothing or a file is there, directories stand where a run keeps files, a repair is asked for and the output has
+        no run directory, or a run is writing it.
     ResumeRefused
         When a repair is asked for and the job is no longer the one that wrote the output.
     """
@@ -71,6 +72,7 @@ def verify(
     if not path.name or (path.exists() and not path.is_dir()):
         raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
     directory = RunDirectory(run_directory_of(path))
+    directory.check_files()
     stored = directory.read_plan()
     if stored is None:
         if not path.exists():
@@ -86,23 +88,24 @@ def verify(
     layout = Layout.from_json(stored["layout"])
     grid = output_grid(layout, tuple(stored["summary"]["shape"]), tuple(stored["block"]))
     total = len(grid)
-    done = _done(directory, stored, total)
+    journal = _journal(directory, stored, total)
     metadata = _metadata_problems(path, layout, stored["metadata"])
-    damaged = dict(damaged_blocks(path, layout, map(grid.block_at, done)))
+    damaged = dict(damaged_blocks(path, layout, map(grid.block_at, journal.done), journal.digest))
     problems = (*metadata, *_lines("block", damaged))
-    if not repair or not problems:
-        undone = done.complement(total)
-        return Verdict(total, len(done), problems, 0, undone, iterates=is_gone(directory))
+    undone = journal.done.complement(total)
+    # Blocks that are not done may be those that an earlier repair struck before it was killed.
+    if not repair or not (problems or undone):
+        return Verdict(total, len(journal.done), problems, 0, undone, iterates=is_gone(directory))
     _repair(path, directory, stored, damaged, job, observer)
-    left = _lines("block", dict(damaged_blocks(path, layout, map(grid.block_at, damaged))))
-    undone = _done(directory, stored, total).complement(total)
-    return Verdict(total, len(done), problems, len(problems) - len(left), undone)
+    after = _journal(directory, stored, total)
+    left = dict(damaged_blocks(path, layout, map(grid.block_at, damaged), after.digest))
+    undone = after.done.complement(total)
+    return Verdict(total, len(after.done), problems, len(problems) - len(_lines("block", left)), undone)
 
 
-def _done(directory: RunDirectory, stored: dict[str, Any], total: int) -> Runs:
-    """The blocks that the journal calls done."""
-    with Journal.open(directory.journal_path, stored["fingerprint"], total, read_only=True) as journal:
-        return journal.done
+def _journal(directory: RunDirectory, stored: dict[str, Any], total: int) -> Journal:
+    """The journal as it is now, to read."""
+    return Journal.open(directory.journal_path, stored["fingerprint"], total, read_only=True)
 
 
 def _repair(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import keyword
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,20 +67,26 @@ def as_written(operator: type, own: type | None = None) -> type:
     written = _own(own) if own else []
     for field in dataclasses.fields(operator):
         key = job_key(field.name)
-        written.append((key, _written(hints[field.name], kinds.get(key)), _default(field)))
+        written.append((_attribute(field.name), _written(hints[field.name], kinds.get(key)), _default(field)))
 
     def check(self: Any) -> None:
-        values = {f.name: getattr(self, job_key(f.name)) for f in dataclasses.fields(operator)}
+        values = {f.name: getattr(self, _attribute(f.name)) for f in dataclasses.fields(operator)}
         operator(**{name: _tried(value, kinds.get(job_key(name))) for name, value in values.items()})
 
     namespace = {
         "__post_init__": check,
         "__doc__": operator.__doc__,
-        "__pydantic_config__": {"extra": "forbid"},
+        "__pydantic_config__": {"extra": "forbid", "alias_generator": job_key},
     }
     return dataclasses.make_dataclass(
         operator.__name__, written, namespace=namespace, frozen=True, kw_only=True
     )
+
+
+def _attribute(field: str) -> str:
+    """What stands for a field: its key, unless Python has that word for itself."""
+    key = job_key(field)
+    return field if keyword.iskeyword(key) else key
 
 
 def _own(choice: type) -> list[tuple[str, Any, Any]]:

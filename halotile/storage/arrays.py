@@ -6,12 +6,14 @@ import difflib
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from halotile import registry
-from halotile.errors import DamagedData, InputError
+from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
 from halotile.storage.formats.base import Source
 from halotile.storage.marks import MARKS
 from halotile.storage.rim import Readable
+from halotile.storage.stored import refusal
 
 __all__ = ["Source", "open_numbers", "open_source"]
 
@@ -50,7 +52,9 @@ def open_source(
         When nothing is there, no format knows it, or it cannot be used: complex pixels, an axis without
         pixels, a level that does not exist.
     DamagedData
-        When a file is cut short.
+        When a file is cut short, or is not what its format allows.
+    InputUnreadable
+        When the system does not give it.
     MissingPackage
         When an optional package is needed.
 
@@ -66,17 +70,29 @@ def open_source(
     text = os.path.expanduser(os.fspath(path))
     if level < 0:
         raise InputError(f"level is {level}: levels count from 0, the finest. Write 0 or more.")
+    try:
+        module = _format_of(text, dataset)
+    except (HalotileError, MemoryError):
+        raise
+    except Exception as error:
+        # Metadata that no library gets through, or a file that the system does not give.
+        raise refusal(f"{text}: its format cannot be told", error) from error
+    return _as_source(module.open(text, level=level, dataset=dataset, axes=axes))
+
+
+def _format_of(text: str, dataset: str | None) -> Any:
+    """The module of the format that stands at a path or URL."""
     if "://" in text:
-        name = "ome" if dataset is None and registry.find("formats", "zarr").holds_levels(text) else "zarr"
-        return _as_source(registry.find("formats", name).open(text, level=level, dataset=dataset, axes=axes))
+        zarr = registry.find("formats", "zarr")
+        return registry.find("formats", "ome") if dataset is None and zarr.holds_levels(text) else zarr
     place = Path(text)
     if not place.exists():
         raise InputError(_nothing_there(place))
-    for name in registry.names("formats"):
-        module = registry.find("formats", name)
-        if module.claims(place):
-            return _as_source(module.open(text, level=level, dataset=dataset, axes=axes))
-    raise InputError(_nobody_reads(place))
+    modules = (registry.find("formats", name) for name in registry.names("formats"))
+    module = next((module for module in modules if module.claims(place)), None)
+    if module is None:
+        raise InputError(_nobody_reads(place))
+    return module
 
 
 def open_numbers(path: str | os.PathLike[str]) -> Readable:
@@ -89,7 +105,7 @@ def open_numbers(path: str | os.PathLike[str]) -> Readable:
     """
     try:
         return open_source(path)
-    except DamagedData:
+    except (DamagedData, InputUnreadable):
         raise
     except InputError:
         text = os.path.expanduser(os.fspath(path))

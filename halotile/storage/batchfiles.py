@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData
-from halotile.storage.rundir import BATCH, FAILED, FILE_MODE, FINISHED, LOG, SCRIPT, RunDirectory
+from halotile.storage.rundir import FILE_MODE, RunDirectory
+from halotile.storage.runfiles import BATCH, FAILED, FINISHED, LOG, SCRIPT
 
 _STATE = (BATCH, SCRIPT, FINISHED, FAILED)
 
@@ -53,7 +54,7 @@ class BatchFiles:
             record = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except ValueError:
+        except (ValueError, IsADirectoryError):
             record = None
         if not isinstance(record, dict):
             raise DamagedData(f"{path} is damaged. Submit the configuration again.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +29,9 @@ COMPRESSORS = ("blosc", "zstd", "gzip")
 CHECKSUM_BYTES = 4
 _ORDERS: dict[str, Literal["<", ">"]] = {"little": "<", "big": ">"}
 _BLOSC_HEADER_BYTES = 16
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_HEADER_BYTES = 18
+"""At most."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,31 @@ class Chain:
     def _decompress(self, data: Bytes) -> Bytes:
         if self.compressor.codec_id == "blosc":
             self._refuse_blosc_lengths(data)
+        if self.compressor.codec_id == "zstd":
+            self._refuse_zstd_length(data)
         try:
-            return np.frombuffer(self.compressor.decode(data), np.uint8)
+            return np.frombuffer(self._inflated(data), np.uint8)
         except Exception as error:  # every codec has errors of its own
             raise DamagedData(f"{self.compressor.codec_id} cannot decompress it ({error})") from error
+
+    def _inflated(self, data: Bytes) -> Any:
+        """What was compressed, or little more than a chunk of it: a few bytes can stand for all the memory of a machine."""
+        if self.compressor.codec_id == "gzip":
+            with gzip.GzipFile(fileobj=io.BytesIO(data.data)) as file:
+                return file.read(self.nbytes + 1)
+        if self.compressor.codec_id == "zlib":
+            stream = zlib.decompressobj()
+            inflated = stream.decompress(data.data, self.nbytes + 1)
+            if len(inflated) <= self.nbytes and not stream.eof:
+                raise ValueError("it is cut short")
+            return inflated
+        return self.compressor.decode(data, np.empty(self.nbytes, np.uint8))
+
+    def _refuse_zstd_length(self, data: Bytes) -> None:
+        # Where it is less than there is room for, numcodecs leaves the rest as it was.
+        named = _zstd_length(data.tobytes()[:_ZSTD_HEADER_BYTES])
+        if named is not None and named != self.nbytes:
+            raise DamagedData(f"its header names {named} bytes of pixels instead of {self.nbytes}")
 
     def _refuse_blosc_lengths(self, data: Bytes) -> None:
         # Blosc trusts the lengths in its header: wrong ones would make it read past the buffer.
@@ -80,6 +107,25 @@ class Chain:
             raise DamagedData(
                 f"its header names {packed} bytes for {pixels} of pixels, but it has {len(data)} for {self.nbytes}"
             )
+
+
+def _zstd_length(header: bytes) -> int | None:
+    """The length that the header of a zstd frame names, if it does.
+
+    Source: RFC 8878, 3.1.1.1.
+
+    Examples
+    --------
+    >>> _zstd_length(bytes.fromhex("28b52ffd60e802")), _zstd_length(bytes.fromhex("28b52ffd0050"))
+    (1000, None)
+    """
+    if len(header) < 5 or header[:4] != _ZSTD_MAGIC:
+        raise DamagedData("it does not begin as a zstd frame does")
+    flags = header[4]
+    alone = flags >> 5 & 1  # a single segment: it has a length in place of a window
+    width = (alone, 2, 4, 8)[flags >> 6]
+    start = 6 - alone + (0, 1, 2, 4)[flags & 3]
+    return int.from_bytes(header[start : start + width], "little") + 256 * (width == 2) if width else None
 
 
 def checked_bytes(data: Bytes) -> Bytes:

@@ -115,12 +115,12 @@ class Disk:
                 if error.errno not in _NOT_FOR_DIRECTORIES:
                     raise
 
-    def make_directory(self, path: Path, mode: int = 0o777) -> None:
-        """Make a directory, and its parents where they are missing; durable on return.
+    def make_directory(self, path: Path, mode: int = 0o777, *, parents: bool = True) -> None:
+        """Make a directory, and with ``parents`` those above it that are missing; durable on return.
 
         One that exists already is made durable too: whoever made it may not have come that far.
         """
-        if not path.parent.exists():
+        if parents and not path.parent.exists():
             self.make_directory(path.parent)
         with suppress(FileExistsError):
             self._mkdir(path, mode)

@@ -1,7 +1,8 @@
-"""The journal: which blocks of a run are done, in a file that only grows.
+"""The journal: which blocks of a run are done, with digests of what was written, in a file that only grows.
 
 Every line is ``<crc32c of the rest> <rest>``. The first says whose journal it is; each other one adds
-(``+0-31,40``) or takes out (``-7``) a few blocks. A million blocks marked in batches take about 100 kB.
+(``+0-31,40 <digests>``) or takes out (``-7``) a few blocks. The digests are those of the blocks in ascending order, in
+base64. A million blocks marked in batches take 5.5 MB.
 
 A block may be marked only when its shards are durable. Marks are not fsynced one by one: a mark lost in a
 power cut repeats a block, nothing more. A line that is cut short at the end is one that never
@@ -10,20 +11,37 @@ happened. A damaged line further up makes every mark after it doubtful: those bl
 
 from __future__ import annotations
 
+import base64
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halotile.errors import DamagedData, ResumeRefused
 from halotile.storage.disk import DISK, Disk
 from halotile.storage.lines import opened, sealed
 from halotile.storage.runs import Runs
+from halotile.storage.shards import DIGEST_BYTES, digest_of
 
-VERSION = 1
+VERSION = 2
 _MODE = 0o600
+
+
+class _Entry(NamedTuple):
+    """A line after the first."""
+
+    sign: bytes
+    numbers: Runs
+    digests: bytes = b""
+
+    def to_line(self) -> bytes:
+        digests = b" " + base64.b64encode(self.digests) if self.digests else b""
+        return sealed(self.sign + self.numbers.to_text().encode() + digests)
 
 
 class Journal:
@@ -41,19 +59,22 @@ class Journal:
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "journal"
     >>> with Journal.create(path, "a1b2", total=9) as journal:
-    ...     journal.mark([0, 1, 2, 5])
+    ...     journal.mark({0: b"wave", 1: b"edge", 5: b"dark"})
     ...     journal.strike([1])
     >>> with Journal.open(path, "a1b2", total=9) as journal:
-    ...     journal.done.complement(9)
-    Runs('1,3-4,6-8')
+    ...     journal.done.complement(9), journal.digest(5)
+    (Runs('1-4,6-8'), b'dark')
     """
 
-    def __init__(self, path: Path, header: bytes, total: int, disk: Disk, *, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, header: bytes, total: int, images: int, disk: Disk, *, read_only: bool
+    ) -> None:
         self.path = path
         self.done = Runs()
         self.warning = ""
         self._header = header
         self._total = total
+        self._digests = np.zeros((total, images * DIGEST_BYTES), np.uint8)
         self._disk = disk
         self._read_only = read_only
         self._size = len(header)
@@ -62,7 +83,14 @@ class Journal:
 
     @classmethod
     def create(
-        cls, path: Path, fingerprint: str, total: int, disk: Disk = DISK, *, sync: bool = True
+        cls,
+        path: Path,
+        fingerprint: str,
+        total: int,
+        disk: Disk = DISK,
+        *,
+        images: int = 1,
+        sync: bool = True,
     ) -> Journal:
         """Start an empty journal, in place of one that may stand there.
 
@@ -76,16 +104,26 @@ class Journal:
             Number of blocks in the plan.
         disk : Disk
             What writes it.
+        images : int
+            Number of images that a block is written to, each with a digest.
         sync : bool
             Whether it is durable on return.
         """
-        journal = cls(path, _header(fingerprint, total), total, disk, read_only=False)
+        header = sealed(json.dumps(_owner_of(fingerprint, total, images)).encode())
+        journal = cls(path, header, total, images, disk, read_only=False)
         disk.write_file(path, [journal._header], mode=_MODE, sync=sync)
         return journal
 
     @classmethod
     def open(
-        cls, path: Path, fingerprint: str, total: int, disk: Disk = DISK, *, read_only: bool = False
+        cls,
+        path: Path,
+        fingerprint: str,
+        total: int,
+        disk: Disk = DISK,
+        *,
+        images: int = 1,
+        read_only: bool = False,
     ) -> Journal:
         """Go on with a journal. With ``read_only`` nothing is written: another process may be adding to it.
 
@@ -98,8 +136,8 @@ class Journal:
         """
         data = path.read_bytes()
         header = data[: data.find(b"\n") + 1]
-        _check_owner(path, header, fingerprint, total)
-        journal = cls(path, header, total, disk, read_only=read_only)
+        _check_owner(path, header, _owner_of(fingerprint, total, images))
+        journal = cls(path, header, total, images, disk, read_only=read_only)
         journal._replay(data)
         if not read_only:
             journal._mend(len(data))
@@ -116,7 +154,8 @@ class Journal:
         """
         with path.open("rb") as file:
             owner = _owner(path, file.readline())
-        return cls.open(path, owner.get("fingerprint", ""), owner.get("total", 0), read_only=True)
+        del owner["journal"]
+        return cls.open(path, **owner, read_only=True)
 
     @property
     def fingerprint(self) -> str:
@@ -128,13 +167,27 @@ class Journal:
         """Number of blocks in that plan."""
         return self._total
 
-    def mark(self, numbers: Iterable[int]) -> None:
-        """Note these blocks as done: one line, durable after :meth:`sync`."""
-        self._note(b"+", numbers)
+    def digest(self, number: int, image: int = 0) -> bytes:
+        """Digest of a block that is done, as it was written to one of the images."""
+        return bytes(self._of_image(image)[number])
+
+    def image_digest(self, image: int) -> bytes:
+        """Digest of an image of which every block is done."""
+        return digest_of([self._of_image(image).tobytes()])
+
+    def _of_image(self, image: int) -> NDArray[np.uint8]:
+        return self._digests[:, image * DIGEST_BYTES : (image + 1) * DIGEST_BYTES]
+
+    def mark(self, digests: Mapping[int, bytes]) -> None:
+        """Note blocks as done: one line, durable after :meth:`sync`.
+
+        Each has the digest of what was written of it; of several images those, one after the other.
+        """
+        self._note(_Entry(b"+", Runs(digests), b"".join(digests[number] for number in sorted(digests))))
 
     def strike(self, numbers: Iterable[int]) -> None:
         """Note these blocks as still to do; durable on return."""
-        self._note(b"-", numbers)
+        self._note(_Entry(b"-", Runs(numbers)))
         self.sync()
 
     def sync(self) -> None:
@@ -155,17 +208,25 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _note(self, sign: bytes, numbers: Iterable[int]) -> None:
+    def _note(self, entry: _Entry) -> None:
         if self._read_only:
             raise io.UnsupportedOperation(f"{self.path} was opened to be read only")
-        changed = Runs(numbers)
-        if not changed:
+        if not entry.numbers:
             return
-        beyond = [run for run in changed.ranges() if run.stop > self._total]
-        if beyond:
-            raise IndexError(f"block {beyond[0].stop - 1} of a journal of {self._total} blocks")
-        self._append(sealed(sign + changed.to_text().encode()))
-        self._apply(sign, changed)
+        if not self._fits(entry):
+            blocks, size = entry.numbers.to_text(), len(entry.digests)
+            raise IndexError(
+                f"blocks {blocks} with {size} bytes of digests, in a journal of {self._total} blocks"
+            )
+        self._append(entry.to_line())
+        self._apply(entry)
+
+    def _fits(self, entry: _Entry) -> bool:
+        """Whether every block is one of the plan's, with its digests where it is marked."""
+        if not entry.numbers or any(run.stop > self._total for run in entry.numbers.ranges()):
+            return False
+        wanted = len(entry.numbers) * self._digests.shape[1] if entry.sign == b"+" else 0
+        return len(entry.digests) == wanted
 
     def _append(self, line: bytes) -> None:
         """Add a line. One that the disk took in part is cut off again, at the latest before the next."""
@@ -180,11 +241,13 @@ class Journal:
             raise
         self._size += len(line)
 
-    def _apply(self, sign: bytes, numbers: Runs) -> None:
-        if sign == b"+":
-            self.done.add(numbers)
-        else:
-            self.done.discard(numbers)
+    def _apply(self, entry: _Entry) -> None:
+        if entry.sign == b"-":
+            self.done.discard(entry.numbers)
+            return
+        self.done.add(entry.numbers)
+        rows = np.frombuffer(entry.digests, np.uint8).reshape(len(entry.numbers), -1)
+        self._digests[np.fromiter(entry.numbers, int, len(entry.numbers))] = rows
 
     def _replay(self, data: bytes) -> None:
         """Take over the lines of the file; the last one may be torn."""
@@ -192,10 +255,12 @@ class Journal:
         broken = None
         for place, line in enumerate(lines):
             entry = _parse(line)
+            if entry is not None and not self._fits(entry):
+                entry = None
             if entry is None and broken is None:
                 broken = place
-            if entry is not None and (broken is None or entry[0] == b"-"):
-                self._apply(*entry)
+            if entry is not None and (broken is None or entry.sign == b"-"):
+                self._apply(entry)
             if broken is None:
                 self._size += len(line)
         if broken is not None and broken < len(lines) - 1:
@@ -207,38 +272,51 @@ class Journal:
     def _mend(self, size: int) -> None:
         """Bring the file into a state that can be added to."""
         if self.warning:
-            lines = [self._header, sealed(b"+" + self.done.to_text().encode())]
+            digests = self._digests[np.fromiter(self.done, int, len(self.done))].tobytes()
+            lines = [self._header, _Entry(b"+", self.done, digests).to_line()]
             self._size = self._disk.write_file(self.path, lines if self.done else lines[:1], mode=_MODE)
         elif size > self._size:
             self._disk.truncate(self.path, self._size)
 
 
-def _header(fingerprint: str, total: int) -> bytes:
-    return sealed(json.dumps({"journal": VERSION, "fingerprint": fingerprint, "total": total}).encode())
+def _owner_of(fingerprint: str, total: int, images: int) -> dict[str, Any]:
+    return {"journal": VERSION, "fingerprint": fingerprint, "total": total, "images": images}
 
 
-def _check_owner(path: Path, header: bytes, fingerprint: str, total: int) -> None:
+def _check_owner(path: Path, header: bytes, expected: Mapping[str, Any]) -> None:
     owner = _owner(path, header)
-    expected = {"journal": VERSION, "fingerprint": fingerprint, "total": total}
     if owner != expected:
         listed = ", ".join(f"{key} {owner.get(key)} (here {expected[key]})" for key in expected)
         raise ResumeRefused(
             f"{path} belongs to another job: {listed}. "
-            "Run the job that it belongs to, or run with --fresh to start over."
+            "Run the job that it belongs to, or start over with --fresh and output.overwrite: true."
         )
 
 
 def _owner(path: Path, header: bytes) -> dict[str, Any]:
-    content = opened(header)
-    if content is None:
+    """What the first line says."""
+    try:
+        owner = dict(json.loads(opened(header) or b"{}"))
+    except (ValueError, TypeError):
+        owner = {}
+    if owner.get("journal", VERSION) != VERSION:
+        raise ResumeRefused(
+            f"{path} was written by another version of halotile (journal {owner['journal']}, here {VERSION}). "
+            "Go on with that version, or run with --fresh to start over."
+        )
+    kinds = {key: type(value) for key, value in owner.items()}
+    if kinds != {"journal": int, "fingerprint": str, "total": int, "images": int}:
         raise DamagedData(f"{path}: its first line is damaged. Run with --fresh to start over.")
-    owner: dict[str, Any] = json.loads(content)
     return owner
 
 
-def _parse(line: bytes) -> tuple[bytes, Runs] | None:
-    """Sign and numbers of a line; None when it is damaged."""
-    content = opened(line)
-    if content is None or content[:1] not in (b"+", b"-"):
+def _parse(line: bytes) -> _Entry | None:
+    """What a line notes; None when it is damaged."""
+    content = opened(line) or b""
+    sign, (numbers, _, digests) = content[:1], content[1:].partition(b" ")
+    if sign not in (b"+", b"-"):
         return None
-    return content[:1], Runs.from_text(content[1:].decode("ascii"))
+    try:
+        return _Entry(sign, Runs.from_text(numbers.decode()), base64.b64decode(digests, validate=True))
+    except ValueError:  # also binascii.Error and UnicodeDecodeError
+        return None

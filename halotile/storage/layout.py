@@ -109,6 +109,18 @@ class Layout:
         shards = math.prod(-(-n // s) for n, s in zip(self.shape, self.shard, strict=True))
         return shards * math.prod(self.shard) * np.dtype(self.dtype).itemsize
 
+    @property
+    def files(self) -> int:
+        """How many files hold the pixels: one for each shard."""
+        return len(self.grid)
+
+    @property
+    def inodes(self) -> int:
+        """Files and folders, those of metadata included."""
+        counts = [-(-n // s) for n, s in zip(self.shape, self.shard, strict=True)]
+        folders = 2 + sum(math.prod(counts[:depth]) for depth in range(1, len(counts)))
+        return self.files + folders + 2 * (1 + self.ome)
+
     def check_whole_shards(self, region: Region) -> None:
         """Refuse a region that does not start and stop on shard borders, or the array's end.
 

@@ -1,8 +1,18 @@
-"""Lines that carry their checksum: ``<crc32c of the rest> <rest>``. One that is cut short is told from a whole one."""
+"""Checksums of text: of a JSON value, and in lines, ``<crc32c of the rest> <rest>``, of which one that is cut short is told from a whole one."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from typing import Any
+
 import google_crc32c
+
+
+def digest(document: Any) -> str:
+    """A short checksum of a JSON value."""
+    text = json.dumps(document, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def sealed(content: bytes) -> bytes:

@@ -232,12 +232,12 @@ def _parse_v3(
     if grid.get("name") != "regular" or metadata.get("storage_transformers"):
         return None
     key = _key_of(keys.get("name", ""), (keys.get("configuration") or {}).get("separator"))
-    shape = tuple(grid["configuration"]["chunk_shape"])
+    shape = tuple(map(int, grid["configuration"]["chunk_shape"]))
     codecs: Sequence[Mapping[str, Any]] = metadata.get("codecs", ())
     sharding = None
     if len(codecs) == 1 and codecs[0].get("name") == "sharding_indexed":
         layout = codecs[0].get("configuration", {})
-        inner = tuple(layout["chunk_shape"])
+        inner = tuple(map(int, layout["chunk_shape"]))
         sharding = _parse_sharding(layout, shape, inner)
         shape, codecs = inner, layout.get("codecs", ())
         if sharding is None:
@@ -269,7 +269,7 @@ def _parse_v2(
     if compressor is not None and compressor.get("id") not in _V2_COMPRESSORS:
         return None
     codec = None if compressor is None else numcodecs.get_codec({"id": compressor["id"]})
-    chain = Chain(tuple(metadata["chunks"]), np.dtype(metadata["dtype"]), codec)
+    chain = Chain(tuple(map(int, metadata["chunks"])), np.dtype(metadata["dtype"]), codec)
     key = _key_of("v2", metadata.get("dimension_separator"))
     return LocalArray(document, native, fill, chain, key) if key else None
 

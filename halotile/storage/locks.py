@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -10,19 +11,49 @@ import socket
 import time
 from typing import Any
 
+from halotile.errors import OutputRefused
+
 _POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 2.0
+_WITHOUT = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""What a file system answers that has no locks, or whose server has none left."""
+
+
+def flock(fd: int, operation: int) -> None:
+    """Lock an open file.
+
+    Raises
+    ------
+    BlockingIOError
+        When it is held by somebody else.
+    OutputRefused
+        On a file system without locks.
+    """
+    try:
+        fcntl.flock(fd, operation)
+    except OSError as error:
+        if error.errno not in _WITHOUT:
+            raise
+        where = "the run directory"
+        with contextlib.suppress(OSError):
+            where = os.readlink(f"/proc/self/fd/{fd}")
+        raise OutputRefused(
+            f"{where} cannot be locked ({error.strerror}), and without a lock two runs could write one "
+            "output. Mount that file system with locks (Lustre: -o flock), or write an output.path on another."
+        ) from error
 
 
 def acquire(fd: int, timeout_seconds: float) -> bool:
-    """Try for an exclusive lock until the time is over."""
-    deadline = time.monotonic() + timeout_seconds
+    """Try for an exclusive lock until the time is over; the longer it takes, the less often."""
+    began = time.monotonic()
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            waited = time.monotonic() - began
+            if waited >= timeout_seconds:
                 return False
-            time.sleep(_POLL_SECONDS)
+            time.sleep(min(_LONGEST_POLL_SECONDS, max(_POLL_SECONDS, waited / 10)))
         else:
             return True
 

@@ -11,8 +11,10 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +26,24 @@ from halotile.storage.hands import HANDS
 from halotile.storage.layout import Layout, read_layout
 from halotile.storage.marks import MARKS
 from halotile.storage.place import check_place
-from halotile.storage.shards import encode_shard, find_index_problems, find_problems
+from halotile.storage.shards import (
+    digest_of,
+    encode_shard,
+    encoded_digest,
+    find_index_problems,
+    find_problems,
+    stored_digest,
+)
 
 __all__ = [
     "Layout",
     "ShardWriter",
+    "WrittenBlock",
     "check_block",
     "create_metadata",
     "create_output",
     "documents_digest",
+    "inspect_block",
     "metadata_digest",
     "open_output",
     "to_dtype",
@@ -94,6 +105,13 @@ def _digest(contents: Mapping[str, bytes | None]) -> str:
     return digest.hexdigest()
 
 
+class WrittenBlock(NamedTuple):
+    """What the shards of a block take, and their digest."""
+
+    size_bytes: int
+    digest: bytes
+
+
 @dataclass(frozen=True)
 class ShardWriter:
     """Writes whole shards of an output. Travels to workers: it holds no open files.
@@ -113,7 +131,7 @@ class ShardWriter:
     disk: Disk = field(default=DISK, compare=False)
     _durable: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)
 
-    def write(self, region: Region, pixels: NDArray[Any]) -> int:
+    def write(self, region: Region, pixels: NDArray[Any]) -> WrittenBlock:
         """Write a block; durable on return.
 
         Parameters
@@ -125,8 +143,8 @@ class ShardWriter:
 
         Returns
         -------
-        int
-            Bytes written.
+        WrittenBlock
+            Bytes written, and their digest.
 
         Raises
         ------
@@ -135,18 +153,23 @@ class ShardWriter:
         InputError
             When a NaN would have to become an integer.
         OSError
-            When the disk is full or fails. Shards that stood there are whole, old or new.
+            When the disk is full or fails, or the output is gone: only the folders of shards are made in it. Shards
+            that stood there are whole, old or new.
         """
         self.layout.check_whole_shards(region)
         if pixels.shape != region.shape:
             raise ConfigError(f"pixels of shape {pixels.shape} do not fill {region} of shape {region.shape}.")
-        with closing(self._encoded(region, pixels)) as files:
-            return self.disk.write_files(files)
+        digests: list[bytes] = []
+        with closing(self._encoded(region, pixels, digests)) as files:
+            size_bytes = self.disk.write_files(files)
+        return WrittenBlock(size_bytes, digest_of(digests))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_durable": set()}
 
-    def _encoded(self, region: Region, pixels: NDArray[Any]) -> Generator[tuple[Path, Buffers], None, None]:
+    def _encoded(
+        self, region: Region, pixels: NDArray[Any], digests: list[bytes]
+    ) -> Generator[tuple[Path, Buffers], None, None]:
         def encoded(shard: tuple[tuple[int, ...], Region]) -> tuple[Path, Buffers]:
             index, inside = shard
             part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
@@ -154,6 +177,7 @@ class ShardWriter:
 
         for path, buffers in HANDS.each(encoded, _shards_of(self.layout, region)):
             self._make_directory(path.parent)
+            digests.append(encoded_digest(buffers))
             yield path, buffers
 
     def _make_directory(self, path: Path) -> None:
@@ -165,16 +189,19 @@ class ShardWriter:
         if path == self.layout.array_path(self.path) or (path in self._durable and path.exists()):
             return
         self._make_directory(path.parent)
-        self.disk.make_directory(path)
+        self.disk.make_directory(path, parents=False)
         self._durable.add(path)
 
 
-def check_block(path: str | Path, layout: Layout, region: Region, *, thorough: bool = True) -> list[str]:
+def check_block(
+    path: str | Path, layout: Layout, region: Region, digest: bytes | None = None, *, thorough: bool = True
+) -> list[str]:
     """Read every shard that a region touches and check it; one line for each problem.
 
     A shard has to be there, of the size that its index says, with every chunk that lies in the array,
     and every checksum has to match: that of the index alone, at the end of the file, where it is not
-    to be ``thorough``.
+    to be ``thorough``. All of them have to be those whose ``digest`` the writer told: whole shards of another place or
+    time are not.
 
     Examples
     --------
@@ -182,16 +209,33 @@ def check_block(path: str | Path, layout: Layout, region: Region, *, thorough: b
     >>> layout = Layout((4,), "uint8", (2,), (2,), "none", ("x",), (1.0,), (None,), False)
     >>> folder = tempfile.mkdtemp() + "/a.zarr"
     >>> create_output(folder, layout)
-    >>> ShardWriter(folder, layout).write(Region((0,), (2,)), np.array([1, 2]))
+    >>> left = Region((0,), (2,))
+    >>> ShardWriter(folder, layout).write(left, np.array([1, 2])).size_bytes
     26
     >>> [problem.removeprefix(folder) for problem in check_block(folder, layout, Region.whole((4,)))]
     ['/c/1: the shard is missing']
+    >>> [problem.removeprefix(folder) for problem in check_block(folder, layout, left, b"else")]
+    ['/c/0: whole, but not what the run wrote there: a shard of another place or time']
     """
-    problems = []
+    problems, found = inspect_block(path, layout, region, thorough=thorough)
+    if digest is None or problems or found == digest:
+        return problems
+    first, *more = (layout.shard_path(path, index) for index, _ in _shards_of(layout, region))
+    one_of = f" or one of {len(more)} beside it" if more else ""
+    return [f"{first}{one_of}: whole, but not what the run wrote there: a shard of another place or time"]
+
+
+def inspect_block(
+    path: str | Path, layout: Layout, region: Region, *, thorough: bool
+) -> tuple[list[str], bytes]:
+    """The problems of the shards that a region touches, and where there are none the digest of what is stored."""
+    problems, digests = [], []
     for index, inside in _shards_of(layout, region.clip(Region.whole(layout.shape))):
         file = layout.shard_path(path, index)
-        problems += [f"{file}: {problem}" for problem in _check_shard(file, layout, inside.shape, thorough)]
-    return problems
+        found, digest = _inspect_shard(file, layout, inside.shape, thorough)
+        problems += [f"{file}: {problem}" for problem in found]
+        digests.append(digest)
+    return problems, digest_of(digests)
 
 
 def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
@@ -259,19 +303,29 @@ def _shards_of(layout: Layout, region: Region) -> Iterator[tuple[tuple[int, ...]
     stop = tuple(-(-b // edge) for b, edge in zip(region.stop, layout.shard, strict=True))
     for offset in np.ndindex(tuple(b - a for a, b in zip(first, stop, strict=True))):
         index = tuple(a + i for a, i in zip(first, offset, strict=True))
-        yield index, layout.grid.block_at(layout.grid.number_of(index)).core
+        start = tuple(i * edge for i, edge in zip(index, layout.shard, strict=True))
+        yield index, Region(start, tuple(map(min, map(add, start, layout.shard), layout.shape)))
 
 
-def _check_shard(file: Path, layout: Layout, shape: tuple[int, ...], thorough: bool) -> list[str]:
+def _inspect_shard(
+    file: Path, layout: Layout, shape: tuple[int, ...], thorough: bool
+) -> tuple[list[str], bytes]:
+    """The problems of a shard; its digest, where there are none: for that, four bytes of each chunk are read."""
+    form = layout.form
     try:
         with file.open("rb", buffering=0) as shard:
             size = os.fstat(shard.fileno()).st_size
-            shard.seek(0 if thorough else max(0, size - layout.form.index_bytes))
+            shard.seek(0 if thorough else max(0, size - form.index_bytes))
             content = shard.read()
+            problems = list(
+                find_problems(content, form, shape)
+                if thorough
+                else find_index_problems(content, size, form, shape)
+            )
+            return problems, b"" if problems else stored_digest(
+                content, partial(os.pread, shard.fileno()), form, shape
+            )
     except FileNotFoundError:
-        return ["the shard is missing"]
+        return ["the shard is missing"], b""
     except OSError as error:
-        return [f"the shard cannot be read: {error.strerror}"]
-    if thorough:
-        return list(find_problems(content, layout.form, shape))
-    return list(find_index_problems(content, size, layout.form, shape))
+        return [f"the shard cannot be read: {error.strerror}"], b""

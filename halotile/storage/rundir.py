@@ -1,23 +1,5 @@
 """The directory of a run: what it was asked, how far it is, and who may write.
 
-==============  ===============================================================``job.json``    the job as it was asked for; the first file, it claims the output
-``config.json``  the same job as a configuration with every size decided
-``plan.json``   the plan and its fingerprint; the last file, without it nothing resumes
-``journal``     which blocks are done
-``status.json`` how far the run is, replaced about once a second
-``events.jsonl``  what happened, one JSON object a line
-``iterations.jsonl``  what each iteration of a solver came to
-``performance.html``  Dask's report of the run, where its dashboard was on
-``written.json``  the iterations up to the one whose image the output holds
-``state``       a solver's images and numbers between two iterations
-``lock``        held by the driver while it runs
-``workers.lock``  held by every worker while it lives
-``workers/``    what workers on other machines printed, and while they live their certificates
-``batch.json``  the batch job that it was submitted as: its number, and what was asked
-``batch.sh``    the script of that, and ``batch.log`` what it printed
-``finished``, ``failed``  how it ended, as a mark for other programs; the second says why
-``stop``        there while a run ends early: workers begin no further block
-==============  ===============================================================
 Only the owner may enter it: it names paths, and whoever can write it can steer a resumed run. The locks
 are ``flock``: the system lets go of them when a process dies, however it dies.
 """
@@ -32,56 +14,34 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-from halotile.errors import DamagedData, OutputRefused
+from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
 from halotile.storage.disk import DISK, PARTIAL, Disk, is_full, sweep_partials
-from halotile.storage.locks import acquire, in_words, read_holder, write_holder
-
-JOB = "job.json"
-CONFIG = "config.json"
-PLAN = "plan.json"
-JOURNAL = "journal"
-STATUS = "status.json"
-EVENTS = "events.jsonl"
-LOCK = "lock"
-WORKERS_LOCK = "workers.lock"
-STOP = "stop"
-STATE = "state"
-WORKERS = "workers"
-BATCH = "batch.json"
-SCRIPT = "batch.sh"
-LOG = "batch.log"
-FINISHED = "finished"
-FAILED = "failed"
-ITERATIONS = "iterations.jsonl"
-WRITTEN = "written.json"
-REPORT = "performance.html"
-_NAMES = {
-    JOB,
+from halotile.storage.lines import digest
+from halotile.storage.locks import acquire, flock, in_words, read_holder, write_holder
+from halotile.storage.runfiles import (
     CONFIG,
-    PLAN,
-    JOURNAL,
-    STATUS,
     EVENTS,
-    LOCK,
-    WORKERS_LOCK,
-    STOP,
-    STATE,
     ITERATIONS,
-    WRITTEN,
-    WORKERS,
-    BATCH,
-    SCRIPT,
-    LOG,
-    FINISHED,
-    FAILED,
+    JOB,
+    JOURNAL,
+    LOCK,
+    NAMES,
+    PLAN,
     REPORT,
-}
+    STATE,
+    STATUS,
+    STOP,
+    WORKERS,
+    WRITTEN,
+)
 
+_SEAL = "digest"
 _DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
-_LOCK_PATIENCE_SECONDS = 0.5
+LOCK_SECONDS = 0.5
 """Longer than :meth:`RunDirectory.is_running` holds the lock to see whether it is free."""
 
 
@@ -149,10 +109,11 @@ class RunDirectory:
         Raises
         ------
         OutputRefused
-            When something else stands there.
+            When something else stands there, or another user made it.
         """
         self.check_place()
         self.disk.make_directory(self.path, _DIRECTORY_MODE)
+        self._refuse_of_others()
         self.path.chmod(_DIRECTORY_MODE)
 
     def check_place(self) -> None:
@@ -168,6 +129,36 @@ class RunDirectory:
                 f"{self.path} is where this run would keep its journal, and something that no run made stands there. "
                 "Move it away, or write another output.path."
             )
+        self.check_files()
+
+    def check_files(self) -> None:
+        """Refuse a run directory with a directory where a file belongs, or the reverse.
+
+        Raises
+        ------
+        OutputRefused
+            Naming the first.
+        """
+        for name in sorted(NAMES):
+            path, folder = self.path / name, name in (STATE, WORKERS)
+            if path.exists() and path.is_dir() != folder:
+                stands, wanted = ("a file", "a directory") if folder else ("a directory", "a file")
+                raise OutputRefused(
+                    f"{path} is {stands}, and a run keeps {wanted} there. Move it away, and run again."
+                )
+
+    def _refuse_of_others(self) -> None:
+        owner = self.path.stat().st_uid
+        if owner == os.geteuid():
+            return
+        # Some file systems have one owner for all that is made on a machine.
+        with contextlib.suppress(PermissionError), TemporaryFile(dir=self.path) as ours:
+            if os.fstat(ours.fileno()).st_uid == owner:
+                return
+        raise OutputRefused(
+            f"{self.path} is where this run would keep its journal, and another user (number {owner}) made it, who could steer "
+            "the run. Move it away, or write another output.path."
+        )
 
     def forget(self) -> None:
         """Remove what is known of the run, the plan first; the job stays, it claims the output."""
@@ -201,8 +192,8 @@ class RunDirectory:
         return self._read(self.job_path)
 
     def write_plan(self, plan: dict[str, Any]) -> None:
-        """Keep the plan; durable on return."""
-        self._write(self.plan_path, plan)
+        """Keep the plan, under a checksum: much is built on what it says. Durable on return."""
+        self._write(self.plan_path, plan | {_SEAL: digest(plan)})
 
     def remember(self, **found: Any) -> None:
         """Add to the plan what was found on the way; durable on return."""
@@ -210,8 +201,11 @@ class RunDirectory:
             self.write_plan(plan | found)
 
     def read_plan(self) -> dict[str, Any] | None:
-        """The plan, or None when there is none. Raises DamagedData when it cannot be read."""
-        return self._read(self.plan_path)
+        """The plan, or None when there is none. Raises DamagedData when it is not as it was written."""
+        plan = self._read(self.plan_path)
+        if plan is not None and plan.pop(_SEAL, None) != digest(plan):
+            raise self._damaged(self.plan_path)
+        return plan
 
     def whole_plan(self) -> dict[str, Any] | None:
         """The plan, or None when there is none that can be read: the journal tells whose it is."""
@@ -273,38 +267,58 @@ class RunDirectory:
                     yield json.loads(line)
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, patience_seconds: float = LOCK_SECONDS) -> Iterator[None]:
         """Be the one driver of this run, for the length of the context.
+
+        Parameters
+        ----------
+        patience_seconds : float
+            How long another driver is waited for.
 
         Raises
         ------
+        OutputInUse
+            When another driver is: the message says which.
         OutputRefused
-            When another driver is: the message says which. Or when something else stands at the path.
+            When something else stands at the path.
         """
         self.create()
         fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         try:
-            if not acquire(fd, _LOCK_PATIENCE_SECONDS):
+            if not acquire(fd, patience_seconds):
                 raise self._in_use(read_holder(fd))
             write_holder(fd)
             sweep_partials(self.path, self.disk)
             yield
+        except OSError as error:
+            if isinstance(error, HalotileError) or self._holds(fd):
+                raise
+            raise OutputRefused(
+                f"{self.path} was moved or removed while its run was at work ({error}), and with it the journal of what is done. "
+                "Put it back and run again to go on, or run with --fresh to start over."
+            ) from error
         finally:
             os.close(fd)
+
+    def _holds(self, fd: int) -> bool:
+        """Whether the lock that is held is the one that stands here."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.fstat(fd), os.stat(self.path / LOCK))
+        return False
 
     def check_free(self) -> None:
         """Refuse a directory that another driver holds.
 
         Raises
         ------
-        OutputRefused
+        OutputInUse
             When one does: the message says which.
         """
         if (holder := self.is_running()) is not None:
             raise self._in_use(holder)
 
-    def _in_use(self, holder: dict[str, Any]) -> OutputRefused:
-        return OutputRefused(
+    def _in_use(self, holder: dict[str, Any]) -> OutputInUse:
+        return OutputInUse(
             f"{self.path} is in use: {in_words(holder)} is writing this output. "
             "Wait until it ends, or write another output.path."
         )
@@ -316,7 +330,7 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return read_holder(fd)
         finally:
@@ -354,7 +368,7 @@ class RunDirectory:
             return True
         # The lock itself is not fsynced: after a power cut the other files may stand there without it, the job first.
         names = {name for name in os.listdir(self.path) if not name.endswith(PARTIAL)}
-        return names <= _NAMES and (JOB in names or not names & {PLAN, JOURNAL, STATUS, EVENTS})
+        return names <= NAMES and (JOB in names or not names & {PLAN, JOURNAL, STATUS, EVENTS})
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=FILE_MODE)
@@ -364,11 +378,15 @@ class RunDirectory:
             value = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except ValueError:
+        except (ValueError, IsADirectoryError):
             value = None
         if not isinstance(value, dict):
-            raise DamagedData(f"{path} is damaged. Run with --fresh to start over.")
+            raise self._damaged(path)
         return value
+
+    @staticmethod
+    def _damaged(path: Path) -> DamagedData:
+        return DamagedData(f"{path} is damaged. Run with --fresh to start over.")
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -10,7 +10,7 @@ interpreter's lock, so threads encode and decode side by side.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,7 @@ LEVELS = {"lz4": 5, "zstd": 3}
 """Compression level of each Blosc codec. Past these, time grows and files hardly shrink."""
 CODECS = (*LEVELS, "none")
 
-_CRC_BYTES = 4
+DIGEST_BYTES = _CRC_BYTES = 4
 _EMPTY = 2**64 - 1
 
 Pixels = NDArray[Any]
@@ -100,6 +100,10 @@ class ShardFormat:
     def holds(self, index: tuple[int, ...], shape: tuple[int, ...]) -> bool:
         """Whether a chunk overlaps that part."""
         return all(i * c < n for i, c, n in zip(index, self.chunk, shape, strict=True))
+
+    def held(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """The chunks that do, as a part of the index."""
+        return tuple(slice(-(-n // c)) for n, c in zip(shape, self.chunk, strict=True))
 
 
 def encode_shard(pixels: Pixels, form: ShardFormat) -> list[Buffer]:
@@ -183,12 +187,40 @@ def find_index_problems(end: bytes, size: int, form: ShardFormat, shape: tuple[i
     except DamagedData as error:
         yield str(error)
         return
-    held = tuple(slice(-(-n // c)) for n, c in zip(shape, form.chunk, strict=True))
-    offsets, lengths = table[held][..., 0], table[held][..., 1]
+    held = table[form.held(shape)]
+    offsets, lengths = held[..., 0], held[..., 1]
     if (offsets == _EMPTY).any():
         yield "a chunk is not in the file"
     elif int((offsets + lengths).max()) != size - form.index_bytes:
         yield f"the file has {size} bytes, and its index tells of another size"
+
+
+def digest_of(parts: Iterable[Buffer]) -> bytes:
+    """The digest of a shard, of its checksums in their order; of a block, of its shards; of an image, of its blocks."""
+    return _crc(b"".join(parts))
+
+
+def encoded_digest(buffers: Sequence[Buffer]) -> bytes:
+    """The digest of a shard that :func:`encode_shard` made."""
+    return digest_of(buffers[1::2])
+
+
+def stored_digest(
+    end: bytes, read: Callable[[int, int], bytes], form: ShardFormat, shape: tuple[int, ...]
+) -> bytes:
+    """The digest of a shard file without a problem: its index lies at the ``end``, other bytes are ``read(size, place)``.
+
+    Examples
+    --------
+    >>> form = ShardFormat((4, 4), (2, 2), "uint16", "lz4")
+    >>> buffers = encode_shard(np.ones((4, 3), "uint16"), form)
+    >>> file = b"".join(buffers)
+    >>> stored_digest(file, lambda size, place: file[place : place + size], form, (4, 3)) == encoded_digest(buffers)
+    True
+    """
+    stops = read_index(end, form)[form.held(shape)].sum(axis=-1, dtype=np.uint64)
+    checksums = [read(_CRC_BYTES, int(stop) - _CRC_BYTES) for stop in stops.flat]
+    return digest_of([*checksums, end[-_CRC_BYTES:]])
 
 
 def read_index(file: bytes, form: ShardFormat) -> NDArray[np.uint64]:

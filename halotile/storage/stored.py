@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import DamagedData, HalotileError, InputError
+from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
 from halotile.storage.formats.base import Header, Reader
 from halotile.storage.grid import Region
 from halotile.storage.ome_metadata import OmePicture
@@ -38,7 +38,7 @@ class StoredArray:
     Raises
     ------
     InputError
-        Whatever ``opener`` refuses, with the path in front.
+        Whatever ``opener`` refuses, with the path in front, and whatever the library beneath stumbles over.
     """
 
     def __init__(self, path: str, kind: str, opener: Opener, **options: Any) -> None:
@@ -76,6 +76,11 @@ class StoredArray:
         return self._header.chunks
 
     @property
+    def shards(self) -> tuple[int, ...] | None:
+        """How the pixels are divided into files, in pixels; None where they are all in one."""
+        return self._header.shards
+
+    @property
     def mapped(self) -> bool:
         """Whether a part of a chunk is read without decoding the rest."""
         return self._header.mapped
@@ -104,6 +109,8 @@ class StoredArray:
             When the region reaches outside the array.
         DamagedData
             When what is stored there does not decode, or fails its checksum.
+        InputUnreadable
+            When the system does not give what is stored there.
         """
         if not region.inside(Region.whole(self.shape)):
             raise InputError(
@@ -112,12 +119,10 @@ class StoredArray:
         try:
             pixels = self.reader().read(region)
         except Exception as error:
-            if not _is_damage(error):
+            if isinstance(error, (HalotileError, MemoryError)) and not isinstance(error, DamagedData):
                 raise
-            raise DamagedData(
-                f"{self.path}: the pixels from {region.start} to {region.stop} cannot be read: "
-                f"{_words(error)}. The stored data are damaged: restore this file from its origin."
-            ) from error
+            what = f"{self.path}: the pixels from {region.start} to {region.stop} cannot be read"
+            raise refusal(what, error) from error
         return np.ascontiguousarray(pixels, dtype=self.dtype)
 
     def __getitem__(self, index: Any) -> Pixels:
@@ -163,6 +168,16 @@ class StoredArray:
             **self._header.identity,
         }
 
+    def change(self) -> str:
+        """What has become of it since it was opened, in words; empty where nothing has. Cheap, never reads pixels."""
+        try:
+            now = _opened(self._opener, self.path, self._options).header
+        except (InputError, OSError):
+            return "can no longer be opened"
+        was = self._header
+        same = (now.identity, now.shape, now.dtype) == (was.identity, was.shape, was.dtype)
+        return "" if same else "was written to"
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
 
@@ -174,10 +189,12 @@ def _opened(opener: Opener, path: str, options: Mapping[str, Any]) -> Reader:
     """The open file; a refusal names the path."""
     try:
         return opener(path, **options)
-    except DamagedData as error:
-        raise DamagedData(f"{path}: {error}") from error
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
+    except (HalotileError, MemoryError):
+        raise
+    except Exception as error:
+        raise refusal(f"{path}: it cannot be opened", error) from error
 
 
 @lru_cache(maxsize=16)
@@ -216,15 +233,29 @@ def _range(entry: Any, length: int) -> tuple[int, int]:
     return place % length, place % length + 1
 
 
-def _is_damage(error: Exception) -> bool:
-    """Whether an error tells of bad bytes, and not of the system or of a wrong request."""
-    if isinstance(error, DamagedData):
-        return True
-    if isinstance(error, (HalotileError, MemoryError)):
-        return False
-    return not (isinstance(error, OSError) and error.errno is not None)
+def refusal(what: str, error: Exception) -> InputError:
+    """The error that stands for whatever a format's library raised, or Python over what is stored.
+
+    Raise it ``from error``: a fault of halotile's own then shows with ``--debug``, and to the test that changes files at random.
+
+    Parameters
+    ----------
+    what : str
+        What cannot be done, with the path.
+    error : Exception
+        Why.
+
+    Returns
+    -------
+    InputUnreadable or DamagedData
+        The first for errors of the operating system.
+    """
+    words = f"{what}: {_words(error)}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return InputUnreadable(f"{words}. Look after its disk, network or permissions, then run again.")
+    return DamagedData(f"{words}. The stored data are damaged: restore this file from its origin.")
 
 
 def _words(error: Exception) -> str:
-    """An error in words, also when its message is empty."""
-    return str(error).rstrip(".") or type(error).__name__
+    """An error in a line of words, also when its message is empty."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

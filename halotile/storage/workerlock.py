@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import OutputRefused
-from halotile.storage.locks import acquire, in_words
-from halotile.storage.rundir import FILE_MODE, WORKERS_LOCK, RunDirectory
+from halotile.errors import OutputInUse, OutputRefused
+from halotile.storage.locks import acquire, flock, in_words
+from halotile.storage.rundir import FILE_MODE, RunDirectory
+from halotile.storage.runfiles import WORKERS_LOCK
 
 _held: dict[Path, int] = {}
 _guard = threading.Lock()
@@ -48,7 +49,7 @@ class WorkerLock:
             if path in _held:
                 return
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            flock(fd, fcntl.LOCK_SH)
             now = self.run.driver()
             if driver is not None and now != driver:
                 os.close(fd)
@@ -71,14 +72,14 @@ class WorkerLock:
 
         Raises
         ------
-        OutputRefused
+        OutputInUse
             When some still live after ``timeout_seconds``.
         """
         fd = os.open(self.run.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         try:
             if not acquire(fd, timeout_seconds):
                 seen = ", ".join(os.pread(fd, 4096, 0).decode(errors="replace").split("\n")[:-1])
-                raise OutputRefused(
+                raise OutputInUse(
                     f"workers of an earlier run still hold {self.run.path} after {timeout_seconds:g} s; "
                     f"these have been seen there: processes {seen}. End them, then run again."
                 )

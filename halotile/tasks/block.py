@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 import psutil
 
-from halotile.errors import DamagedData, InputError
+from halotile.errors import InputError
 from halotile.storage.disk import is_full
 from halotile.storage.grid import Block, Grid, Region
+from halotile.storage.output import WrittenBlock
 from halotile.tasks.lanes import Lanes
+from halotile.tasks.processor import processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Receipt:
     """What a worker reports of the blocks it was given: a few hundred bytes, never pixels."""
 
     done: list[int] = field(default_factory=list)
+    digests: dict[int, bytes] = field(default_factory=dict)
+    """By block, the digest of what was written of it; of several images those, one after the other."""
     bad: list[BadBlock] = field(default_factory=list)
     pixels: int = 0
     read_bytes: int = 0
@@ -49,10 +53,20 @@ class Receipt:
     """The most that tensors held on a card."""
     batch: int = 0
     worker: str = ""
+    processor: str = ""
+    """What decided on the last bits: see :func:`~halotile.tasks.processor.processor`."""
     took: dict[int, float] = field(default_factory=dict)
     """How long the computing thread was at each block that is done, in seconds."""
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
     """What was added up over each block, by block and name: one number for each shard."""
+
+    def enter(self, number: int, written: Iterable[WrittenBlock]) -> None:
+        """Note what was written of a block, to each of its images."""
+        digests = []
+        for each in written:
+            self.written_bytes += each.size_bytes
+            digests.append(each.digest)
+        self.digests[number] = b"".join(digests)
 
 
 class BlockTask(Protocol):
@@ -163,6 +177,7 @@ class BlockRunner:
         receipt.peak_memory_bytes = peak_memory_bytes()
         receipt.device_peak_bytes = self.stages.device_peak_bytes
         receipt.batch = self.stages.batch
+        receipt.processor = processor()
         return receipt
 
     def _write(self, block: Block, result: Any, receipt: Receipt) -> None:
@@ -189,7 +204,8 @@ class BlockRunner:
     @staticmethod
     def _bad(block: Block, error: BaseException) -> BadBlock:
         if isinstance(error, InputError):
-            kind = "damaged" if isinstance(error, DamagedData) else "input"
+            # Bytes that could not be had may be there at another try; what is refused once is refused again.
+            kind = "damaged" if isinstance(error, OSError) else "input"
         elif isinstance(error, OSError) and is_full(error):
             kind = "disk"
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from halotile.errors import TaskFailed
 from halotile.storage.disk import is_full
-from halotile.storage.grid import Grid, Region
+from halotile.storage.grid import Region
 from halotile.storage.output import ShardWriter
 from halotile.storage.rim import Readable
 from halotile.tasks.block import peak_memory_bytes
 from halotile.tasks.fidelity import Gradient, NormalImage, Term
 from halotile.tasks.operators.base import InMemory, Shape, read_all
+from halotile.tasks.options import import_from
 from halotile.tasks.shared import Scope
 from halotile.tasks.stored import Stored, store
 from halotile.tasks.totals import add_exactly
@@ -74,6 +75,8 @@ class Part:
     """The most partial sums there were at once, as far as it was seen."""
     sums: dict[str, dict[int, float]]
     peak_memory_bytes: int
+    digest: bytes = b""
+    """Of the sum, once it is written where it belongs."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class Adding:
         ``gradient`` or ``normal``.
     writer : ShardWriter
         Where the sum goes.
+    import_folder : str, optional
+        Where imports of the user's own code start from.
     """
 
     what: ClassVar[str] = "operator"
@@ -101,6 +106,7 @@ class Adding:
     image: Readable
     wants: Wants
     writer: ShardWriter
+    import_folder: str | None = None
 
     def compute(self, group: Sequence[Contribution], after: Part | None = None) -> Part:
         """The sum of a few contributions. ``after`` has to be there first; it is not used.
@@ -112,6 +118,7 @@ class Adding:
         OSError
             When the disk is full.
         """
+        import_from(self.import_folder)
         image = InMemory(read_all(self.image))
         total: NDArray[Any] | None = None
         sums: dict[str, dict[int, float]] = {}
@@ -139,12 +146,9 @@ class Adding:
 
     def keep(self, part: Part) -> Part:
         """Write the sum where it belongs; durable on return."""
-        total = part.stored.load()
-        layout = self.writer.layout
-        for block in Grid(layout.shape, layout.shard, ((0, 0),) * len(layout.shape)):
-            self.writer.write(block.core, np.ascontiguousarray(total[block.core.slices]))
+        written = self.writer.write(Region.whole(self.writer.layout.shape), part.stored.load())
         part.stored.delete()
-        return part
+        return replace(part, digest=written.digest)
 
     def _contribution(self, each: Contribution, image: InMemory) -> tuple[NDArray[Any], dict[str, float]]:
         whole = Region.whole(image.shape)

@@ -140,7 +140,7 @@ class DenoiseStages:
             inner: tuple[Any, ...] = (..., *roles.spatial_part(block.core).relative_to(reach).slices)
             _keep_masked(pixels, roles.arrange(original)[inner], mask[inner])
         region = roles.output_region(block.core, task.tiling.scale, task.channels_out)
-        receipt.written_bytes += task.writer.write(region, roles.restore(pixels))
+        receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
 
     def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
         """A side input of the picture's shape, or of its tiled axes alone."""

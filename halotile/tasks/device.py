@@ -28,6 +28,8 @@ OUT_OF_MEMORY = (
     "ALLOC_FAILED",
     "ALLOCATION_FAILED",
     "unable to find an engine to execute",
+    "can't allocate memory",
+    "bad_alloc",
 )
 """What libraries say where they have no exception for it; the last one is cuDNN's, whose every algorithm wants some room."""
 LOST = 70
@@ -55,6 +57,14 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception, or what it was raised from, says that memory ran out, on any kind of device."""
+    if error is None:
+        return False
+    is_said = isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+    return is_said or isinstance(error, MemoryError) or is_out_of_memory(error.__cause__)
 
 
 class Device:
@@ -183,9 +193,7 @@ class Device:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an exception says that memory ran out, on any kind of device."""
-        if isinstance(error, MemoryError | self.torch.cuda.OutOfMemoryError):
-            return True
-        return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+        return isinstance(error, self.torch.cuda.OutOfMemoryError) or is_out_of_memory(error)
 
     def is_lost(self) -> bool:
         """Whether it answers nothing any more, so that only another process can go on."""

@@ -8,6 +8,8 @@ This is for one thread, which is what a worker has: several would each have an e
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +32,11 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
     ...     bool((torch.sigmoid(numbers[:7]) == torch.sigmoid(numbers)[:7]).all())
     True
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler at the first operation, which takes each process a second."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation of torch."""
@@ -113,5 +120,7 @@ class SteadyNetwork(torch.nn.Module):  # type: ignore[misc]
         """The network's result."""
         if batch.device.type != "cpu":
             return self.network(batch, *more)
-        with SteadyElementwise():
+        # What a network compiles of itself runs as it is written: in a kernel of its own no operation is seen.
+        has_compiler = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
+        with torch.compiler.set_stance("force_eager") if has_compiler else nullcontext(), SteadyElementwise():
             return self.network(batch, *more)

@@ -1,4 +1,4 @@
-"""A plain stack of 3x3 convolutions, ReLU between them, computed with as little work as its bits allow."""
+"""A plain stack of 3x3 convolutions with ReLU between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from halotile.tasks.denoisers.base import CoreModel, Margin
-from halotile.tasks.fused import ShortWay
 from halotile.tasks.steady import convolve
 
 NO_MARGIN: Margin = ((0, 0), (0, 0))
@@ -33,7 +32,6 @@ class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
             torch.nn.Conv2d(into, out, 3, padding=1, bias=bias) for into, out in itertools.pairwise(sizes)
         )
         self.sign = sign
-        self.short_way: ShortWay | None = None
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The stack on whole windows."""
@@ -42,26 +40,17 @@ class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
     def core(self, batch: torch.Tensor, margin: Margin) -> torch.Tensor:
         """The stack on windows less their margins: where a margin is as wide as the stack is deep, nothing
         is padded on that axis, and every convolution computes two pixels less than the one before."""
-        if self.short_way is None:  # by now the weights are loaded and on their device
-            self.short_way = ShortWay(self.layers)
-        short = self.short_way if self.short_way.allows(batch) else None
         rows, columns = (min(pair) >= len(self.layers) for pair in margin)
         padding = (int(not rows), int(not columns))
         signal = batch
         for layer in self.layers[:-1]:
-            if short:
-                signal = short.convolve_relu(layer, signal, padding)
-            else:
-                signal = torch.relu_(convolve(layer, signal, padding))
+            signal = torch.relu_(convolve(layer, signal, padding))
+        signal = convolve(self.layers[-1], signal, padding)
         gone = len(self.layers) * rows, len(self.layers) * columns
         wanted = [
             slice(before - less, size - after - less)
             for (before, after), less, size in zip(margin, gone, batch.shape[2:], strict=True)
         ]
-        if short:
-            signal = short.last(signal, padding, columns=wanted[1].stop)
-        else:
-            signal = convolve(self.layers[-1], signal, padding)
         signal = signal[:, :, *wanted]
         if self.sign == 0:
             return signal

@@ -39,6 +39,22 @@ def required_keys(kind: type) -> list[str]:
     return [job_key(f.name) for f in fields if f.default is missing and f.default_factory is missing]
 
 
+def told(what: str) -> dict[str, str]:
+    """Metadata of a field of which the type alone does not tell what to write, or where it comes from."""
+    return {"told": what}
+
+
+def what_is_told(kind: type, key: str) -> str | None:
+    """What :func:`told` says of a key of a dataclass, if anything.
+
+    Examples
+    --------
+    >>> from halotile.tasks.denoisers.dncnn import DnCNN
+    >>> what_is_told(DnCNN, "depth")
+    """
+    return next((f.metadata.get("told") for f in dataclasses.fields(kind) if job_key(f.name) == key), None)
+
+
 STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True, "alias_generator": job_key}
 """How a configuration reader must treat the options: unknown keys are errors, docstrings describe."""
 

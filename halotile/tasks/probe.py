@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import Denoiser, Model
 from halotile.tasks.denoisers.function import PictureDenoiser
+from halotile.tasks.device import is_out_of_memory
 from halotile.tasks.trial import NARROW, Trial
 
 if TYPE_CHECKING:
     import torch
 
-LENGTHS = {1: (128, 256, 512, 1024, 2048), 2: (128, 256, 512, 1024), 3: (64, 128, 256)}
+LENGTHS = {1: (128, 256, 512, 1024, 2048), 2: (64, 128, 256, 512, 1024), 3: (32, 64, 128, 256)}
 """Lengths that are tried until the window's ends are out of reach."""
 ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 """Total strides that are tried."""
@@ -29,8 +30,13 @@ COMPARED = 48
 """Pixels compared between a picture and its shifted copy, at least."""
 RAGGED = 64
 """Length, at least, of a window whose ragged end is tried: a network may pad by reflection, up to its own length."""
-BATCH = 8
-"""Windows computed at once."""
+BATCH_PIXELS = 8 * 128 * 64
+"""Pixels of windows that are computed at once, if it is more than one: a gradient keeps all activations."""
+CLEAR = 1e-3
+"""What a shifted result differs by in single precision, of the largest pixel, where no rounding could explain it."""
+
+Exact = tuple[Trial, float, "torch.dtype"]
+"""A model, how well its results agree, and its type of pixel."""
 
 
 def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
@@ -61,7 +67,8 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     (3, 1)
     """
     trial = Trial.of(denoiser, dims)
-    found = [_probe_axis(trial, axis) for axis in range(dims)]
+    exact = _in_double(trial)
+    found = [_probe_axis(trial, exact, axis) for axis in range(dims)]
     return max(reach for reach, _ in found), math.lcm(*(alignment for _, alignment in found))
 
 
@@ -169,29 +176,65 @@ def check_ragged(denoiser: Denoiser, picture: tuple[int, ...]) -> None:
         ) from error
 
 
-def _probe_axis(trial: Trial, axis: int) -> tuple[int, int]:
+def _probe_axis(trial: Trial, exact: Exact, axis: int) -> tuple[int, int]:
     """Receptive field and alignment along one axis."""
     lengths = LENGTHS[trial.dims]
+    passed = 0
     for length in lengths:
         start = length // 2
-        reach = _reach(trial, axis, length, [start, start + 1])
+        try:
+            reach = _reach(trial, axis, length, [start, start + 1])
+        except Exception as error:
+            # It saw the whole of a window, and of one twice as long it needs more than twice the memory.
+            if passed and is_out_of_memory(error):
+                raise trial.too_far(passed) from None
+            raise
         if reach is None:
+            passed = length
             continue
-        alignment = _alignment(trial, axis, reach)
-        reach = _reach(trial, axis, length, list(range(start, start + max(2, alignment))))
-        if reach is not None:
-            return reach, alignment
+        alignment = _alignment(trial, exact, axis, reach)
+        others = _reach(trial, axis, length, list(range(start + 2, start + alignment)))
+        if others is not None:
+            return max(reach, others), alignment
     raise trial.too_far(lengths[-1])
+
+
+def looks_far(trial: Trial, axis: int) -> bool:
+    """Whether a pixel reaches the ends of every window along an axis, whatever else the model may draw or remember."""
+    lengths = LENGTHS[trial.dims]
+    for length in lengths:
+        try:
+            if not _reaches_ends(trial, axis, length):
+                return False
+        except Exception as error:
+            if length > lengths[0] and is_out_of_memory(error):
+                return True
+            raise
+    return True
+
+
+def _reaches_ends(trial: Trial, axis: int, length: int) -> bool:
+    window = trial.noise(trial.shape(axis, length))
+    # Not by a change: where something is drawn or remembered, everything changes.
+    touched = (
+        look(trial, axis, window, [length // 2], window)[0] for look in (_touched_by_nan, _traced_back)
+    )
+    return any(bool(line[0] or line[-1]) for line in touched)
 
 
 def _reach(trial: Trial, axis: int, length: int, positions: list[int]) -> int | None:
     """Farthest pixel that these positions touch; None where that may lie beyond the window."""
     reach = 0
-    for first in range(0, len(positions), BATCH):
-        group = positions[first : first + BATCH]
-        windows = trial.noise(trial.shape(axis, length)).repeat(len(group), *[1] * (trial.dims + 1))
+    window = trial.noise(trial.shape(axis, length))
+    at_once = max(1, BATCH_PIXELS // window[0, 0].numel())
+    plain: torch.Tensor | None = None
+    for first in range(0, len(positions), at_once):
+        group = positions[first : first + at_once]
+        windows = window.repeat(len(group), *[1] * (trial.dims + 1))
+        if plain is None or len(plain) != len(group):
+            plain = _unchanged(trial, windows)
         for look in (_touched_by_nan, _touched_by_change, _traced_back):
-            touched = look(trial, axis, windows, group)
+            touched = look(trial, axis, windows, group, plain)
             for place, line in zip(group, touched, strict=True):
                 cells = line.nonzero().flatten().tolist()
                 if cells and (cells[0] == 0 or cells[-1] == length - 1):
@@ -200,28 +243,42 @@ def _reach(trial: Trial, axis: int, length: int, positions: list[int]) -> int | 
     return reach
 
 
-def _touched_by_nan(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+def _unchanged(trial: Trial, windows: torch.Tensor) -> torch.Tensor:
+    """The result of windows in which nothing is marked."""
+    import torch
+
+    with torch.inference_mode():
+        result = trial.run(windows)
+    if not result.isfinite().all():
+        raise ConfigError(
+            f"{trial.name} makes NaN or infinity of pixels between 0 and 1. Check its weights and options."
+        )
+    return result
+
+
+def _touched_by_nan(
+    trial: Trial, axis: int, windows: torch.Tensor, places: list[int], _: torch.Tensor
+) -> torch.Tensor:
     """Where along the axis each window's result is NaN when one of its pixels is."""
     import torch
 
     with torch.inference_mode():
-        if not trial.run(windows[:1]).isfinite().all():
-            raise ConfigError(
-                f"{trial.name} makes NaN or infinity of pixels between 0 and 1. Check its weights and options."
-            )
         return _along(trial, axis, trial.run(_marked(windows, axis, places, math.nan)).isnan())
 
 
-def _touched_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+def _touched_by_change(
+    trial: Trial, axis: int, windows: torch.Tensor, places: list[int], plain: torch.Tensor
+) -> torch.Tensor:
     """Where along the axis each window's result changes when one of its pixels does."""
     import torch
 
     with torch.inference_mode():
-        changed = trial.run(_marked(windows, axis, places, 37.0)) != trial.run(windows)
-        return _along(trial, axis, changed)
+        return _along(trial, axis, trial.run(_marked(windows, axis, places, 37.0)) != plain)
 
 
-def _traced_back(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+def _traced_back(
+    trial: Trial, axis: int, windows: torch.Tensor, places: list[int], _: torch.Tensor
+) -> torch.Tensor:
     """Where along the axis the gradient of each window's one output pixel is not zero."""
     import torch
 
@@ -234,8 +291,10 @@ def _traced_back(trial: Trial, axis: int, windows: torch.Tensor, places: list[in
                 result[i].narrow(1 + axis, place * trial.scale, trial.scale) for i, place in enumerate(places)
             ]
             (gradient,) = torch.autograd.grad(sum((p * p).sum() for p in picked), windows, allow_unused=True)
-        except (RuntimeError, NotImplementedError):  # it cannot be differentiated
-            return nowhere
+        except (RuntimeError, NotImplementedError) as error:
+            if is_out_of_memory(error):
+                raise
+            return nowhere  # it cannot be differentiated
     return nowhere if gradient is None else _along(trial, axis, gradient != 0, scale=1)
 
 
@@ -255,15 +314,14 @@ def _along(trial: Trial, axis: int, touched: torch.Tensor, scale: int | None = N
     return lines.unflatten(1, (-1, scale or trial.scale)).any(2)
 
 
-def _alignment(trial: Trial, axis: int, reach: int) -> int:
+def _alignment(trial: Trial, exact: Exact, axis: int, reach: int) -> int:
     """The least shift that the result follows."""
-    exact, tolerance, kind = _in_double(trial)
+    import torch
+
+    rough: Exact = trial, CLEAR, torch.float32
     for shift in ALIGNMENTS:
-        # With a stride of that much, other pixels may look that much further.
-        margin = reach + shift
-        length = -(-(2 * margin + shift + COMPARED) // 64) * 64
-        picture = exact.noise(exact.shape(axis, length + shift)).to(kind)
-        if _follows(exact, picture, axis, shift, length, margin, tolerance):
+        # Double precision takes ten times as long: it is left what single precision cannot tell.
+        if _follows(rough, axis, shift, reach) and _follows(exact, axis, shift, reach):
             return shift
     raise ConfigError(
         f"{trial.name} does not follow when the picture is shifted by any of {ALIGNMENTS[0]} to {ALIGNMENTS[-1]} "
@@ -272,7 +330,7 @@ def _alignment(trial: Trial, axis: int, reach: int) -> int:
     )
 
 
-def _in_double(trial: Trial) -> tuple[Trial, float, torch.dtype]:
+def _in_double(trial: Trial) -> Exact:
     """A copy of the model in double precision, how well its results agree, and its type of pixel.
 
     Single precision, where the model cannot be converted, hides paths that add less than its tolerance.
@@ -282,21 +340,26 @@ def _in_double(trial: Trial) -> tuple[Trial, float, torch.dtype]:
     single = trial, 1e-5, torch.float32
     if not isinstance(trial.model, torch.nn.Module):
         return single
-    double = replace(trial, model=copy.deepcopy(trial.model).double())
     try:
+        double = replace(trial, model=copy.deepcopy(trial.model).double())
         with torch.inference_mode():
             double.run(double.noise(double.shape(0, NARROW[trial.dims])).double())
-    except ConfigError:
+    except Exception as error:  # it makes tensors in single precision, or cannot be copied
+        if is_out_of_memory(error):
+            raise
         return single
     return double, 1e-9, torch.float64
 
 
-def _follows(
-    trial: Trial, picture: torch.Tensor, axis: int, shift: int, length: int, margin: int, tolerance: float
-) -> bool:
+def _follows(by: Exact, axis: int, shift: int, reach: int) -> bool:
     """Whether shifting the window shifts the result, away from the window's ends."""
     import torch
 
+    trial, tolerance, kind = by
+    # With a stride of that much, other pixels may look that much further.
+    margin = reach + shift
+    length = -(-(2 * margin + shift + COMPARED) // 64) * 64
+    picture = trial.noise(trial.shape(axis, length + shift)).to(kind)
     scale, kept = trial.scale, length - 2 * margin
     with torch.inference_mode():
         before = trial.run(picture.narrow(2 + axis, 0, length))

@@ -219,8 +219,8 @@ class StepStages:
 
     def write(self, block: Block, result: list[NDArray[Any]], receipt: Receipt) -> None:
         """Write them; durable on return."""
-        for (writer, _), pixels in zip(self.task.images, result, strict=True):
-            receipt.written_bytes += writer.write(block.core, pixels)
+        images = zip(self.task.images, result, strict=True)
+        receipt.enter(block.number, [writer.write(block.core, pixels) for (writer, _), pixels in images])
 
 
 def cells_of(core: Region, shard: tuple[int, ...]) -> Iterator[Region]:

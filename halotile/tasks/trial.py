@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import Denoiser, Model
+from halotile.tasks.device import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +55,8 @@ class Trial:
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise
             raise ConfigError(
                 f"{self.name} failed on a window of shape {tuple(windows.shape)}: {type(error).__name__}: {error}. "
                 f"{self._channels_that_do(windows)}"

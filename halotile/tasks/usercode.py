@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -134,6 +135,36 @@ def value_digest(value: Any) -> str:
     return walk.digest.hexdigest()[:DIGITS]
 
 
+def whole_digest(value: Any) -> str | None:
+    """The same in full length; None where something in it cannot be looked into, such as an open file or compiled code.
+
+    Examples
+    --------
+    >>> import threading
+    >>> len(whole_digest([1, 2])), whole_digest([threading.Lock()]) is None
+    (64, True)
+    """
+    walk = _Walk()
+    walk.take(value)
+    return walk.digest.hexdigest() if walk.is_whole else None
+
+
+def loaded_code() -> dict[str, str]:
+    """What this process has imported, halotile's own apart: the digest of a file of the user's, of other packages the version and when they came."""
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        top, file = name.partition(".")[0], getattr(module, "__file__", None)
+        if top in sys.stdlib_module_names or not _is_own(top) or not isinstance(file, str):
+            continue
+        if not _is_foreign(top):
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        elif name == top:
+            facts = os.stat(file)
+            # A package that is worked on may be installed again under the same version.
+            found[name] = f"{getattr(module, '__version__', '')} {facts.st_mtime_ns} {facts.st_size}"
+    return found
+
+
 def called(value: Any) -> str:
     """The name of a function, or of the class of an object, with its module.
 
@@ -153,6 +184,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
+        self.is_whole = True
         self.seen: dict[int, tuple[int, Any]] = {}
         """By address: the order in which it was met; the object is held, so that its address stays its own."""
 
@@ -260,6 +292,7 @@ class _Walk:
             registered = copyreg.dispatch_table.get(type(value))
             parts = registered(value) if registered else value.__reduce_ex__(4)
         except Exception:  # an open file, a lock: it has no state of its own
+            self.is_whole = False
             return
         if isinstance(parts, str):
             self.say(getattr(value, "__module__", ""), parts)

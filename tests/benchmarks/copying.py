@@ -42,7 +42,7 @@ class Copy:
 
     def write(self, block: Block, result: Any, receipt: Receipt) -> None:
         """Encoded and durable, as every output is."""
-        receipt.written_bytes += self.writer.write(block.core, result)
+        receipt.enter(block.number, [self.writer.write(block.core, result)])
 
 
 def copied(task: Copy) -> float:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from halotile.graphs.stream import least_task_seconds
 from tests.benchmarks.saturation import Cost, Machine, Simulation
 
 MACHINE = Machine(Cost(0.001, 3e-7), Cost(0.0004, 5e-7), heartbeat=0.05)
@@ -48,3 +49,10 @@ def test_groups_make_do_with_smaller_blocks() -> None:
     edges = [MACHINE.least_pixels(1000, blocks, 2e8) ** 0.5 for blocks in (1, 16, 256)]
     assert edges == sorted(edges, reverse=True)
     assert edges[0] / edges[1] == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("workers", [100, 1000, 10_000])
+def test_tasks_last_so_long_that_one_scheduler_keeps_its_workers_busy(workers: int) -> None:
+    # As measured: what the choice of a worker costs grows with their number.
+    machine = Machine(Cost(0.001 + 0.9e-6 * workers, 0), Cost(0.0006, 0), heartbeat=0.12)
+    assert machine.least_task_seconds(workers, 1) < max(1.0, least_task_seconds(workers))

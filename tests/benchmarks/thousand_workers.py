@@ -30,7 +30,7 @@ from distributed import Client, Future, Scheduler, Worker
 from distributed.security import Security
 
 from halotile.graphs.bars import show_blocks
-from halotile.graphs.stream import SECONDS_PER_WORKER, Answer, Grouping, Stream
+from halotile.graphs.stream import Answer, Grouping, Stream, least_task_seconds
 from halotile.graphs.workers.settings import SETTINGS
 from halotile.storage.journal import Journal
 from tests.benchmarks.denoising import do_nothing
@@ -179,7 +179,7 @@ def measure(
         began, driver, before = time.perf_counter(), time.process_time(), spent(scheduler)
         for answers in stream.answers(iter(range(total)), total):
             for answer in answers:
-                journal.mark(answer.result.done)
+                journal.mark(dict.fromkeys(answer.result.done, b"none"))
         seconds = time.perf_counter() - began
         driver, after = time.process_time() - driver, spent(scheduler)
     assert len(journal.done) == total
@@ -213,7 +213,7 @@ def fit(rows: list[Measured], heartbeat: float) -> Machine:
 def tell(machine: Machine, workers: int) -> None:
     """Print where it saturates with so many workers, and how large their blocks must be."""
     print(f"  {machine}")
-    seconds = max(1.0, workers * SECONDS_PER_WORKER)
+    seconds = max(1.0, least_task_seconds(workers))
     busy = Simulation(machine, workers, 64, seconds).busy(100 * workers)
     print(f"  simulated with tasks of {seconds:g} s in groups of 64: {busy:.3f} busy")
     for blocks in (1, 4, 16, 64, 256):

@@ -49,6 +49,7 @@ class Ending:
     run_directory: str = "/data/clean.zarr.run"
     device_peak_bytes: int = 0
     compute_seconds: float = 80.0
+    start_seconds: float = 5.0
     figures: dict[str, float] = field(default_factory=dict)
 
 

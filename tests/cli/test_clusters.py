@@ -1,4 +1,4 @@
-"""`exec`, `doctor`, and the options that say where workers live."""
+"""`exec`, and the options that say where workers live."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import os
 import socket
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import dask
 import pytest
 
-import halotile
 from halotile import denoise
 from halotile.cli.config import Flags, load_cluster, load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError
-from halotile.graphs import identity
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.job import Cluster
 from halotile.registry import find
@@ -79,51 +75,6 @@ def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
     done = RUNNER.invoke(app, ["exec", str(tmp_path / "none.py")])
     assert done.exit_code == 2
     assert "is no file. Write the path of a Python script" in " ".join(done.output.split())
-
-
-def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local", "--json"])
-    found = {each["name"]: each for each in json.loads(done.stdout)}
-    assert found["cluster"]["text"] == "local: as written"
-    assert "rename, fsync" in found["file system"]["text"]
-    assert found["encryption"]["verdict"] == "ok"
-    assert done.exit_code == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without a package index, where a checkout is on the path."""
-
-    def version(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(identity, "version", version)
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local"])
-    assert done.exit_code == 0
-    assert f"halotile {halotile.__version__}, dask unknown" in " ".join(done.output.split())
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
-    done = RUNNER.invoke(
-        app, ["doctor", "--output", str(tmp_path), "--start", "--workers", "1", "--cluster", "local"]
-    )
-    assert "ok 1 worker of 1 on 127.0.0.1" in done.stdout
-    assert "ok the same on every worker" in done.stdout
-
-
-def test_the_doctor_tells_of_a_file_system_that_cannot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr("halotile.graphs.doctor.fcntl.flock", refuse)
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local"])
-    assert done.exit_code == 1
-    assert "MISSING:" in done.stdout
-    assert "Operation not supported" in done.stdout
 
 
 def test_options_replace_what_the_file_says(config: Path) -> None:
@@ -276,6 +227,49 @@ def test_a_machine_without_the_batch_system_is_told_at_once(
         pass
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("sge", "there is no qsub here"), ("slurm-alloc", "is no allocation"), ("ranks", "the only copy")],
+)
+def test_a_cluster_that_cannot_start_leaves_nothing_behind(
+    kind: str, words: str, config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    before = sorted(config.parent.iterdir())
+    done = RUNNER.invoke(app, ["run", str(config), "--cluster", kind])
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert sorted(config.parent.iterdir()) == before
+
+
+@pytest.mark.filterwarnings("ignore:OAR Job memory")
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("slurm", "#SBATCH --cpus-per-task=1"),
+        ("pbs", "#PBS -l select=1:ncpus=1:mem="),
+        ("sge", "#$ -l mem_free="),
+        ("lsf", '#BSUB -R "rusage[mem='),
+        ("oar", "#OAR -O "),
+        ("htcondor", "RequestCpus = "),
+        ("local", "plan"),
+    ],
+)
+def test_a_dry_run_shows_the_script_of_a_worker_and_writes_nothing(
+    kind: str, line: str, config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    before = sorted(config.parent.iterdir())
+    done = RUNNER.invoke(app, ["run", str(config), "--cluster", kind, "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert f"\n{line}" in f"\n{done.stdout}"
+    assert ("halotile.graphs.workers tls://DRIVER:PORT" in done.stdout) == (kind != "local")
+    assert "\n  workers " in done.stdout
+    assert sorted(config.parent.iterdir()) == before
+
+
 def test_what_is_nearly_an_option_of_exec_is_not_the_scripts(tmp_path: Path) -> None:
     (tmp_path / "s.py").touch()
     done = RUNNER.invoke(app, ["exec", str(tmp_path / "s.py"), "--worker", "4"])
@@ -284,37 +278,6 @@ def test_what_is_nearly_an_option_of_exec_is_not_the_scripts(tmp_path: Path) -> 
         "exec has no --worker; did you mean --workers? What is the script's own comes after --."
         in done.stderr
     )
-
-
-def test_the_doctor_tells_all_it_knows_where_the_cluster_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    done = RUNNER.invoke(app, ["doctor", "--cluster", "pbs", "--output", str(tmp_path), "--start"])
-    assert done.exit_code == 1
-    assert "flock work" in done.stdout
-    assert "MISSING: cluster.kind is pbs, and there is no qsub here" in done.stdout
-
-
-def test_the_doctor_looks_at_the_certificates_of_a_scheduler_that_is_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
-    (tmp_path / "bad.pem").write_text("rubbish")
-    tls = dict.fromkeys(("ca-file", "client.cert", "client.key"), str(tmp_path / "bad.pem"))
-    with dask.config.set({f"distributed.comm.tls.{key}": path for key, path in tls.items()}):
-        done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "MISSING: the certificates of distributed.comm.tls cannot be used" in done.stdout
-
-
-def test_the_doctor_misses_certificates_that_are_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "set distributed.comm.tls.ca-file" in " ".join(done.stdout.split())
 
 
 def test_a_scheduler_in_the_environment_may_be_asked_for(
@@ -334,42 +297,6 @@ def test_a_signal_that_drains_nothing_is_refused(signal: str, config: Path) -> N
     done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", told])
     assert done.exit_code == 2
     assert "a run drains when USR1 comes to the batch shell" in done.stderr
-
-
-@pytest.mark.parametrize("installed", [True, False])
-@pytest.mark.parametrize(
-    ("kind", "command"),
-    [
-        ("slurm", "sbatch"),
-        ("pbs", "qsub"),
-        ("sge", "qsub"),
-        ("lsf", "bsub"),
-        ("oar", "oarsub"),
-        ("htcondor", "condor_submit"),
-    ],
-)
-def test_the_doctor_misses_the_command_that_submits(
-    kind: str, command: str, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if not installed:
-        monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
-    done = RUNNER.invoke(app, ["doctor", "--cluster", kind, "--output", str(tmp_path / "not" / "there")])
-    assert done.exit_code == 1
-    assert f"there is no {command} here: cluster {kind} submits its jobs with it" in done.stdout
-
-
-def test_the_doctor_tells_all_it_knows_where_a_package_cannot_be_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: str) -> None:
-        raise ConfigError("cluster 'mine' is the plug-in 'mine', which cannot be loaded")
-
-    monkeypatch.setattr("halotile.graphs.doctor.find", broken)
-    done = RUNNER.invoke(app, ["doctor", "--cluster", "local", "--output", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "MISSING: cluster 'mine' is the plug-in 'mine', which cannot be loaded" in done.stdout
-    assert "flock work" in done.stdout
 
 
 def test_nobody_works_with_no_worker(tmp_path: Path) -> None:

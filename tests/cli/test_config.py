@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import halotile
 from halotile.cli.config import Flags, load_job, load_saved_job, read_config
 from halotile.cli.kinds import JOBS
 from halotile.cli.main import app
@@ -83,14 +84,19 @@ LIES = [
     ("boundary: auto", "boundary: refelct", 6, "did you mean reflect?"),
     ("batch: auto", "batch: true", 6, "true is not auto or a whole number"),
     ("workers: 2", "workers: 0", 7, "run.workers: 0 is too small"),
-    ("workers: 2", "workers: ", 7, "is empty; write a whole number, or leave the key out for its default"),
+    (
+        "workers: 2",
+        "workers: ",
+        7,
+        "is empty; write auto or a whole number, or leave the key out for its default",
+    ),
     ("strength: 0.1", "strength: null", 5, "denoiser.strength: is empty; write a number"),
     ("path: clean.zarr", "path: s3://b/clean.zarr", 4, "outputs go to a disk of this machine"),
     ("workers: 2", "<<: {workers: 2}", 7, "run.<<: merge keys are not read; write the keys out"),
     ("size: auto", "size: !pixels [4, 4]", 6, "tile.size: the tag !pixels is not allowed"),
     ("{kind: local}", "!mine {kind: local}", 8, "cluster: the tag !mine is not allowed"),
     ("kind: local", "!mine kind: local", 8, "the tag !mine is not allowed; write a plain key"),
-    ("workers: 2", "workers: two", 7, '"two" is not a whole number'),
+    ("workers: 2", "workers: two", 7, '"two" is not auto or a whole number'),
     ("memory_per_worker: 4GiB", "memory_per_worker: 4 gigs", 7, '"4 gigs" is not a size'),
     ("memory_per_worker: 4GiB", 'memory_per_worker: "4"', 7, "less than a worker needs"),
     ("on_bad_block: fail", "on_bad_block: quarantaine", 7, "did you mean quarantine?"),
@@ -198,6 +204,36 @@ def test_a_section_without_entries_is_left_at_its_defaults(config: Path) -> None
         config.read_text().replace("{size: auto, depth: auto, boundary: auto, batch: auto}", "")
     )
     assert load_job(config).tile.size == "auto"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (
+            "scans/out.tif",
+            r"write scans/out\.zarr, and `recon-cli preview scans/out\.zarr scans/out\.tif` makes a TIFF",
+        ),
+        ("out.OME.TIFF", "makes a TIFF"),
+        ("out.png", r"`recon-cli preview out\.zarr out\.png` makes a PNG"),
+        ("out.npy", r"`recon-cli preview out\.zarr out\.tif` makes a TIFF"),
+        ("out.h5", r"write out\.zarr"),
+        ("x" * 300, "a name of 300 bytes; write one of at most 230"),
+    ],
+)
+def test_an_output_of_another_formats_name_or_too_long_a_one_is_refused(
+    config: Path, path: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_denoising(config, [f"output.path={path}"])
+
+
+def test_weights_that_are_left_out_are_told_with_where_they_come_from(config: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"denoiser\.weights: missing; write the path .*examples/train_dncnn\.py"
+    ):
+        load_denoising(config, ["denoiser={name: dncnn}"])
+    with pytest.raises(ConfigError, match=r"write weights, .*examples/train_dncnn\.py"):
+        halotile.denoise(config.with_name("noisy.npy"), config.with_name("clean.zarr"), "dncnn")
 
 
 def test_a_missing_input_alone_is_bad_data(config: Path) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from halotile import errors
 from halotile.cli.exits import StoppedEarly, exit_code, message_of
 
 CODES: list[tuple[type[BaseException], int]] = [
-    (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.ResumeRefused, 2),
+    (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.OutputInUse, 2),
+    (errors.ResumeRefused, 2),
     (errors.MissingPackage, 2), (errors.WeightsError, 2), (errors.WrongKind, 2),
-    (errors.InputError, 4), (errors.DamagedData, 4),
+    (errors.InputError, 4), (errors.DamagedData, 4), (errors.InputUnreadable, 4),
     (errors.Refused, 5), (errors.MemoryRefused, 5), (errors.DiskRefused, 5),
     (errors.BlockFailed, 1), (errors.BlockInputFailed, 4), (errors.Diverged, 1), (errors.Stalled, 1), (errors.TaskFailed, 1), (errors.ClusterFailed, 1),
     (errors.WorkerDied, 1),
     (errors.HalotileError, 1),
     (errors.Stopped, 75), (KeyboardInterrupt, 130),
-    (RuntimeError, 1), (OSError, 1), (MemoryError, 1), (ValueError, 1),
+    (RuntimeError, 1), (OSError, 1), (MemoryError, 5), (ValueError, 1),
 ]  # fmt: skip
 
 
@@ -48,6 +54,22 @@ def test_every_error_of_the_tree_is_in_the_table() -> None:
 )
 def test_an_error_becomes_one_message(error: BaseException, message: str) -> None:
     assert message_of(error) == message
+
+
+def test_settings_of_dask_that_cannot_be_read_are_a_matter_of_usage(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("distributed: [1")
+    result = subprocess.run(
+        [sys.executable, "-m", "halotile", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"DASK_CONFIG": str(tmp_path)},
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(
+        f"error: A dask config file at {str(tmp_path / 'mine.yaml')!r} is malformed"
+    )
+    assert result.stderr.endswith("Mend that file, or move it away.\n")
 
 
 def test_what_can_be_gone_on_with_says_so() -> None:

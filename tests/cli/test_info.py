@@ -50,7 +50,16 @@ def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:
 def test_pages_without_a_meaning_are_told_with_what_makes_them_a_volume(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "stack.tif", np.zeros((5, 20, 30), np.uint16))
     text = RUNNER.invoke(app, ["info", str(tmp_path / "stack.tif")]).stdout
-    assert "denoised one by one; input.axes: zyx makes them a volume" in text
+    assert (
+        "axis q is pages of no stated meaning, denoised one by one; input.axes: zyx makes them a volume"
+        in text
+    )
+
+
+def test_pages_are_called_q_however_the_file_came_to_be(tmp_path: Path) -> None:
+    for name, options in {"shaped": {}, "plain": {"metadata": None}}.items():
+        tifffile.imwrite(tmp_path / f"{name}.tif", np.zeros((5, 20, 30), np.uint16), **options)
+        assert describe(str(tmp_path / f"{name}.tif"))["axes"] == "qyx"
 
 
 def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path) -> None:

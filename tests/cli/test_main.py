@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def test_results_go_to_stdout_and_progress_to_stderr(config: Path, engine: Engin
     assert "400 of 400 done, 100 of them by an earlier run" in result.stdout
     assert "54.4 Mpix/s over 1 min 30 s" in result.stdout
     assert "512 MiB in one worker" in result.stdout
+    assert re.search(r"time +\S+ s in all, of which \S+ s to plan and 5.0 s to start", result.stdout)
     assert "400 blocks, depth 8 (declared by tv), 2 workers" in result.stderr
     assert "start  100 of 400 blocks (100 resumed)" in result.stderr
     assert "blocks" not in result.stdout.replace("blocks  ", "")
@@ -50,7 +52,9 @@ def test_results_go_to_stdout_and_progress_to_stderr(config: Path, engine: Engin
 
 def test_json_is_the_only_thing_on_stdout(config: Path, engine: Engine) -> None:
     result = RUNNER.invoke(app, ["run", str(config), "--json"])
-    assert json.loads(result.stdout)["megapixels_per_second"] == 54.4
+    found = json.loads(result.stdout)
+    assert (found["megapixels_per_second"], found["start_seconds"]) == (54.4, 5.0)
+    assert found["total_seconds"] > found["plan_seconds"] > 0
 
 
 def test_quiet_is_silent(config: Path, engine: Engine) -> None:

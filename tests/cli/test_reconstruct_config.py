@@ -46,7 +46,12 @@ def test_what_is_left_out_has_its_default(reconstruction: Path) -> None:
     assert tail
     reconstruction.write_text(head)
     job = load(reconstruction)
-    assert (job.prior.name, job.solver.name, job.fidelity.name, job.run.workers) == ("none", "pgd", "l2", 2)
+    assert (job.prior.name, job.solver.name, job.fidelity.name, job.run.workers) == (
+        "none",
+        "pgd",
+        "l2",
+        "auto",
+    )
     assert (job.start, job.reference, job.shape, job.exact) == (None, None, "auto", False)
 
 

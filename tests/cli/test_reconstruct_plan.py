@@ -139,13 +139,15 @@ def test_a_composition_of_nothing_is_refused(reconstruction: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("y0.npy", "y0.npy: that is the input. Write another path"),
-        ("y0.npy/x.zarr", "y0.npy is a file, so nothing can be made in it"),
+        ("measured", "measured: that is the input. Write another path"),
+        ("measured/x.zarr", "measured is a file, so nothing can be made in it"),
         ("no/x.zarr", "there is no folder"),
     ],
 )
 def test_an_output_cannot_be_what_is_read(reconstruction: Path, path: str, words: str) -> None:
-    result = RUNNER.invoke(app, ["plan", str(reconstruction), "--set", f"output.path={path}"])
+    reconstruction.with_name("y0.npy").rename(reconstruction.with_name("measured"))
+    overrides = ["--set", "operators[0].data=measured", "--set", f"output.path={path}"]
+    result = RUNNER.invoke(app, ["plan", str(reconstruction), *overrides])
     assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
 
 

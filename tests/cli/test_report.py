@@ -55,16 +55,25 @@ def test_lines_come_every_ten_seconds_and_at_each_change_of_phase() -> None:
     written: list[str] = []
     report = Lines(written.append, clock=lambda: now[0])
     with report:
-        for now[0], phase in [
-            (0.0, "start"),
-            (1.0, "start"),
-            (2.0, "denoise"),
-            (9.0, "denoise"),
-            (12.0, "denoise"),
+        for now[0], phase, done in [
+            (0.0, "start", 0),
+            (1.0, "start", 0),
+            (2.0, "denoise", 1),
+            (9.0, "denoise", 2),
+            (12.0, "denoise", 3),
         ]:
-            report(moment(phase=phase))
+            report(moment(phase=phase, done=done))
     assert LINE_SECONDS == 10.0
-    assert [text.split()[0] for text in written] == ["start", "denoise", "denoise"]
+    assert [text.split()[0:2] for text in written] == [["start", "0"], ["denoise", "1"], ["denoise", "3"]]
+
+
+def test_a_start_that_takes_a_minute_is_told_once() -> None:
+    now = [0.0]
+    written: list[str] = []
+    report = Lines(written.append, clock=lambda: now[0])
+    for now[0] in range(60):
+        report(moment(phase="start", done=0, total=1))
+    assert len(written) == 1
 
 
 def test_a_message_is_shown_at_once() -> None:

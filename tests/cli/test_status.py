@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -93,6 +94,38 @@ def test_a_run_that_ends_between_two_looks_is_not_called_interrupted(
 
     monkeypatch.setattr(RunDirectory, "is_running", end)
     assert read_status(directory.path).state == "finished"
+
+
+def stale(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Files of the run that another machine replaces while they are read, so many times."""
+    read = Path.read_bytes
+    left = iter(range(times))
+
+    def read_bytes(path: Path) -> bytes:
+        if next(left, None) is not None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr("halotile.cli.status.STALE_SECONDS", 0.0)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_looked_at_again(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(directory, state="finished")
+    stale(monkeypatch, 3)
+    assert RUNNER.invoke(app, ["status", str(directory.path), "--watch"]).exit_code == 0
+
+
+def test_files_that_stay_stale_are_told_in_words(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(directory)
+    stale(monkeypatch, 1000)
+    result = RUNNER.invoke(app, ["status", str(directory.path)])
+    assert result.exit_code == 2
+    assert "its file system says that the files there are stale" in result.stderr
 
 
 def test_the_output_leads_to_the_run_beside_it(directory: RunDirectory) -> None:

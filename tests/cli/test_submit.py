@@ -13,6 +13,7 @@ import psutil
 import pytest
 import zarr
 
+from halotile.storage.rundir import RunDirectory
 from tests.hpc import BLOCKS, EDGE, HpcJob, wait_for
 from tests.slurm import Slurm
 
@@ -79,6 +80,51 @@ def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: S
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
     assert status(job)["state"] == "finished"
     assert "SIGUSR1: finishing the blocks in flight" in job.call("logs", "out.zarr.run")
+    job.check_whole()
+
+
+def test_a_lock_that_a_lost_machine_left_behind_is_waited_for(job: HpcJob, slurm: Slurm) -> None:
+    number = submitted(job, "--set", 'cluster.directives=["--hold"]')
+    with RunDirectory(job.run_directory).lock():
+        slurm.call("scontrol", "release", number)
+        log = job.run_directory / "batch.log"
+        wait_for(lambda: f"waiting for whoever holds {job.run_directory}" in log.read_text())
+        assert len(job.log()) == 0
+    wait_for((job.run_directory / "finished").exists)
+    job.check_whole()
+
+
+def at_work(job: HpcJob) -> set[str]:
+    """The nodes whose workers have begun a block."""
+    return {node for _, _, node, _ in job.log()}
+
+
+def test_a_node_that_dies_takes_its_own_workers_and_no_others(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.5)
+    number = submitted(job, "--workers", "4")
+    wait_for(lambda: at_work(job) == {"n1", "n2"} and len(job.log()) > 6)
+    with slurm.lost("n2"):
+        wait_for(lambda: "going on with 2 of 4" in (job.run_directory / "batch.log").read_text(), 90)
+        job.set_pace(0)
+        wait_for((job.run_directory / "finished").exists)
+    assert status(job)["batch"] == {"job": number, "state": None, "attempts": 1, "failure": None}
+    job.check_whole()
+
+
+def test_a_driver_whose_node_dies_is_asked_for_again(job: HpcJob, slurm: Slurm) -> None:
+    job.set_pace(0.5)
+    number = submitted(job, "--workers", "4")
+    wait_for(lambda: at_work(job) == {"n1", "n2"} and len(job.log()) > 6)
+    done = status(job)["done"]
+    with slurm.lost("n1"):
+        wait_for(
+            lambda: "BeginTime" in slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%r"), 150
+        )
+    job.set_pace(0)
+    begin_now(slurm, number)
+    wait_for((job.run_directory / "finished").exists, 120)
+    assert status(job)["batch"]["attempts"] == 2
+    assert len(job.log()) - BLOCKS < BLOCKS - done
     job.check_whole()
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.graphs.reconstruction.iterate import Iterations
-from halotile.graphs.reconstruction.plan import ReconstructionPlan
+from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.solvers.base import Problem, Solver, State
+from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
 from halotile.storage.checkpoints import Ledger
 from halotile.storage.grid import Grid
 from halotile.storage.journal import Journal
@@ -114,7 +115,7 @@ def inline(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> 
     receipt = BlockRunner(task).run(journal.done.complement(len(task.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
     ledger.enter(receipt.sums)
-    journal.mark(receipt.done)
+    journal.mark(receipt.digests)
 
 
 def iterations_of(
@@ -145,6 +146,13 @@ def iterations_of(
         sweep=options.pop("sweep", inline),
         **options,
     )
+
+
+def norm_of(problem: Problem, folder: Path) -> float:
+    """``|A|²`` as a run finds it."""
+    run = iterations_of(Lanczos(), begun(problem), folder, block=128, shard=128)
+    list(run.run(NORM_ITERATIONS, lambda state, _: is_spent(state)))
+    return largest_eigenvalue(run.state)
 
 
 def in_memory(solver: Solver, problem: Problem, iterations: int) -> tuple[Pixels, list[Mapping[str, float]]]:

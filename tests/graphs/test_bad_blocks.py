@@ -157,3 +157,12 @@ def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Clu
     assert (done.done, done.resumed) == (BLOCKS, BLOCKS - 4)
     assert scene.run(cluster).resumed == BLOCKS, "it is remembered"
     assert scene.run(cluster, fresh=True).done == BLOCKS
+
+
+def test_input_that_the_system_does_not_give_is_tried_again_and_named(scene: Scene, cluster: Cluster) -> None:
+    chunk = scene.source / "c" / "1" / "1"
+    chunk.unlink()
+    chunk.mkdir()
+    with pytest.raises(BlockInputFailed, match=r"InputUnreadable: .*noisy\.zarr.*Is a directory"):
+        scene.run(cluster, retries=1)
+    assert {event["block"] for event in scene.events("retry")} == set(range(BLOCKS)) - scene.journalled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.credentials import Credentials
 from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run
 from halotile.graphs.pieces.base import State
-from halotile.graphs.pieces.batch import BatchSystem, job_script
+from halotile.graphs.pieces.batch import BatchSystem, job_script, logs_of
 from halotile.graphs.submission.script import batch_script
 from halotile.registry import names
 
@@ -42,9 +43,10 @@ SITE = Cluster(
     directives=("--constraint=v100",),
 )
 SITES = {
+    "sge": replace(SITE, directives=("-pe smp 4", "-l h_vmem=2G")),
     "htcondor": Cluster(
         interface="lo", cores=4, gpus=1, prologue=("module load cuda",), directives=("nice_user = True",)
-    )
+    ),
 }
 
 
@@ -135,6 +137,45 @@ def test_the_script_of_a_whole_run(how: str) -> None:
         sys.executable, "PYTHON"
     )
     assert text == (SCRIPTS / f"submit-{how}.txt").read_text()
+
+
+def test_sge_gives_cores_by_a_name_that_only_the_site_knows() -> None:
+    with pytest.raises(ConfigError, match=r'cluster\.cores is 4.*directives: \["-pe smp 4"\]'):
+        script_of(sge.SYSTEM, Cluster(interface="lo", cores=4))
+    with pytest.raises(ConfigError, match=r"resource_spec: -pe smp 4, which SGE is given after -l"):
+        script_of(sge.SYSTEM, Cluster(interface="lo", options={"resource_spec": "-pe smp 4"}))
+    text = script_of(sge.SYSTEM, Cluster(interface="lo", cores=4, directives=("-pe mpi 4",)))
+    assert "#$ -pe mpi 4\n" in text
+    assert "#$ -l mem_free=4608M\n" in text
+
+
+@pytest.mark.parametrize(
+    "directive", ["-l h_vmem=6G", "-l m_mem_free=6G", "-l mem_free=6G,gpu=1", "-l h_rss=6G"]
+)
+def test_the_sites_own_name_for_memory_counts(directive: str) -> None:
+    text = script_of(sge.SYSTEM, Cluster(interface="lo", directives=(directive,)))
+    assert f"#$ {directive}\n" in text
+    assert "4608M" not in text
+
+
+def test_memory_is_set_aside_once() -> None:
+    own = Cluster(interface="lo", directives=('-R "rusage[mem=9GB]"',))
+    assert script_of(lsf.SYSTEM, own).count("rusage") == 1
+
+
+@pytest.mark.parametrize(("name", "skip"), [("lsf", "rusage"), ("sge", "mem_free"), ("oar", "-O ")])
+def test_what_is_added_can_be_left_out(name: str, skip: str) -> None:
+    assert skip in script_of(SYSTEMS[name], PLAIN)
+    assert skip not in script_of(SYSTEMS[name], replace(PLAIN, directives_skip=(skip,)))
+
+
+@pytest.mark.parametrize(
+    "name", ["1234.pbs.OU", "halotile.o1234", "halotile-0-1234.err", "worker-1234.0.out"]
+)
+def test_the_log_of_a_job_is_found_by_its_number(name: str, tmp_path: Path) -> None:
+    for other in (name, name.replace("1234", "12345"), name.replace("1234", "71234")):
+        (tmp_path / other).touch()
+    assert logs_of(tmp_path, "1234.pbs-server") == [tmp_path / name]
 
 
 ANSWERS = {

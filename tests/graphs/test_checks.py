@@ -32,8 +32,8 @@ def job(section: str, part: Any) -> Job:
 
 WRONG: list[tuple[str, Any, str]] = [
     ("run", Run(workers=0), "run.workers: 0 is too small; write at least 1"),
-    ("run", Run(workers="2"), 'run.workers: "2" is not a whole number'),  # type: ignore[arg-type]
-    ("run", Run(workers=True), "run.workers: true is not a whole number"),
+    ("run", Run(workers="2"), 'run.workers: "2" is not auto or a whole number'),  # type: ignore[arg-type]
+    ("run", Run(workers=True), "run.workers: true is not auto or a whole number"),
     ("run", Run(memory_per_worker=4), "run.memory_per_worker: 4 is 4 bytes, less than a worker needs"),
     ("run", Run(memory_per_worker="lots"), 'run.memory_per_worker: "lots" is not a size'),
     ("run", Run(retries=-1), "run.retries: -1 is too small; write at least 0"),
@@ -89,7 +89,7 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     ("changes", "words"),
     [
         ({"workers": 0}, "run.workers: 0 is too small; write at least 1"),
-        ({"workers": "2"}, 'run.workers: "2" is not a whole number'),
+        ({"workers": "2"}, 'run.workers: "2" is not auto or a whole number'),
         ({"memory_per_worker": 4}, "run.memory_per_worker: 4 is 4 bytes"),
         ({"boundary": "mirror"}, 'tile.boundary: "mirror" is not auto, reflect'),
         ({"source": np.zeros((4, 4))}, "source is of type ndarray.*Give a path; .*halotile.map_overlap"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -20,7 +23,7 @@ from distributed.core import connect
 from halotile.errors import ConfigError
 from halotile.graphs import job
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
 from halotile.graphs.planner import make_plan
 from halotile.graphs.workers import forks
 from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
@@ -176,6 +179,37 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
     options = {"import": "tests.networks:remembering", "receptive_field": 1, "alignment": 1}
     with pytest.raises(ConfigError, match="keeps state"):
         make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"distributed.worker.preload": ["no_such_module"]}, "preload or a setting"),
+        ({"distributed.nanny.preload": ["no_such_module"]}, "no_such_module.*preload or a setting"),
+        ({"distributed.scheduler.preload": ["no_such_module"]}, "no_such_module.*preload or a setting"),
+        ({"distributed.admin.log-length": "many"}, "TypeError.*preload or a setting"),
+    ],
+)
+def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(
+    setting: dict[str, object], said: str
+) -> None:
+    order = Order(workers=1, memory_bytes=2 * 2**30, choice=job.Cluster(dashboard=False))
+    with pytest.raises(ConfigError) as caught, dask.config.set(setting), local.start(order):
+        pass
+    assert re.search(rf"^the cluster did not start \(.*{said}", str(caught.value))
+    assert "memory" not in str(caught.value).partition(". ")[0]
+
+
+def test_processes_that_are_scarce_are_told() -> None:
+    def full() -> None:
+        with in_words_of_config():
+            try:
+                raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+            except OSError as error:
+                raise RuntimeError("Cluster failed to start") from error
+
+    with pytest.raises(ConfigError, match=r"unavailable\)\. Write fewer workers"):
+        full()
 
 
 DIES = """

@@ -143,9 +143,9 @@ def test_whole_images_that_do_not_fit_into_a_worker_are_refused(
     stack, x = distribute(STACKS["seven"](), ctx), image(1, 1, 100, 100)
     file_bytes = 4 * x.numel() + 128
     needed = 7 * file_bytes  # the image mapped, three of it and three measurements as large
-    monkeypatch.setattr(ctx, "_task_bytes", IMPORTS_BYTES + needed)
+    monkeypatch.setattr(ctx, "task_bytes", IMPORTS_BYTES + needed)
     assert len(stack.A(x)) == 7
-    monkeypatch.setattr(ctx, "_task_bytes", IMPORTS_BYTES + needed - 1)
+    monkeypatch.setattr(ctx, "task_bytes", IMPORTS_BYTES + needed - 1)
     with pytest.raises(
         MemoryRefused, match=r"operator 0 works on whole images: .*memory_per_worker='70\dMiB'"
     ):

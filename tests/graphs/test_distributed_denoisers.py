@@ -222,7 +222,7 @@ def test_layers_with_running_statistics_are_told_of_in_training(ctx: Distributed
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tiled(ctx, net.eval())(x)
-        tiled(ctx, torch.nn.BatchNorm2d(1, track_running_stats=False).train())(x)
+        tiled(ctx, torch.nn.BatchNorm2d(1, track_running_stats=False).train(), unsafe=True)(x)
         denoiser(x)
         net.train()
         with pytest.raises(UserWarning, match=r"layers with running statistics \(0\).* Write eval\(\)"):
@@ -244,3 +244,82 @@ def test_a_generator_that_is_none_of_torch_is_told_of(ctx: DistributedContext, h
     drawing = Drawing() if held == "attribute" else lambda x: x + rng.standard_normal()
     with pytest.warns(UserWarning, match=r"numpy's Generator\) that is none of torch.* Write torch\.randn"):
         distribute(drawing, ctx, type_object="denoiser", patch_size=8, overlap=1)(image(1, 1, 20, 20))
+
+
+class Normalised(torch.nn.Module):  # type: ignore[misc]
+    """With a noise level, and over all pixels of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.GroupNorm(2, 4), torch.nn.Conv2d(4, 1, 3, padding=1)
+        )
+
+    def forward(self, x: torch.Tensor, sigma: Any = 1.0) -> torch.Tensor:
+        result: torch.Tensor = self.layers(x) * sigma
+        return result
+
+
+class Attending(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pixels = x.flatten(2).transpose(1, 2)
+        return ((pixels @ pixels.transpose(1, 2)).softmax(-1) @ pixels).transpose(1, 2).reshape(x.shape)
+
+
+class Rows(torch.nn.Module):  # type: ignore[misc]
+    """Looks along rows alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+
+def strategy_of(x: torch.Tensor) -> Any:
+    module = pytest.importorskip("deepinv.distributed.strategies.distributed_strategies")
+    return module.TilingStrategy(x.shape, tiling_dims=(-2, -1), patch_size=10, overlap=4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Normalised, Attending, Rows, lambda: optim.PnP(Normalised())],
+    ids=["norm", "attention", "rows", "prior"],
+)
+def test_a_network_that_looks_at_the_whole_image_is_not_cut(ctx: DistributedContext, make: Any) -> None:
+    net, x = make(), image(1, 1, 40, 40)
+    denoiser = distribute(net, ctx, type_object="auto" if hasattr(net, "prox") else "denoiser", patch_size=16)
+    with torch.no_grad(), pytest.raises(ConfigError, match=r"looks at the whole image.*unsafe=True"):
+        denoiser.prox(x, 1.0) if hasattr(net, "prox") else denoiser(x)
+
+
+def test_it_is_refused_whatever_goes_with_it_and_however_it_is_cut(ctx: DistributedContext) -> None:
+    net, x = Normalised(), image(2, 1, 40, 40)
+    for sigma in (0.5, torch.tensor(0.5), x.abs(), torch.ones(2, 1, 1, 1)):
+        with pytest.raises(ConfigError, match="looks at the whole image"):
+            tiled(ctx, net)(x, sigma)
+    da = pytest.importorskip("dask.array")
+    with pytest.raises(ConfigError, match="looks at the whole image"):
+        tiled(ctx, net)(da.from_array(x.numpy()))
+    with pytest.raises(ConfigError, match="looks at the whole image"):
+        tiled(ctx, net, tiling_strategy=strategy_of(x))(x)
+
+
+def test_it_is_cut_where_that_is_insisted_on(ctx: DistributedContext) -> None:
+    net, x = Normalised().requires_grad_(False), image(1, 1, 40, 40)
+    assert difference(tiled(ctx, net, unsafe=True)(x), net(x)) > 0.01
+
+
+def test_what_is_not_cut_may_be_looked_at(ctx: DistributedContext) -> None:
+    for net, x in ((Normalised().requires_grad_(False), image(1, 1, 16, 16)), (Rows(), image(1, 1, 40, 16))):
+        assert difference(tiled(ctx, net, overlap=0)(x), net(x)) < NEAR
+
+
+def test_a_network_that_looks_farther_than_the_overlap_is_cut(ctx: DistributedContext) -> None:
+    wide = torch.nn.AvgPool2d(41, 1, 20)
+    assert tiled(ctx, wide)(image(1, 1, 40, 40)).shape == (1, 1, 40, 40)
+
+
+def test_a_network_for_tiles_of_one_size_is_told_of(ctx: DistributedContext) -> None:
+    of_tiles = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(400, 400), torch.nn.Unflatten(1, (1, 20, 20))
+    )
+    with torch.no_grad(), pytest.warns(UserWarning, match="fails on small windows"):
+        tiled(ctx, of_tiles)(image(1, 1, 40, 40))

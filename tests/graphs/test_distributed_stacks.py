@@ -90,6 +90,23 @@ def test_reduce_op_says_how_contributions_become_one(ctx: DistributedContext, re
     assert difference(distribute(parts, ctx).A_adjoint_A(x, reduce_op=reduce_op), wanted) < NEAR
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean", None])
+@pytest.mark.parametrize("name", ["circular blurs", "large"])
+def test_an_adjoint_is_one_whatever_the_reduction(
+    ctx: DistributedContext, name: str, reduction: str | None
+) -> None:
+    """As in deepinv, whose demos of unrolled networks distribute their physics with ``reduction="mean"``."""
+    shape = (1, 1, 20, 24) if name == "circular blurs" else (1, 1, 800, 700)
+    parts = STACKS["circular blurs"]()
+    stack, x = distribute(parts, ctx, reduction=reduction), image(*shape)
+    y = [image(*shape).flip(-1) * (number + 1) for number in range(len(parts))]
+    plain = physics.StackedLinearPhysics(parts)
+    left = sum(float((a * b).sum()) for a, b in zip(stack.A(x), y, strict=True))
+    assert left == pytest.approx(float((x * stack.A_adjoint(y)).sum()), rel=1e-4)
+    assert difference(stack.A_adjoint_A(x), plain.A_adjoint_A(x)) < NEAR
+    assert difference(stack.A_vjp(x, y), plain.A_adjoint(y)) < NEAR
+
+
 def test_sums_have_the_same_bits_on_one_worker_and_on_two(ctx: DistributedContext) -> None:
     parts, x = STACKS["seven"](), image(1, 3, 160, 90)
     with DistributedContext(workers=1, device_mode="cpu") as alone:

@@ -16,7 +16,7 @@ from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs import devices, doctor, resolution
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.devices import chosen, device_of, on_gpus
+from halotile.graphs.devices import chosen, device_of
 from halotile.graphs.gpus import Gpus, gpus_here
 from halotile.graphs.identity import differences
 from halotile.graphs.job import Cluster, Run
@@ -214,10 +214,10 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
     """The allocation that Slurm tells of; nothing that was told before counts."""
     slurm = Allocation()
     monkeypatch.setattr(steps, "answer_of", slurm.answer)
-    for remembers in (steps.nodes_of, steps.gpus_of):
+    for remembers in (steps.nodes_of, steps.shares_of):
         remembers.cache_clear()
     yield slurm
-    for remembers in (steps.nodes_of, steps.gpus_of):
+    for remembers in (steps.nodes_of, steps.shares_of):
         remembers.cache_clear()
 
 
@@ -288,7 +288,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     assert on_cards.machine_bytes == plain.machine_bytes is not None, "they share this machine's memory"
     assert (plain.task.device, on_cards.task.device, on_cards.task.overlap) == ("cpu", "cuda", True)
     assert plain.fingerprint != on_cards.fingerprint
-    assert on_gpus(job, job.cluster) == job
+    assert on_cards.job_json()["run"]["workers"] == job.run.workers
 
 
 @pytest.mark.parametrize("kind", ["local", "auto"])

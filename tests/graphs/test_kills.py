@@ -18,9 +18,10 @@ import pytest
 from distributed import Nanny, Status
 
 from halotile.errors import OutputRefused, Stopped
-from halotile.graphs import claim, job
+from halotile.graphs import claim, job, setup
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Progress
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.workerlock import WorkerLock
@@ -121,6 +122,16 @@ def test_a_worker_that_starts_for_a_driver_that_is_gone_may_not_write(scene: Sce
     with scene.directory.lock(), pytest.raises(OutputRefused, match="this worker belongs to process"):
         WorkerLock(scene.directory).hold(gone)
     WorkerLock(scene.directory).wait_for_all(0)
+
+
+def test_a_task_that_begins_after_its_job_was_forgotten_holds_no_worker_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "SETUP_SECONDS", 0.1)
+    scene.directory.create()
+    plugin = setup.BlockPlugin("a job", make_plan(scene.job()).task, scene.directory.path)
+    plugin.teardown(None)
+    assert setup.run_blocks((0,), "a job", scene.directory).done == []
 
 
 def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(

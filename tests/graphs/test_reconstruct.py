@@ -20,8 +20,10 @@ from typer.testing import CliRunner, Result
 
 from halotile.cli.config import Flags, load_job
 from halotile.cli.main import app
+from halotile.errors import InputError, OutputRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Reconstruction
+from halotile.graphs.progress import Progress
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.reconstruction.run import reconstruct
 from halotile.storage.rundir import RunDirectory
@@ -196,6 +198,48 @@ def test_a_signal_drains_an_iteration_and_resume_goes_on(scene: Scene, undisturb
     assert "Traceback" not in said
     assert scene.directory.read_status()["state"] == "stopped"  # type: ignore[index]
     check_resumes(scene, undisturbed)
+
+
+@pytest.mark.parametrize("what", ["y1.zarr", "x.zarr"])
+def test_a_run_ends_where_a_measurement_or_its_output_is_changed(
+    scene: Scene, undisturbed: Scene, cluster: Cluster, what: str
+) -> None:
+    chunk, aside = scene.folder / "y1.zarr" / "c" / "0" / "0", scene.folder / "elsewhere"
+    written, times = chunk.read_bytes(), chunk.stat()
+
+    def disturb(progress: Progress) -> None:
+        if progress.figures.get("iteration") != 2:
+            return
+        if what == "x.zarr" and not aside.exists():
+            scene.output.rename(aside)
+        elif what == "y1.zarr":
+            with chunk.open("r+b") as file:
+                file.write(b"other bytes")
+
+    job = load_job(scene.config, flags=Flags(allow_import=True))
+    assert isinstance(job, Reconstruction)
+    scene.set_pace(0.05)
+    kind, words = (
+        (InputError, r"y1\.zarr was written to while the run read it in iteration [34] of 6\. .*--fresh")
+        if what == "y1.zarr"
+        else (OutputRefused, r"x\.zarr was moved or removed")
+    )
+    with pytest.raises(kind, match=words):
+        reconstruct(make_reconstruction_plan(job), cluster=cluster, observer=disturb)
+    assert len(scene.rows()) in (2, 3)
+    assert call("status", scene.output).stdout.startswith("failed\n")
+    if what == "x.zarr":
+        assert not scene.output.exists()
+        aside.rename(scene.output)
+    else:
+        refused = call("run", scene.config, "--allow-import")
+        assert (refused.exit_code, "chunks_changed" in refused.stderr) == (2, True)
+        chunk.write_bytes(written)
+        os.utime(chunk, ns=(times.st_atime_ns, times.st_mtime_ns))
+    scene.set_pace(0)
+    reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    assert scene.files() == undisturbed.files()
+    assert scene.rows() == undisturbed.rows()
 
 
 def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> None:

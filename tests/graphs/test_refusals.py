@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import DenoiserChoice, Input, Job, Output
 from halotile.graphs.planner import make_plan
 from halotile.graphs.tiles import run
+from halotile.storage.journal import Journal
 from tests.faults import BLOCKS, Scene, picture
 from tests.support import job_of, write_zarr
 
@@ -186,6 +188,49 @@ def test_another_job_does_not_go_on_with_a_run(
     with refused(finished.folder / "clean.zarr", ResumeRefused, rf"{words}[\s\S]*--fresh"):
         finished.run(parts=parts)
     assert finished.journalled() == set(range(BLOCKS))
+
+
+@pytest.mark.parametrize("stands", ["finished", "half done", "run directory", "no job.json"])
+@pytest.mark.parametrize("change", ["output", "input", "denoiser"])
+def test_starting_over_discards_no_other_job(
+    finished: Scene, cluster: Cluster, stands: str, change: str
+) -> None:
+    if stands == "half done":
+        with Journal.open(finished.directory.journal_path, finished.fingerprint(), BLOCKS) as journal:
+            journal.strike(range(9))
+    elif stands == "run directory":
+        finished.output.rename(finished.folder / "kept")
+    elif stands == "no job.json":
+        finished.directory.job_path.unlink()
+    other = finished.job(parts={"output": {"codec": "zstd"}} if change == "output" else {})
+    if change == "input":
+        other = replace(other, input=Input(path=str(write_zarr(finished.folder / "o.zarr", picture()))))
+    elif change == "denoiser":
+        other = replace(other, denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
+    with refused(finished.folder, OutputRefused, r"another job's.*--fresh discards only.*output\.overwrite"):
+        run(make_plan(other, fresh=True))
+    if stands != "run directory":
+        with refused(finished.output, ResumeRefused, r"--fresh and output\.overwrite: true"):
+            run(make_plan(other))
+    replacing = replace(other, output=replace(other.output, overwrite=True))
+    assert run(make_plan(replacing, fresh=True), cluster=cluster).resumed == 0
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"tile": {"boundary": "reflect"}},
+        {"tile": {"depth": 4, "size": 16}},
+        {"run": {"on_nan": "fail", "workers": 1}},
+        {"output": {"overwrite": True}},
+    ],
+    ids=str,
+)
+def test_starting_over_discards_the_same_job_computed_in_another_way(
+    finished: Scene, cluster: Cluster, parts: dict[str, dict[str, object]]
+) -> None:
+    (finished.source / "c" / "0" / "0").touch()  # a picture that was mended is the same one here
+    assert finished.run(cluster, fresh=True, parts=parts).resumed == 0
 
 
 def test_a_run_that_stopped_at_nan_goes_on_with_them(

@@ -170,7 +170,7 @@ def test_a_journal_of_another_job_without_its_plan_is_refused(half_done: Scene, 
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_blocks_whose_files_are_gone_or_cut_short_are_done_again(
+def test_blocks_whose_files_are_not_those_that_were_written_are_done_again(
     half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], finished: bool
 ) -> None:
     if finished:
@@ -181,11 +181,12 @@ def test_blocks_whose_files_are_gone_or_cut_short_are_done_again(
     (shards / "3").write_bytes((shards / "3").read_bytes()[:-1])
     (shards / "4").write_bytes(b"")
     (shards / "6").write_bytes((shards / "6").read_bytes()[20:])
+    shutil.copyfile(shards / "0", shards / "7")
     outcome = half_done.run(cluster)
-    assert outcome.resumed == (60 if finished else 40)
-    assert set(half_done.seen()) == {1, 3, 4, 6} | (set() if finished else set(range(20, 40)))
+    assert outcome.resumed == (59 if finished else 39)
+    assert set(half_done.seen()) == {1, 3, 4, 6, 7} | (set() if finished else set(range(20, 40)))
     (told,) = [e["text"] for e in half_done.events("message") if "damaged" in e["text"]]
-    assert told == "4 blocks of the earlier run are damaged and done again"
+    assert told == "5 blocks of the earlier run are damaged and done again"
     check_whole()
 
 

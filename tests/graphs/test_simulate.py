@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from numpy.typing import NDArray
 
 import halotile
 from halotile.cli.config import load_job
-from halotile.errors import ConfigError, InputError, MemoryRefused, OutputRefused, Stopped
+from halotile.errors import (
+    ConfigError,
+    DamagedData,
+    HalotileError,
+    InputError,
+    MemoryRefused,
+    OutputRefused,
+    Stopped,
+)
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
@@ -147,6 +156,47 @@ def test_a_stop_leaves_no_measurement_and_the_next_call_goes_on(
     assert max(told) == len(again[0].grid)
     assert len(made(tmp_path)) == 3
     assert [plan.fresh for plan in make_simulation_plans(job, NoiseChoice(), overwrite=True)] == [True] * 3
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda folder: (folder / "y0.zarr.making").rename(folder / "elsewhere"), OutputRefused),
+        (lambda folder: next(folder.glob("y0.zarr.making/**/c/0/0")).unlink(), DamagedData),
+    ],
+    ids=["moved", "shard"],
+)
+def test_what_changes_while_it_is_made_gets_no_name(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, change: Any, kind: type[HalotileError]
+) -> None:
+    plans = make_simulation_plans(job_in(tmp_path), NoiseChoice())
+    monkeypatch.setattr(engine._Making, "_check", lambda *_: change(tmp_path))
+    with pytest.raises(kind):
+        run_simulation(plans, cluster=cluster)
+    assert made(tmp_path) == []
+
+
+@pytest.mark.cluster
+def test_a_reference_that_changes_since_the_plan_is_seen(tmp_path: Path, cluster: Cluster) -> None:
+    plans = make_simulation_plans(job_in(tmp_path), NoiseChoice())
+    os.utime(tmp_path / "truth.npy")
+    with pytest.raises(InputError, match=r"truth\.npy was written to while the run read it"):
+        run_simulation(plans, cluster=cluster)
+    assert made(tmp_path) == []
+
+
+@pytest.mark.cluster
+def test_what_an_earlier_call_left_half_made_may_be_made_of_another_seed(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._Making, "name", lambda _: None)
+        run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
+    assert made(tmp_path) == []
+    run_simulation(make_simulation_plans(job, NoiseChoice(seed=1)), cluster=cluster)
+    assert len(made(tmp_path)) == 3
 
 
 @pytest.mark.cluster

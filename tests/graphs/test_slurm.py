@@ -205,6 +205,27 @@ def test_copies_of_a_command_become_its_workers(job: HpcJob, slurm: Slurm) -> No
     job.check_whole()
 
 
+AT_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+
+
+def test_the_shell_of_an_interactive_step_has_the_allocation_to_itself(job: HpcJob, slurm: Slurm) -> None:
+    (job.folder / "shell").write_text('[ "$SLURM_PROCID" = 0 ] && exec "$@"\n')
+    command = job.command("run", "job.yaml", "--allow-import", "--set", "cluster.kind=auto")
+    step = ["srun", "--ntasks=2", "--mem=5000", "--pty", "bash", "shell", *command]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_A_TERMINAL, *step],
+        cwd=job.folder,
+        env=slurm.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert f"{BLOCKS} of {BLOCKS} done" in done.stdout, done.stdout + done.stderr
+    assert len({process for _, process, *_ in job.log()}) == 2
+
+
 def test_jobs_of_a_driver_that_was_killed_end_by_themselves(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     with job.start("run", "job.yaml", "--allow-import") as running:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.errors import DamagedData, ResumeRefused
 from halotile.graphs.reconstruction.forms import Form
 from halotile.graphs.reconstruction.further import is_done
-from halotile.graphs.reconstruction.iterate import Iterations, Target
+from halotile.graphs.reconstruction.iterate import Target
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.solvers.fista import Fista
 from halotile.graphs.solvers.gd import GradientDescent
-from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.registry import names
 from halotile.storage.grid import Region
@@ -27,7 +24,6 @@ from halotile.tasks.block import BlockRunner
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
-from halotile.tasks.draws import RandomImage
 from halotile.tasks.fidelity import Poisson, Term
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.downsample import Downsample
@@ -35,12 +31,11 @@ from halotile.tasks.operators.mask import Mask
 from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
 from halotile.tasks.step import Sight
 from tests.graphs.solving import (
-    Interrupted,
     blurs,
     denoised_by,
     in_memory,
-    inline,
     iterations_of,
+    norm_of,
     problem_of,
     scene,
     terms_of,
@@ -180,32 +175,6 @@ def test_solvers_with_a_prior_find_the_same_minimum() -> None:
     assert np.abs(images["admm"] - images["fista"]).max() < 1e-8
 
 
-def test_lanczos_finds_the_norm(tmp_path: Path) -> None:
-    problem = small_problem("float64")
-    problem = problem.beginning_at(RandomImage(problem.shape, problem.dtype, 0))
-    largest = float(np.linalg.eigvalsh(dense(problem)[0])[-1])
-    run = iterations_of(Lanczos(), problem, tmp_path, block=32)
-    for _ in run.run(15, lambda state, _: is_spent(state)):
-        pass
-    assert largest_eigenvalue(run.state) == pytest.approx(largest, rel=1e-2)
-
-
-def test_lanczos_ends_where_nothing_new_is_left(tmp_path: Path) -> None:
-    image = scene((32, 32))
-    problem = problem_of(image, terms_of(image, (Mask(mask=InMemory(0 * image + 2)),)))
-    problem = problem.beginning_at(RandomImage(problem.shape, problem.dtype, 0))
-    run = iterations_of(Lanczos(), problem, tmp_path, block=32)
-    assert len(list(run.run(15, lambda state, _: is_spent(state)))) <= 3
-    assert largest_eigenvalue(run.state) == pytest.approx(4.0, rel=1e-5)
-
-
-def found_norm(problem: Any, folder: Path) -> float:
-    random = problem.beginning_at(RandomImage(problem.shape, problem.dtype, 0))
-    run = iterations_of(Lanczos(), random, folder)
-    list(run.run(15, lambda state, _: is_spent(state)))
-    return largest_eigenvalue(run.state)
-
-
 def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Path) -> None:
     image = scene((96, 80))
     counts = InMemory(np.random.default_rng(0).poisson(image * 100).astype("float32") / 100)
@@ -213,7 +182,7 @@ def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Pat
         Term(operator, counts, 1.0, Poisson(), InMemory(image)) for operator in blurs("reflect", (3,))
     )
     problem = problem_of(image, terms, prior_of("tv", image, 96, 96, tmp_path))
-    square = found_norm(problem, tmp_path / "norm")
+    square = norm_of(problem, tmp_path / "norm")
     assert square > 3  # of a blur alone it is 1: with that the steps would be too long
     run = iterations_of(
         Fista(), replace(problem, start=InMemory(image), step_size=0.5 / square), tmp_path / "x"
@@ -228,7 +197,7 @@ def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, w
     image = scene((96, 80))
     plugged = Plugged(denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
     problem = problem_of(image, terms_of(image, blurs("reflect", (3,))), plugged)
-    step = 1 / (found_norm(problem, tmp_path / "norm") + plugged.steepness())
+    step = 1 / (norm_of(problem, tmp_path / "norm") + plugged.steepness())
     run = iterations_of(GradientDescent(), replace(problem, step_size=step), tmp_path / "x")
     assert len(list(run.run(12, lambda *_: False))) == 12
     changes = [row["change"] for row in run.rows]
@@ -285,71 +254,6 @@ def test_to_begin_with_a_perfect_fit_is_no_divergence(tmp_path: Path, solver: st
     assert run.rows[0]["misfit"] == 0
 
 
-def cut_short(solver: str, folder: Path) -> tuple[Callable[[], Iterations], Iterations]:
-    """What goes on with iterations that broke off inside of the third, and the same iterations undisturbed."""
-    image = scene()
-    problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
-
-    def cut(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
-        if iteration < 2 or journal.done:
-            return inline(task, iteration, journal, ledger)
-        receipt = BlockRunner(task).run([0, 2, 5])
-        ledger.enter({number: receipt.sums[number] for number in receipt.done[:2]})
-        journal.mark(receipt.done)
-        raise Interrupted
-
-    with pytest.raises(Interrupted):
-        list(iterations_of(SOLVERS[solver], problem, folder / "b", sweep=cut).run(4, lambda *_: False))
-    undisturbed = iterations_of(SOLVERS[solver], problem, folder / "a")
-    list(undisturbed.run(4, lambda *_: False))
-    return lambda: iterations_of(SOLVERS[solver], problem, folder / "b"), undisturbed
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str) -> None:
-    go_on, undisturbed = cut_short(solver, tmp_path)
-    again = go_on()
-    assert again.state.iteration == 2
-    list(again.run(4, lambda *_: False))
-    assert np.array_equal(read_all(again.image()), read_all(undisturbed.image()))
-    for ours, theirs in zip(again.rows, undisturbed.rows, strict=True):
-        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
-    assert sorted(path.name for path in (tmp_path / "b").glob("journal*")) == []
-
-
-@pytest.mark.parametrize("book", ["journal.2", "sums.2"])
-@pytest.mark.parametrize("left", [None, b"", b"\0" * 90], ids=["nothing", "an empty file", "zeros"])
-def test_books_that_a_power_cut_took_cost_a_sweep_and_no_bit(
-    tmp_path: Path, book: str, left: bytes | None
-) -> None:
-    go_on, undisturbed = cut_short("pgd", tmp_path)
-    path = tmp_path / "b" / book
-    assert path.exists()
-    path.unlink() if left is None else path.write_bytes(left)
-    again = go_on()
-    list(again.run(4, lambda *_: False))
-    assert np.array_equal(read_all(again.image()), read_all(undisturbed.image()))
-
-
-def test_a_state_of_another_job_is_refused(tmp_path: Path) -> None:
-    image = scene()
-    problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
-    list(iterations_of(GradientDescent(), problem, tmp_path).run(1, lambda *_: False))
-    run = iterations_of(GradientDescent(), problem, tmp_path)
-    run.fingerprint = "another job"
-    with pytest.raises(ResumeRefused):
-        run._resumed()
-
-
-def test_a_state_that_lost_a_shard_is_refused(tmp_path: Path) -> None:
-    image = scene()
-    problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
-    list(iterations_of(GradientDescent(), problem, tmp_path).run(2, lambda *_: False))
-    (tmp_path / "x.0" / "c" / "1" / "1").unlink()
-    with pytest.raises(DamagedData, match=r"x\.0/c/1/1: the shard is missing: .* --fresh"):
-        iterations_of(GradientDescent(), problem, tmp_path)
-
-
 def test_iterations_end_when_the_image_is_at_rest(tmp_path: Path) -> None:
     image = scene()
     problem = problem_of(image, terms_of(image, blurs("reflect")), step=STEP)
@@ -376,7 +280,7 @@ def test_stored_images_are_read_once_a_block(tmp_path: Path) -> None:
         receipt = BlockRunner(task).run(range(len(task.grid)))
         read.append(receipt.read_bytes)
         ledger.enter(receipt.sums)
-        journal.mark(receipt.done)
+        journal.mark(receipt.digests)
 
     list(
         iterations_of(ProximalGradient(), problem, tmp_path, sweep=counted, halo=18).run(2, lambda *_: False)

@@ -99,7 +99,7 @@ def gathered(folder: Path) -> Any:
         part = adding.keep(adding.add(parts))
         assert not list(folder.iterdir())
         ledger.enter({0: {name: [sum(values.values())] for name, values in part.sums.items()}})
-        journal.mark([0])
+        journal.mark({0: part.digest})
 
     return gather
 
@@ -216,12 +216,15 @@ def job_of(folder: Path, operators: tuple[Any, ...], **options: Any) -> Reconstr
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Broken(WholeBlur):
-    """One that fails."""
+    """One that fails once it is planned."""
 
     name: ClassVar[str] = "broken"
+    planned: Path
 
     def forward(self, image: Readable) -> Readable:
-        raise ValueError("no such thing")
+        if self.planned.exists():
+            raise ValueError("no such thing")
+        return super().forward(image)
 
 
 def tree(count: int) -> tuple[Any, ...]:
@@ -249,7 +252,7 @@ def test_whole_operators_on_a_cluster_give_what_one_pass_over_local_ones_gives(
 
 @pytest.mark.cluster
 def test_a_whole_operator_that_fails_ends_the_run_with_its_number(cluster: Cluster, tmp_path: Path) -> None:
-    operators = (*tree(2), Broken(blur=Blur(kernel=kernel(3))))
+    operators = (*tree(2), Broken(blur=Blur(kernel=kernel(3)), planned=tmp_path / "planned"))
     job = job_of(tmp_path, tree(3))
     job = replace(
         job,
@@ -258,21 +261,22 @@ def test_a_whole_operator_that_fails_ends_the_run_with_its_number(cluster: Clust
             for choice, operator in zip(job.operators, operators, strict=True)
         ),
     )
+    plan = make_reconstruction_plan(job)
+    operators[2].planned.touch()
     with pytest.raises(TaskFailed, match=r"operator 2 \(broken\) failed.*no such thing"):
-        reconstruct(make_reconstruction_plan(job), cluster=cluster)
+        reconstruct(plan, cluster=cluster)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Deadly(WholeBlur):
-    """One that ends its worker the first times."""
+    """One that ends its worker the first times after it was planned, when there is a log."""
 
     name: ClassVar[str] = "deadly"
     log: Path
     deaths: int
 
     def forward(self, image: Readable) -> Readable:
-        before = self.log.read_text() if self.log.exists() else ""
-        if len(before) < self.deaths:
+        if self.log.exists() and len(before := self.log.read_text()) < self.deaths:
             self.log.write_text(before + "x")
             os._exit(3)
         return super().forward(image)
@@ -290,6 +294,7 @@ def test_sums_over_whole_images_begin_anew_when_a_worker_dies(
     plan = make_reconstruction_plan(
         replace(job, operators=(first, replace(second, options={"operator": deadly})))
     )
+    deadly.log.touch()
     if ends:
         with pytest.raises(WorkerDied, match=r"the worker that had task .* memory_per_worker each"):
             reconstruct(plan, cluster=cluster)

@@ -50,7 +50,7 @@ def sweep(task, iteration, journal, ledger):
     receipt = BlockRunner(task).run(range(len(task.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
     ledger.enter(receipt.sums)
-    journal.mark(receipt.done)
+    journal.mark(receipt.digests)
 
 run = Iterations(
     plan.solver, plan.problem(0.1, back), plan.vectors(plan.solver, "iterate"), plan.grid, "a job",

@@ -88,7 +88,7 @@ def moved(plan: ReconstructionPlan) -> int:
         receipts.append(BlockRunner(task).run(range(len(task.grid))))
         assert not receipts[-1].bad, receipts[-1].bad[0].traceback
         ledger.enter(receipts[-1].sums)
-        journal.mark(receipts[-1].done)
+        journal.mark(receipts[-1].digests)
 
     run = iterations_of_plan(plan, sweep)
     each = plan.form.per_sweep

@@ -119,8 +119,8 @@ def begun(plan: Any) -> RunDirectory:
     from halotile.graphs.claim import claim
 
     directory = RunDirectory(plan.run_directory)
-    with claim(plan, directory) as journal:
-        journal.mark([0])
+    with claim(plan, directory) as claimed:
+        claimed.journal.mark({0: b"some"})
     return directory
 
 

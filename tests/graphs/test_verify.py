@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import BlockFailed, OutputRefused, ResumeRefused
+from halotile.graphs import tiles
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.planner import make_plan
 from halotile.graphs.tiles import run
@@ -36,13 +37,14 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "flip": flip_bit,
     "flip the first byte": lambda file: flip_bit(file, 0),
     "flip in the index": lambda file: flip_bit(file, -3),
     "cut": cut_short,
     "empty": empty,
     "delete": Path.unlink,
+    "of another place": lambda file: shutil.copyfile(file.with_name("7"), file),
 }
 
 
@@ -97,6 +99,27 @@ def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
     assert verdict.repaired == 1
     verdict = verify(finished.output)
     assert (verdict.checked, list(verdict.undone), verdict.sound) == (BLOCKS - 1, [19], True)
+
+
+@pytest.mark.parametrize("also_damaged", [False, True])
+def test_a_repair_that_was_killed_is_finished_by_the_next(
+    finished: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch, also_damaged: bool
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    (finished.output / "c" / "2" / "3").unlink()
+    monkeypatch.setattr(tiles, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        verify(finished.output, job=finished.job(), repair=True)
+    monkeypatch.undo()
+    assert finished.journalled() == set(range(BLOCKS)) - {19}
+    if also_damaged:
+        flip_bit(finished.output / "c" / "0" / "0")
+    verdict = verify(finished.output, job=finished.job(), repair=True)
+    assert (verdict.sound, verdict.checked, list(verdict.undone)) == (True, BLOCKS, [])
+    assert set(finished.seen()) == {19} | ({0} if also_damaged else set())
+    check_whole()
 
 
 def test_a_quarantined_repair_counts_only_what_it_mended(finished: Scene) -> None:
@@ -156,8 +179,9 @@ def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene)
         assert (scene.output / "zarr.json").stat().st_mtime_ns == metadata.st_mtime_ns
     finally:
         said, _ = driver.communicate(timeout=60)
-    assert driver.returncode == 0, said
-    assert scene.journalled() == set(range(BLOCKS))
+    assert driver.returncode == 4, said
+    assert "shards of 1 block were changed or removed" in said
+    assert scene.journalled() == set(range(1, BLOCKS))
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def joined(tmp_path: Path) -> Iterator[JoinedWorkers]:
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as scheduler:
         try:
-            until(file.exists)
+            until(lambda: file.exists() and file.read_text().endswith("}"))
             with Client(json.loads(file.read_text())["address"], set_as_default=False) as client:
                 yield JoinedWorkers(client)
         finally:

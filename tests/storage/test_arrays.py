@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import shutil
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from halotile.errors import DamagedData, InputError
+from halotile.errors import InputError, InputUnreadable
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.formats.base import DTYPES
 from halotile.storage.grid import Region
@@ -165,13 +166,16 @@ def test_threads_read_side_by_side(tmp_path: Path, save: Save) -> None:
 @every_format
 def test_the_fingerprint_is_json_and_tells_a_rewritten_file(tmp_path: Path, save: Save) -> None:
     path = save(tmp_path, made_picture((20, 33), "uint16"))
-    before = open_source(path).fingerprint()
+    source = open_source(path)
+    before = source.fingerprint()
     assert json.loads(json.dumps(before)) == before
     assert before == open_source(path).fingerprint()
-    if path.is_dir():
-        shutil.rmtree(path)
+    assert source.change() == ""
+    shutil.move(path, tmp_path / "elsewhere")
+    assert source.change() == "can no longer be opened"
     save(tmp_path, made_picture((20, 33), "uint16") + 1)
     assert open_source(path).fingerprint() != before
+    assert source.change() == "was written to"
 
 
 @pytest.mark.parametrize(
@@ -217,9 +221,42 @@ def test_an_index_that_cannot_be_is_refused(tmp_path: Path, index: Any, words: s
 def test_a_system_error_is_not_called_damage(tmp_path: Path) -> None:
     source = pickle.loads(pickle.dumps(open_source(save_npy(tmp_path, made_picture((4, 5), "uint8")))))
     (tmp_path / "a.npy").unlink()
-    with pytest.raises(FileNotFoundError) as caught:
+    with pytest.raises(InputUnreadable, match=r"a\.npy: it cannot be opened: .*No such file or directory"):
         source.read(Region((0, 0), (2, 2)))
-    assert not isinstance(caught.value, DamagedData)
+
+
+def test_a_disk_that_fails_is_a_refusal_which_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_npy(tmp_path, made_picture((4, 5), "uint8"))
+    source = open_source(path)
+    region = Region((0, 0), (2, 2))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.read", fail)
+    with pytest.raises(InputUnreadable, match=r"a\.npy: the pixels .* Input/output error"):
+        source.read(region)
+    monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.__init__", fail)
+    with pytest.raises(InputUnreadable, match=r"a\.npy: it cannot be opened: .* Input/output error"):
+        open_source(path)
+    monkeypatch.setattr("halotile.storage.formats.npy.claims", fail)
+    with pytest.raises(InputUnreadable, match=r"a\.npy: its format cannot be told: .* Input/output error"):
+        open_source(path)
+
+
+def test_what_cannot_be_had_for_want_of_memory_is_not_the_inputs_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(save_npy(tmp_path, made_picture((4, 5), "uint8")))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.read", fail)
+    with pytest.raises(MemoryError):
+        source.read(Region((0, 0), (2, 2)))
 
 
 def test_importing_the_module_loads_no_format_package() -> None:

@@ -16,35 +16,39 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from halotile.errors import DamagedData, ResumeRefused
 from halotile.storage.disk import Buffers, Disk
 from halotile.storage.journal import Journal
+from halotile.storage.lines import sealed
 
 TOTAL = 40
 NUMBERS = st.lists(st.integers(0, TOTAL - 1), max_size=12)
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """What the journal holds is what was marked and not struck, but for marks that a crash tore off."""
+    """What the journal holds is what was last marked and not struck, but for marks that a crash tore off."""
 
     @initialize()
     def begin(self) -> None:
         self.path = Path(tempfile.mkdtemp()) / "journal"
-        self.journal = Journal.create(self.path, "print", TOTAL)
-        self.done: set[int] = set()
-        self.history = [(self.path.stat().st_size, frozenset[int]())]
+        self.journal = Journal.create(self.path, "print", TOTAL, images=2)
+        self.done: dict[int, bytes] = {}
+        self.history = [(self.path.stat().st_size, dict[int, bytes]())]
         self.synced = self.path.stat().st_size
 
     def note(self) -> None:
-        self.history.append((self.path.stat().st_size, frozenset(self.done)))
+        self.history.append((self.path.stat().st_size, dict(self.done)))
 
-    @rule(numbers=NUMBERS)
-    def mark(self, numbers: list[int]) -> None:
-        self.journal.mark(numbers)
-        self.done |= set(numbers)
+    def open(self, **options: Any) -> Journal:
+        return Journal.open(self.path, "print", TOTAL, images=2, **options)
+
+    @rule(digests=st.dictionaries(st.integers(0, TOTAL - 1), st.binary(min_size=8, max_size=8), max_size=12))
+    def mark(self, digests: dict[int, bytes]) -> None:
+        self.journal.mark(digests)
+        self.done |= digests
         self.note()
 
     @rule(numbers=NUMBERS)
     def strike(self, numbers: list[int]) -> None:
         self.journal.strike(numbers)
-        self.done -= set(numbers)
+        self.done = {number: digest for number, digest in self.done.items() if number not in numbers}
         self.note()
         self.synced = self.path.stat().st_size if numbers else self.synced
 
@@ -56,15 +60,14 @@ class JournalMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.journal.close()
-        self.journal = Journal.open(self.path, "print", TOTAL)
+        self.journal = self.open()
         assert not self.journal.warning
         self.synced = self.path.stat().st_size
 
     @rule()
     def look_while_it_is_written(self) -> None:
         before = self.path.read_bytes()
-        seen = Journal.open(self.path, "print", TOTAL, read_only=True)
-        assert set(seen.done) == self.done
+        assert held_by(self.open(read_only=True)) == self.done
         assert self.path.read_bytes() == before
 
     @precondition(lambda self: self.path.stat().st_size > self.synced)
@@ -74,29 +77,38 @@ class JournalMachine(RuleBasedStateMachine):
         size = data.draw(st.integers(self.synced, len(content) - 1))
         self.path.write_bytes(content[:size] + bytes(len(content) - size if zeros else 0))
         self.history = [(s, done) for s, done in self.history if s <= size]
-        self.done = set(self.history[-1][1])
-        seen = Journal.open(self.path, "print", TOTAL, read_only=True)
-        assert set(seen.done) == self.done
-        self.journal = Journal.open(self.path, "print", TOTAL)
+        self.done = dict(self.history[-1][1])
+        assert held_by(self.open(read_only=True)) == self.done
+        self.journal = self.open()
         assert not self.journal.warning
         assert self.path.stat().st_size == self.history[-1][0]
         self.synced = self.path.stat().st_size
 
     @invariant()
-    def it_holds_what_the_set_holds(self) -> None:
+    def it_holds_what_was_marked(self) -> None:
         if hasattr(self, "journal"):
-            assert set(self.journal.done) == self.done
+            assert held_by(self.journal) == self.done
             assert len(self.journal.done) == len(self.done)
 
 
 JournalMachine.TestCase.settings = settings(deadline=None, max_examples=80, stateful_step_count=25)
-test_the_journal_is_a_set_through_crashes = JournalMachine.TestCase
+test_the_journal_keeps_what_was_marked_through_crashes = JournalMachine.TestCase
+
+
+def held_by(journal: Journal) -> dict[int, bytes]:
+    """The blocks that are done, with both of their digests."""
+    return {number: journal.digest(number, 0) + journal.digest(number, 1) for number in journal.done}
+
+
+def marked(*numbers: int) -> dict[int, bytes]:
+    """Blocks with a digest each."""
+    return {number: b"%04d" % number for number in numbers}
 
 
 def made(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
     with Journal.create(path, "print", TOTAL) as journal:
         for step, numbers in steps:
-            getattr(journal, step)(numbers)
+            getattr(journal, step)(marked(*numbers))
     return path.read_bytes().splitlines(keepends=True)
 
 
@@ -112,7 +124,7 @@ def test_every_torn_last_line_is_cut_off(tmp_path: Path) -> None:
         journal = opened(path)
         assert list(journal.done) == [1, 2]
         assert journal.warning == ""
-        journal.mark([7])
+        journal.mark(marked(7))
         assert list(opened(path).done) == [1, 2, 7]
 
 
@@ -134,9 +146,10 @@ def test_marks_after_a_damaged_line_are_doubted_and_strikes_are_not(tmp_path: Pa
     journal = opened(path)
     assert list(journal.done) == [1]
     assert "line 3 is damaged" in journal.warning
-    journal.mark([7])
+    journal.mark(marked(7))
     again = opened(path)
     assert list(again.done) == [1, 7]
+    assert [again.digest(number) for number in again.done] == [b"0001", b"0007"]
     assert again.warning == ""
 
 
@@ -157,24 +170,51 @@ def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str
     assert (tmp_path / "journal").read_bytes() == before
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"not a journal\n", b"00000000 {}\n"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"not a journal\n", b"00000000 {}\n"]
+    + [sealed(text) for text in (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}')],
+)
 def test_a_file_without_a_sound_first_line_is_damaged(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal").write_bytes(content)
     with pytest.raises(DamagedData, match="--fresh"):
         opened(tmp_path / "journal")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"+1", b"+1 AAAA", b"+1 MDA", b"+40 MDAwMQ==", b"+3-1 MDAwMQ==", b"+x MDAwMQ==", b"+0-9 \xff", b"*1"],
+)
+def test_a_line_that_says_nothing_is_a_damaged_one(tmp_path: Path, content: bytes) -> None:
+    lines = made(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
+    lines[2] = sealed(content)
+    (tmp_path / "journal").write_bytes(b"".join(lines))
+    journal = opened(tmp_path / "journal")
+    assert list(journal.done) == [1]
+    assert "line 3 is damaged" in journal.warning
+
+
+def test_a_journal_without_digests_is_refused_by_its_version(tmp_path: Path) -> None:
+    old = b'{"journal": 1, "fingerprint": "print", "total": 40}'
+    (tmp_path / "journal").write_bytes(sealed(old) + sealed(b"+1"))
+    for look in (opened, Journal.look):
+        with pytest.raises(
+            ResumeRefused, match=r"another version of halotile \(journal 1, here 2\).*--fresh"
+        ):
+            look(tmp_path / "journal")
+
+
 def test_a_block_outside_the_plan_is_an_error(tmp_path: Path) -> None:
     journal = Journal.create(tmp_path / "journal", "print", TOTAL)
-    with pytest.raises(IndexError, match="block 40 of a journal of 40 blocks"):
-        journal.mark([3, TOTAL])
+    with pytest.raises(IndexError, match="blocks 3,40 with 8 bytes of digests, in a journal of 40 blocks"):
+        journal.mark(marked(3, TOTAL))
     assert not journal.done
 
 
 def test_a_journal_for_reading_takes_no_marks(tmp_path: Path) -> None:
     made(tmp_path / "journal")
     with pytest.raises(io.UnsupportedOperation):
-        opened(tmp_path / "journal", read_only=True).mark([1])
+        opened(tmp_path / "journal", read_only=True).mark(marked(1))
 
 
 def test_a_line_that_the_disk_took_in_part_does_not_spoil_the_next(tmp_path: Path) -> None:
@@ -189,14 +229,14 @@ def test_a_line_that_the_disk_took_in_part_does_not_spoil_the_next(tmp_path: Pat
 
     disk = FillsUp()
     journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk)
-    journal.mark([1])
+    journal.mark(marked(1))
     disk.full = True
     for _ in range(2):
         with pytest.raises(OSError, match="No space"):
-            journal.mark([2])
+            journal.mark(marked(2))
     assert list(journal.done) == [1]
     disk.full = False
-    journal.mark([3])
+    journal.mark(marked(3))
     again = opened(tmp_path / "journal")
     assert list(again.done) == [1, 3]
     assert again.warning == ""
@@ -212,15 +252,15 @@ def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
     disk = Counts()
     journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk)
     assert disk.syncs == 2
-    journal.mark([1])
-    journal.mark([2])
+    journal.mark(marked(1))
+    journal.mark(marked(2))
     assert disk.syncs == 2
     journal.sync()
     journal.sync()
     assert disk.syncs == 3
     journal.strike([1])
     assert disk.syncs == 4
-    journal.mark([1])
+    journal.mark(marked(1))
     journal.close()
     assert disk.syncs == 5
 
@@ -229,10 +269,11 @@ def test_a_million_marks_in_batches_stay_small(tmp_path: Path) -> None:
     path, total = tmp_path / "journal", 1_000_000
     with Journal.create(path, "print", total) as journal:
         for start in range(0, total, 256):
-            journal.mark(range(start, min(start + 256, total)))
-    assert path.stat().st_size < 110_000
+            journal.mark({n: n.to_bytes(4, "big") for n in range(start, min(start + 256, total))})
+    assert path.stat().st_size < 5_600_000
     with Journal.open(path, "print", total) as journal:
         assert len(journal.done) == total
+        assert journal.digest(123_456) == (123_456).to_bytes(4, "big")
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
@@ -243,7 +284,7 @@ def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
 def test_a_journal_can_be_looked_at_whosever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal.create(path, "a1b2", 9) as journal:
-        journal.mark([3, 4])
+        journal.mark(marked(3, 4))
     found = Journal.look(path)
     assert (found.fingerprint, found.total, list(found.done)) == ("a1b2", 9, [3, 4])
     path.write_bytes(b"no journal\n")

@@ -210,7 +210,7 @@ def test_blocks_fill_in_their_own_shards_only(tmp_path: Path) -> None:
     create_output(path, PLAIN)
     writer = pickle.loads(pickle.dumps(ShardWriter(path, PLAIN)))
     region = Region((8, 8), (20, 13))
-    count = writer.write(region, pixels[region.slices])
+    count, _ = writer.write(region, pixels[region.slices])
     files = [file for file in (path / "c").rglob("*") if file.is_file()]
     assert sorted(str(f.relative_to(path)) for f in files) == ["c/1/1", "c/2/1"]
     assert count == sum(f.stat().st_size for f in files)
@@ -226,6 +226,51 @@ def test_a_writer_survives_that_its_output_is_made_anew(tmp_path: Path) -> None:
         create_output(path, PLAIN, overwrite=True)
         writer.write(region, np.full((8, 8), value))
     assert (zarr.open_array(path, mode="r")[region.slices] == 2).all()
+
+
+@pytest.mark.parametrize("layout", [PLAIN, OME], ids=["plain", "ome"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_writer_does_not_make_an_output_that_is_gone(tmp_path: Path, layout: Layout, begun: bool) -> None:
+    path, region = tmp_path / "a.zarr", layout.grid.block_at(0).core
+    writer = ShardWriter(path, layout)
+    create_output(path, layout)
+    if begun:
+        writer.write(region, np.ones(region.shape))
+    path.rename(tmp_path / "elsewhere.zarr")
+    with pytest.raises(FileNotFoundError):
+        writer.write(region, np.ones(region.shape))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("codec", ["lz4", "none"])
+@pytest.mark.parametrize("region", [Region((0, 0), (8, 8)), Region((0, 0), (16, 13))], ids=["shard", "block"])
+def test_whole_shards_of_another_place_or_time_are_found(
+    tmp_path: Path, region: Region, codec: str, thorough: bool
+) -> None:
+    path, layout = tmp_path / "a.zarr", replace(PLAIN, codec=codec)
+    create_output(path, layout)
+    writer, pixels = ShardWriter(path, layout), noise(region.shape, "float32")
+    writer.write(region, pixels + 1)
+    old = (path / "c" / "0" / "0").read_bytes()
+    digest = writer.write(region, pixels).digest
+
+    def problems() -> list[str]:
+        return check_block(path, layout, region, digest, thorough=thorough)
+
+    assert problems() == []
+    (path / "c" / "0" / "0").write_bytes(old)
+    (problem,) = problems()
+    assert problem.startswith(f"{path}/c/0/0")
+    assert problem.endswith("not what the run wrote there: a shard of another place or time")
+    assert writer.write(region, pixels).digest == digest, "equal pixels have equal digests"
+    if region.shape != layout.shard:
+        one, other = path / "c" / "0" / "0", path / "c" / "1" / "0"
+        swapped = one.read_bytes(), other.read_bytes()
+        one.write_bytes(swapped[1])
+        other.write_bytes(swapped[0])
+        assert problems() == [problem]
+    assert check_block(path, layout, region, thorough=thorough) == [], "only the digest tells"
 
 
 def damage(path: Path, kind: str) -> None:

@@ -69,7 +69,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
 
     class Source:
         axes, chunks, dtype, path, format = ("y", "x"), array.chunks, np.dtype("u1"), "", ""
-        scale, units, mapped, ome = (1.0, 1.0), (None, None), False, None
+        scale, units, mapped, ome, shards = (1.0, 1.0), (None, None), False, None, None
 
         def __init__(self) -> None:
             self.shape = shape
@@ -81,6 +81,9 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
 
         def fingerprint(self) -> dict[str, Any]:
             return {}
+
+        def change(self) -> str:
+            return ""
 
     planes = choose_planes(Source(), {}, Region(start, stop))
     limit = data.draw(st.integers(1, 500))

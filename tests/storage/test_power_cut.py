@@ -228,15 +228,15 @@ def drive(root: Path, disk: Disk, *, hasty: bool = False) -> None:
 
 def write_blocks(output: Path, journal: Journal, disk: Disk, hasty: bool) -> None:
     for number in journal.done:
-        for problem in check_block(output, LAYOUT, LAYOUT.grid.block_at(number).core):
+        region = LAYOUT.grid.block_at(number).core
+        for problem in check_block(output, LAYOUT, region, journal.digest(number)):
             raise LostError(problem)
     writer = ShardWriter(output, LAYOUT, disk)
     for number in journal.done.complement(9):
         region = LAYOUT.grid.block_at(number).core
         if hasty:
-            journal.mark([number])
-        writer.write(region, PIXELS[region.slices])
-        journal.mark([number])
+            journal.mark({number: b"soon"})
+        journal.mark({number: writer.write(region, PIXELS[region.slices]).digest})
         if number % 4 == 2:
             journal.sync()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,57 @@ def test_a_damaged_plan_is_an_error_and_a_damaged_status_is_none(
     with pytest.raises(DamagedData, match=r"plan\.json is damaged"):
         directory.read_plan()
     assert directory.read_status() is None
+
+
+@pytest.mark.parametrize("content", ["{}", '{"fingerprint": "a"}', '{"layout": {}, "block": [1]}'])
+def test_json_that_is_no_plan_and_a_plan_that_was_changed_are_damage(
+    directory: RunDirectory, content: str
+) -> None:
+    directory.create()
+    directory.write_plan({"block": [4, 4]})
+    directory.plan_path.write_text(directory.plan_path.read_text().replace("4", "5"))
+    with pytest.raises(DamagedData, match=r"plan\.json is damaged"):
+        directory.read_plan()
+    directory.plan_path.write_text(content)
+    with pytest.raises(DamagedData, match=r"plan\.json is damaged"):
+        directory.read_plan()
+    assert directory.whole_plan() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "stands"),
+    [(name, "directory") for name in ("plan.json", "journal", "lock", "stop")] + [("state", "file")],
+)
+def test_what_stands_where_something_else_belongs_is_refused(
+    directory: RunDirectory, name: str, stands: str
+) -> None:
+    directory.create()
+    directory.write_job({})
+    if stands == "directory":
+        (directory.path / name).mkdir()
+    else:
+        (directory.path / name).touch()
+    with pytest.raises(OutputRefused, match=rf"{name} is a {stands}.*Move it away"), directory.lock():
+        pass
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced by another"])
+def test_a_run_whose_directory_goes_away_is_told_so(directory: RunDirectory, again: bool) -> None:
+    def work() -> None:
+        with directory.lock():
+            shutil.rmtree(directory.path)
+            if again:
+                directory.create()
+                (directory.path / "lock").touch()
+            directory.disk.append(directory.journal_path, b"+1")
+
+    with pytest.raises(OutputRefused, match="was moved or removed while its run was at work"):
+        work()
+
+
+def test_other_errors_of_the_system_pass_through_a_lock(directory: RunDirectory) -> None:
+    with pytest.raises(FileNotFoundError), directory.lock():
+        directory.disk.append(directory.journal_path, b"+1")
 
 
 class Full(Disk):
@@ -269,6 +321,16 @@ def test_what_no_run_made_is_refused_and_stays(directory: RunDirectory, kind: st
     with pytest.raises(OutputRefused, match="that no run made"), directory.lock():
         pass
     assert sorted(directory.path.parent.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make what is another user's")
+def test_a_directory_of_another_user_is_refused(directory: RunDirectory) -> None:
+    directory.path.mkdir()
+    (directory.path / "lock").touch()
+    os.chown(directory.path, 65534, 65534)
+    with pytest.raises(OutputRefused, match=r"another user \(number 65534\) made it"), directory.lock():
+        pass
+    assert directory.path.stat().st_mode & 0o777 != 0o700, "it is left as it is"
 
 
 def test_an_empty_directory_may_become_ours(directory: RunDirectory) -> None:

@@ -22,7 +22,7 @@ from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.denoisers.tv import Proximal, TotalVariation
 from halotile.tasks.probe import check_purity, probe
 from tests.tasks.denoising import (
     NETWORK_DEPTH,
@@ -46,6 +46,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "median 5": (lambda _: Median(size=5), (2,)),
     "median 9": (lambda _: Median(size=9), (2,)),
     "tv": (lambda _: TotalVariation(strength=0.1, iterations=13), (2, 3)),
+    "tv as a prior": (lambda _: Proximal(strength=0.1, iterations=13), (2, 3)),
     "tv in noise levels": (lambda _: TotalVariation(strength=1.5, iterations=4, sigma=0.1), (2,)),
     "nlm": (lambda _: NonLocalMeans(strength=0.2, patch=5, distance=3), (2,)),
     "nlm in noise levels": (lambda _: NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +120,27 @@ def test_a_network_keeps_what_it_is_given_beside_the_batch() -> None:
 
     x = numbers(100).reshape(1, 1, 10, 10)
     assert torch.allclose(SteadyNetwork(Shifted())(x, 2.0), torch.sigmoid(x) + 2)
+
+
+def test_a_network_does_not_load_the_compiler() -> None:
+    code = (
+        "import sys, torch; from halotile.tasks.elementwise import SteadyNetwork; "
+        "SteadyNetwork(torch.nn.Sigmoid())(torch.rand(1, 1, 9, 9)); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_a_network_compiles_of_itself_runs_as_it_is_written() -> None:
+    compiled = []
+
+    def compile_it(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    network = torch.compile(torch.nn.Sigmoid(), backend=compile_it)
+    x = numbers(99).reshape(1, 1, 9, 11)
+    with torch.inference_mode(), SteadyElementwise():
+        expected = torch.sigmoid(x)
+    with torch.inference_mode():
+        assert torch.equal(SteadyNetwork(network)(x), expected)
+    assert not compiled

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +67,11 @@ NETWORKS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def module() -> Iterator[None]:
-    networks = types.ModuleType("rehearsed_networks")
-    for number, build in enumerate(NETWORKS.values()):
-        setattr(networks, f"n{number}", build)
-    sys.modules["rehearsed_networks"] = networks
-    yield
-    del sys.modules["rehearsed_networks"]
+globals().update({f"n{number}": build for number, build in enumerate(NETWORKS.values())})
 
 
 def network(name: str, **options: Any) -> UserNetwork:
-    return UserNetwork(import_=f"rehearsed_networks:n{list(NETWORKS).index(name)}", **options)
+    return UserNetwork(import_=f"{__name__}:n{list(NETWORKS).index(name)}", **options)
 
 
 def reach_of(denoiser: UserNetwork, picture: tuple[int, ...], tile: Tile | None = None) -> Reach:
@@ -95,7 +85,7 @@ def test_tiles_have_the_bits_of_the_whole_after_it(name: str, picture: tuple[int
     denoiser = network(name)
     reach = reach_of(denoiser, picture)
     assert reach.probed is not None
-    assert not reach.notes
+    assert not reach.remarks
     known = denoiser.probed(*reach.probed)
     for other in (picture, tuple(n + 192 for n in picture)):
         found = rehearse(known, reach.depth, other, search=False)
@@ -112,7 +102,7 @@ def test_padding_behind_takes_a_larger_alignment() -> None:
 def test_padding_around_is_refused_where_it_acts(name: str) -> None:
     with pytest.raises(ConfigError, match=r"other pixels in tiles .* 203 x 317: .* let it pad behind only"):
         reach_of(network(name), (203, 317))
-    assert reach_of(network(name), (256, 320)).notes == ()
+    assert reach_of(network(name), (256, 320)).remarks == ()
 
 
 @pytest.mark.parametrize("picture", [(203, 317), (4000, 3000)])
@@ -125,12 +115,12 @@ def test_a_look_along_the_diagonal_is_noticed(picture: tuple[int, ...]) -> None:
 
 def test_what_was_written_by_hand_is_taken_and_the_difference_noted() -> None:
     denoiser = network("diagonal", receptive_field_=8, alignment_=1)
-    (note,) = reach_of(denoiser, (203, 317)).notes
-    assert "differ from a whole picture by 0." in note
+    (note,) = reach_of(denoiser, (203, 317)).remarks
+    assert "differ from the whole image by 0." in note
 
 
 def test_seams_that_are_allowed_are_not_looked_for() -> None:
-    assert not reach_of(network("diagonal"), (203, 317), Tile(seams="allow")).notes
+    assert not reach_of(network("diagonal"), (203, 317), Tile(seams="allow")).remarks
 
 
 @pytest.mark.parametrize("name", ["behind", "behind, strided"])

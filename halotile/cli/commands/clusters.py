@@ -19,6 +19,7 @@ from halotile.errors import ConfigError
 if TYPE_CHECKING:
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.doctor import Finding
+    from halotile.graphs.job import Cluster
 
 _BEFORE = "halotile.before"
 Memory = Annotated[
@@ -62,7 +63,8 @@ def execute(
     if not script.is_file():
         raise ConfigError(f"{script} is no file. Write the path of a Python script.")
     _check_spelling(context)
-    order = _order(workers, memory, config, cluster, dashboard=not no_dashboard, tls=not no_tls)
+    choice = _choice(config, cluster, dashboard=not no_dashboard, tls=not no_tls)
+    order = _order(workers, memory, choice)
     code = execute_script(
         [sys.executable, str(script), *context.args],
         order,
@@ -90,11 +92,11 @@ def doctor(
     """Tell what a run would find here, and what is missing."""
     from halotile.graphs.doctor import compare_workers, examine
 
-    order = _order(workers, memory, config, cluster, dashboard=False, tls=True)
-    found = list(examine(order.choice, folder))
+    choice = _choice(config, cluster, dashboard=False, tls=True)
+    found = list(examine(choice, folder))
     _show("doctor", found, as_json=as_json)  # the cluster takes its time to start
     if start:
-        of_workers = list(compare_workers(order))
+        of_workers = list(compare_workers(_order(workers, memory, choice)))
         _show("workers", of_workers, as_json=as_json)
         found += of_workers
     if as_json:
@@ -126,21 +128,26 @@ def _show(title: str, found: Sequence[Finding], *, as_json: bool) -> None:
         print_rows(title, [(each.name, f"{marks[each.verdict]} {each.text}") for each in found])
 
 
-def _order(
-    workers: int | None, memory: str, config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool
-) -> Order:
-    """What is asked of a cluster, by the options of a command."""
+def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool) -> Cluster:
+    """Where workers live, by a job file and the options of a command."""
     from halotile.cli.config import Flags, load_cluster
+
+    return load_cluster(config, Flags(cluster=cluster, dashboard=dashboard, tls=tls))
+
+
+def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
+    """What is asked of a cluster, by the options of a command."""
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.job import parse_bytes
+    from halotile.graphs.devices import device_of
+    from halotile.graphs.job import Run, parse_bytes
+    from halotile.graphs.worker_count import workers_of
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is {workers}: somebody has to work. Write --workers 1 or more.")
-    flags = Flags(cluster=cluster, dashboard=dashboard, tls=tls)
     try:
         memory_bytes = parse_bytes(memory)
     except ValueError as error:
         raise ConfigError(f"--memory: {error}") from None
-    return Order(
-        workers=workers or 2, memory_bytes=memory_bytes, choice=load_cluster(config, flags), say=complain
-    )
+    run = Run(workers=workers or "auto", memory_per_worker=memory_bytes)
+    count = workers_of(run, choice, device_of(run, choice)).workers
+    return Order(workers=count, memory_bytes=memory_bytes, choice=choice, say=complain)

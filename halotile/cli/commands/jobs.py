@@ -58,6 +58,12 @@ def run(
     overrides: Overrides = None,
     fresh: Fresh = False,
     same_input: SameInput = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Show the plan, and the script of a worker's batch job; start nothing."
+        ),
+    ] = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -67,9 +73,12 @@ def run(
 ) -> None:
     """Run a job; one that was interrupted goes on where it was."""
     from halotile.cli.config import load_job
-    from halotile.cli.running import go
+    from halotile.cli.running import go, show
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
+    if dry_run:
+        show(job, fresh=fresh, same_input=same_input, as_json=as_json)
+        return
     go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
 
 
@@ -159,6 +168,7 @@ def simulate(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace measurements that are there.")
     ] = False,
+    allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,
     no_dashboard: NoDashboard = False,
@@ -170,7 +180,8 @@ def simulate(
     from halotile.cli.running import simulate as write_measurements
     from halotile.graphs.simulation.noise import NoiseChoice
 
-    job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls), makes_data=True)
+    flags = _flags(workers, cluster, no_dashboard, no_tls, allow_import)
+    job = load_job(config, overrides or (), flags, makes_data=True)
     wanted = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]
     write_measurements(job, wanted, overwrite=overwrite, as_json=as_json, quiet=quiet)
 

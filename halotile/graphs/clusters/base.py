@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, HalotileError
 from halotile.graphs import job
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 LEAST_SILENCE_SECONDS = 60.0
 """A worker is not given up before it was silent this long: it is while it loads a model, and where a function of one's own
 keeps Python's lock."""
+
+_SCARCE = (errno.EAGAIN, errno.ENOMEM)
+"""What the system says when there is no room for another process."""
 
 
 def _silent(_: str) -> None:
@@ -115,6 +119,36 @@ class Cluster(Protocol):
         """Raise :class:`~halotile.errors.ClusterFailed` when no worker is to be had any more."""
         ...
 
+
+@contextmanager
+def in_words_of_config() -> Iterator[None]:
+    """Raise what keeps a cluster from starting as an error that says where it comes from.
+
+    Raises
+    ------
+    ConfigError
+        Of processes or memory that are scarce, or else of Dask's configuration: the rest is ours.
+    """
+    try:
+        yield
+    except HalotileError:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, RuntimeError) and (deeper := cause.__cause__ or cause.__context__):
+            cause = deeper  # Dask's own words say no more than that it failed
+        said = " ".join(f"{type(cause).__name__}: {cause}".split())
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", 0) in _SCARCE:
+            remedy = "Write fewer workers: there are too many processes, or there is too little memory."
+        else:
+            remedy = "Correct what fails in Dask's configuration, a preload or a setting (~/.config/dask, variables DASK_...)."
+            if isinstance(cause, RuntimeError):  # a worker that died and did not say why
+                remedy += " If that is not it, write fewer workers: processes or memory may be scarce."
+        raise ConfigError(f"the cluster did not start ({said}). {remedy}") from error
+
+
+Check = Callable[[job.Cluster], None]
+"""``check`` of a kind, which it may leave out: raises where a cluster cannot be started from here, before a run makes anything."""
 
 Start = Callable[[Order], AbstractContextManager[Cluster]]
 """``start`` of a kind: a running cluster, which ends with the context."""

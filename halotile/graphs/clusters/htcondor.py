@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from halotile.graphs.agreement import LACKING
+from halotile.graphs.pieces.answers import called
 from halotile.graphs.pieces.base import State, with_reason
-from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+from halotile.graphs.pieces.batch import BatchSystem, jobs
 
 _WORDS = {
     "1": "idle",
@@ -56,5 +57,6 @@ SYSTEM = BatchSystem(
     usual={"disk": "2GiB"},
 )
 
+check = SYSTEM.check
 start = partial(jobs, SYSTEM)
 """Submit a job for each worker; they are removed with the context."""

@@ -11,9 +11,9 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.security import Security
 
-from halotile.errors import ConfigError
 from halotile.graphs.addresses import LOOPBACK
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
+from halotile.graphs.watching.hosts import answer_only_told
 from halotile.graphs.workers.environment import own_environment
 from halotile.graphs.workers.forks import (
     FORK_SETTINGS,
@@ -22,6 +22,7 @@ from halotile.graphs.workers.forks import (
     environment_now,
 )
 from halotile.graphs.workers.nanny import OwnNanny
+from halotile.graphs.workers.scratch import keep_off_path, private_scratch
 from halotile.graphs.workers.settings import SETTINGS
 
 START_SECONDS = 120
@@ -107,12 +108,14 @@ def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterat
     ConfigError
         When they do not start.
     """
-    with own_environment(), dask.config.set(LOCAL_SETTINGS | order.settings):
+    with own_environment(), dask.config.set(LOCAL_SETTINGS | order.settings), private_scratch():
         cluster = _made(make)
+        keep_off_path()
         try:
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)
             try:
                 pages = cluster.dashboard_link if order.choice.dashboard else None
+                answer_only_told(cluster.scheduler, pages)
                 yield LocalWorkers(client, workers, pages)
             finally:
                 with suppress(TimeoutError, OSError):  # what hangs is ended with the cluster
@@ -125,14 +128,8 @@ def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterat
 
 def _made(make: Callable[[], LocalCluster]) -> LocalCluster:
     ensure_forks()  # it imports while the scheduler starts
-    try:
-        with children_spared_from_ctrl_c():
-            return make()
-    except RuntimeError as error:
-        raise ConfigError(
-            f"the worker processes did not start ({error}). The reason is printed above. Write fewer workers if there are too "
-            "many processes or too little memory."
-        ) from error
+    with in_words_of_config(), children_spared_from_ctrl_c():
+        return make()
 
 
 def _encryption(order: Order) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+from halotile.graphs import job
+from halotile.graphs.pieces.answers import called
 from halotile.graphs.pieces.base import State
-from halotile.graphs.pieces.batch import BatchSystem, called, jobs
+from halotile.graphs.pieces.batch import BatchSystem, jobs, written
 from halotile.graphs.pieces.walltime import whole_minutes
 
 _OVER = ("DONE", "EXIT", "ZOMBI")
@@ -21,6 +25,13 @@ def states(ids: Sequence[str]) -> dict[str, State]:
     return {each: State(told[each] in _OVER, told[each]) for each in ids if each in told}
 
 
+def asks(choice: job.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
+    """Memory that is set aside, unless the job says so itself: what dask-jobqueue writes is only where a job is ended."""
+    if any("rusage[" in line for line in written("lsf", choice)):
+        return {}
+    return {"directives": [f'-R "rusage[mem={-(-memory_bytes // 2**20)}MB]"']}
+
+
 SYSTEM = BatchSystem(
     title="LSF",
     module="lsf",
@@ -31,7 +42,9 @@ SYSTEM = BatchSystem(
     lists="bqueues",
     account="project",
     walltime=whole_minutes,
+    asks=asks,
 )
 
+check = SYSTEM.check
 start = partial(jobs, SYSTEM)
 """Submit a job for each worker; they are killed with the context."""

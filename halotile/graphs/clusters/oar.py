@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from halotile.graphs import job
+from halotile.graphs.pieces.answers import called, together_then_each
 from halotile.graphs.pieces.base import State
-from halotile.graphs.pieces.batch import BatchSystem, called, jobs, together_then_each
+from halotile.graphs.pieces.batch import BatchSystem, jobs
 from halotile.graphs.pieces.walltime import clock
 
 _OVER = ("Terminated", "Error")
@@ -27,6 +29,11 @@ def gpus(choice: job.Cluster, _: int) -> Mapping[str, Any]:
     return {"resource_spec": f"/nodes=1/gpu={choice.gpus}"}
 
 
+def asks(_: job.Cluster, __: int, logs: Path) -> Mapping[str, Any]:
+    """Where a job prints to, which is the folder that it is submitted from else."""
+    return {"directives": [f"-O {logs}/halotile-%jobid%.out", f"-E {logs}/halotile-%jobid%.err"]}
+
+
 SYSTEM = BatchSystem(
     title="OAR",
     module="oar",
@@ -37,7 +44,9 @@ SYSTEM = BatchSystem(
     lists="oarnodes",
     walltime=clock,
     account="project",
+    asks=asks,
 )
 
+check = SYSTEM.check
 start = partial(jobs, SYSTEM)
 """Submit a job for each worker; they are deleted with the context."""

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from halotile.graphs import job
-from halotile.graphs.pieces.batch import BatchSystem, jobs, known_to
+from halotile.graphs.pieces.answers import known_to
+from halotile.graphs.pieces.batch import BatchSystem, jobs
 from halotile.graphs.pieces.walltime import clock
 
 
@@ -28,5 +29,6 @@ SYSTEM = BatchSystem(
     walltime=clock,
 )
 
+check = SYSTEM.check
 start = partial(jobs, SYSTEM)
 """Submit a job for each worker; they are deleted with the context."""

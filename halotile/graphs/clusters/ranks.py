@@ -1,6 +1,6 @@
 """Several copies of one command, as ``mpirun`` and ``srun`` start them: the first is the driver, the others become its workers.
 
-Nothing of MPI is used but the variables that number the copies. The driver writes its address, for its owner alone, into the
+Nothing of a launcher is used but the variables that number the copies. The driver writes its address, for its owner alone, into the
 run directory, under the name of the launch; the others wait for it there.
 """
 
@@ -22,15 +22,18 @@ from distributed import Client, LocalCluster
 
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
 from halotile.graphs.credentials import Credentials, credentials, private_base
 from halotile.graphs.job import Cluster as Choice
+from halotile.graphs.launchers import Copy, copy_of
 from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS, pages_of, worker_arguments
-from halotile.graphs.resolution import kind_of, rank_of
+from halotile.graphs.resolution import kind_of
+from halotile.graphs.watching.hosts import answer_only_told
 from halotile.graphs.workers.__main__ import LEVEL
 from halotile.graphs.workers.__main__ import main as worker_command
 from halotile.graphs.workers.environment import own_environment
-from halotile.storage.rundir import WORKERS
+from halotile.graphs.workers.scratch import keep_off_path, private_scratch
+from halotile.storage.runfiles import WORKERS
 
 WAIT_SECONDS = 300.0
 """How long they wait for one another: the driver plans the job first."""
@@ -39,9 +42,6 @@ END_SECONDS = 10.0
 FORGET_SECONDS = 86400.0
 LATE_SECONDS = 30.0
 """One copy may start so long after another, by clocks that differ."""
-_LAUNCHES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")
-"""What names the launch, so that an address of an earlier one is not taken for this one's."""
-_NODES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ def meeting_point(folder: Path, environment: Mapping[str, str] = os.environ) -> 
 
     Examples
     --------
-    >>> meeting_point(Path("x.run"), {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).name
+    >>> step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
+    >>> meeting_point(Path("x.run"), step).name
     'driver-7-0.json'
     """
     return folder / WORKERS / f"driver-{_launch(environment) or 'mpi'}.json"
@@ -77,8 +78,8 @@ def meeting_point(folder: Path, environment: Mapping[str, str] = os.environ) -> 
 
 def _launch(environment: Mapping[str, str] = os.environ) -> str:
     """The name of this launch, if it has one."""
-    parts = [environment.get("SLURM_JOB_ID", ""), *(environment.get(name, "") for name in _LAUNCHES)]
-    return "-".join(part.replace("/", "_") for part in parts if part)
+    found = copy_of(environment)
+    return found.launch if found else ""
 
 
 @contextmanager
@@ -107,6 +108,28 @@ def _word_of_the_end() -> Path:
     return folder / f"over-{_launch()}"
 
 
+def check(_: Choice) -> None:
+    """Refuse to be the only copy.
+
+    Raises
+    ------
+    ConfigError
+        When it is.
+    """
+    _count()
+
+
+def _count() -> int:
+    """How many copies there are."""
+    found = copy_of()
+    if found is None:
+        raise ConfigError(
+            "cluster.kind is ranks, and this is the only copy of the command. Start several, as with `mpirun -n 5 recon-cli run "
+            "...`, or leave it out."
+        )
+    return found.size
+
+
 @contextmanager
 def start(order: Order) -> Iterator[Cluster]:
     """Be the driver of the other copies.
@@ -116,36 +139,39 @@ def start(order: Order) -> Iterator[Cluster]:
     ConfigError
         When this is the only copy.
     """
-    found = rank_of()
-    if found is None or order.folder is None:
-        raise ConfigError(
-            "cluster.kind is ranks, and this is the only copy of the command. Start several, as with `mpirun -n 5 recon-cli run "
-            "...`, or leave it out."
-        )
+    count = _count() - 1
     order.require_tls()
-    count = found[1] - 1
+    folder = order.folder or private_base()
     choice = order.choice
     address = address_of_interface(choice.interface) if choice.interface else _address()
-    base = order.folder / WORKERS
+    base = folder / WORKERS
     base.mkdir(mode=0o700, exist_ok=True)
-    meeting_point(order.folder).unlink(missing_ok=True)  # of a launch that was killed
+    meeting_point(folder).unlink(missing_ok=True)  # of a launch that was killed
     _word_of_the_end().unlink(missing_ok=True)
     given = nullcontext(order.credentials) if order.credentials else credentials(base)
-    with own_environment(), dask.config.set(REMOTE_SETTINGS | order.settings), given as made:
-        scheduler = LocalCluster(
-            n_workers=0,
-            host=address,
-            protocol="tls://",
-            security=made.security,
-            dashboard_address=f"{LOOPBACK}:0",
-            scheduler_kwargs=order.scheduler_options,
-            silence_logs=50,
-        )
+    with (
+        own_environment(),
+        dask.config.set(REMOTE_SETTINGS | order.settings),
+        private_scratch(),
+        given as made,
+    ):
+        with in_words_of_config():
+            scheduler = LocalCluster(
+                n_workers=0,
+                host=address,
+                protocol="tls://",
+                security=made.security,
+                dashboard_address=f"{LOOPBACK}:0",
+                scheduler_kwargs=order.scheduler_options,
+                silence_logs=50,
+            )
+        keep_off_path()
         with scheduler, Client(scheduler, timeout=START_SECONDS, set_as_default=False) as client:
-            point = meeting_point(order.folder)
+            point = meeting_point(folder)
             _announce(point, scheduler.scheduler_address, made, order)
             try:
                 pages = pages_of(scheduler) if choice.dashboard else None
+                answer_only_told(scheduler.scheduler, pages)
                 yield Ranks(client, count, pages)
             finally:
                 with suppress(OSError):
@@ -174,7 +200,8 @@ def serve(folder: Path) -> None:
     ClusterFailed
         When no driver comes.
     """
-    rank, _ = rank_of() or (0, 1)
+    own = copy_of() or Copy(0, 1)
+    share = () if own.local_size is None else ("--share", f"{own.local_rank or 0}/{own.local_size}")
     point = meeting_point(folder)
     # All copies share a screen: what a worker says of a scheduler that ends is nobody's concern.
     os.environ.setdefault(LEVEL, "critical")
@@ -183,7 +210,7 @@ def serve(folder: Path) -> None:
         if told is None:
             return
         try:
-            worker_command([told["address"], "--name", f"rank-{rank}", *told["arguments"]])
+            worker_command([told["address"], "--name", f"rank-{own.rank}", *share, *told["arguments"]])
         except SystemExit:
             now = _told_at(point)
             if now == told:
@@ -242,6 +269,5 @@ def _announce(point: Path, address: str, made: Credentials, order: Order) -> Non
 
 def _address() -> str:
     """Loopback where all copies are known to be on this machine."""
-    found = rank_of()
-    here = next((os.environ[name] for name in _NODES if name in os.environ), "")
-    return LOOPBACK if found is not None and here == str(found[1]) else own_address()
+    found = copy_of()
+    return LOOPBACK if found is not None and found.local_size == found.size else own_address()

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from halotile.graphs.pieces.batch import BatchSystem, jobs, known_to
+from halotile.errors import ConfigError
+from halotile.graphs import job
+from halotile.graphs.pieces.answers import known_to
+from halotile.graphs.pieces.batch import BatchSystem, jobs, written
 from halotile.graphs.pieces.walltime import clock
+
+_PARALLEL = re.compile(r"^\s*-pe\s")
+_MEMORY = re.compile(r"\b(h_|s_)?(vmem|rss|data)\b|mem_free|virtual_free|\bmem\b")
+
+
+def asks(choice: job.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
+    """Memory, by the name that every Grid Engine knows, unless the site's own stands in the job.
+
+    Raises
+    ------
+    ConfigError
+        For cores, whose name only the site knows.
+    """
+    directives = written("sge", choice)
+    if (spec := str(choice.options.get("resource_spec", ""))).startswith("-"):
+        raise ConfigError(
+            f"cluster.options has resource_spec: {spec}, which SGE is given after -l. Write it among the directives."
+        )
+    if choice.cores > 1 and not any(map(_PARALLEL.match, directives)):
+        raise ConfigError(
+            f"cluster.cores is {choice.cores}, and SGE gives a job more than one by a parallel environment, which each site calls "
+            f'otherwise (`qconf -spl` lists them). Write directives: ["-pe smp {choice.cores}"], say, or cores: 1.'
+        )
+    if any(map(_MEMORY.search, directives)):
+        return {}
+    return {"resource_spec": f"mem_free={-(-memory_bytes // 2**20)}M"}
+
 
 SYSTEM = BatchSystem(
     title="SGE",
@@ -17,7 +51,9 @@ SYSTEM = BatchSystem(
     lists="qconf -sql",
     walltime=clock,
     account="project",
+    asks=asks,
 )
 
+check = SYSTEM.check
 start = partial(jobs, SYSTEM)
 """Submit a job for each worker; they are deleted with the context."""

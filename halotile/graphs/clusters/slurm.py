@@ -43,5 +43,6 @@ SYSTEM = BatchSystem(
     lists="sinfo",
 )
 
+check = SYSTEM.check
 start = partial(jobs, SYSTEM)
 """Submit a job for each worker; they are cancelled with the context."""

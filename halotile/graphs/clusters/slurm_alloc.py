@@ -15,8 +15,24 @@ from distributed.security import Security
 from halotile.errors import ConfigError
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.job import Cluster as Choice
 from halotile.graphs.pieces.remote import kept, worker_arguments
-from halotile.graphs.pieces.steps import Step, look, nodes_of, slots_in
+from halotile.graphs.pieces.steps import Slots, Step, look, nodes_of, slots_in
+
+
+def check(_: Choice) -> None:
+    """Refuse to start outside of an allocation.
+
+    Raises
+    ------
+    ConfigError
+        When this is none.
+    """
+    if "SLURM_JOB_NODELIST" not in os.environ:
+        raise ConfigError(
+            "cluster.kind is slurm-alloc, and this is no allocation of Slurm's. Begin one with salloc or sbatch, or write kind: "
+            "slurm for a job for each worker."
+        )
 
 
 @contextmanager
@@ -30,26 +46,21 @@ def start(order: Order) -> Iterator[Cluster]:
     ClusterFailed
         When Slurm does not answer.
     """
-    listed = os.environ.get("SLURM_JOB_NODELIST")
-    if listed is None:
-        raise ConfigError(
-            "cluster.kind is slurm-alloc, and this is no allocation of Slurm's. Begin one with salloc or sbatch, or write kind: "
-            "slurm for a job for each worker."
-        )
-    nodes = nodes_of(listed)
+    check(order.choice)
+    nodes = nodes_of(os.environ["SLURM_JOB_NODELIST"])
     interface = order.choice.interface or dask.config.get("jobqueue.slurm.interface", None)
-    slots = slots_in(os.environ, order.workers)
+    slots = Slots(slots_in(os.environ, order.workers))
 
     def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
         arguments = worker_arguments(order, security, interface)
         return SpecCluster(
             scheduler={"cls": Scheduler, "options": scheduler},
-            worker={"cls": Step, "options": {"free": slots, "logs": logs, "arguments": arguments}},
+            worker={"cls": Step, "options": {"slots": slots, "logs": logs, "arguments": arguments}},
             security=security,
             silence_logs=50,
         )
 
-    with kept(order, _address(interface, nodes), hold, look) as cluster:
+    with kept(order, _address(interface, nodes), hold, look, lambda: slots.count) as cluster:
         yield cluster
 
 

@@ -23,6 +23,7 @@ from halotile.graphs.arrival import await_workers
 from halotile.graphs.awaiting import await_all, results
 from halotile.graphs.clusters.base import Cluster, Order, Start
 from halotile.graphs.clusters.scheduler import joined
+from halotile.graphs.cores import cores_here
 from halotile.graphs.credentials import private_base
 from halotile.graphs.distributed import lazy
 from halotile.graphs.distributed.holding import check_holds, task_bytes
@@ -152,14 +153,15 @@ class DistributedContext(OneRank):
         self._held = ExitStack()
         self._folder: Path | None = None
         self._client: Client | None = None
-        self._task_bytes: int | None = None
+        self.task_bytes: int | None = None
+        """What a task may hold; None where nobody set a bound."""
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
             self._folder = held.enter_context(self._private_folder())
             self._client, self.world_size = held.enter_context(self._cluster())
             held.enter_context(self._client.as_current())
-            self._task_bytes = task_bytes(self._client)
+            self.task_bytes = task_bytes(self._client)
             seed_everything(self.seed, self.deterministic)
             self._held = held.pop_all()
         return self
@@ -213,7 +215,7 @@ class DistributedContext(OneRank):
         return kind_of(choice, {name: word for name, word in os.environ.items() if name != ADDRESS})
 
     def _started(self, choice: job.Cluster) -> AbstractContextManager[Cluster]:
-        count = self._workers or min(MOST_WORKERS, os.cpu_count() or 1)
+        count = self._workers or min(MOST_WORKERS, cores_here())
         share = psutil.virtual_memory().total // count
         kind = self._kind(choice)
         check_one_script(kind)
@@ -292,7 +294,7 @@ class DistributedContext(OneRank):
         """
         wide = self.accumulate is not None
         sizes = [os.path.getsize(each.path) for each in inputs]
-        check_holds(what, calls, sizes, self._task_bytes)
+        check_holds(what, calls, sizes, self.task_bytes)
         folder = tempfile.mkdtemp(dir=self.folder)
         work = Work(folder, tuple(inputs), phase, what, wide, str(self.device))
         groups, are_added = groups_of(calls, sum(sizes))

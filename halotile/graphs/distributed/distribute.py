@@ -28,6 +28,7 @@ def distribute(
     overlap: int | Sequence[int] = 64,
     max_batch_size: int | None = None,
     blending: str | None = None,
+    unsafe: bool = False,
     **kwargs: Any,
 ) -> Any:
     """The same object, computed by workers: it takes and gives what the original takes and gives.
@@ -51,7 +52,8 @@ def distribute(
     gather_strategy : str
         ``naive``, ``concatenated`` or ``broadcast``: accepted for deepinv's sake, with one meaning.
     reduction : str, optional
-        How the adjoints of operators, or the terms of a fidelity, become one: ``sum``, ``mean``, or None for a list.
+        How the terms of a fidelity become one: ``sum``, ``mean``, or None for a list. A physics takes it for deepinv's sake,
+        and its adjoint stays the sum; calls that want another one say so by ``reduce_op=``.
     exact : bool
         Convolutions of large images by direct sums alone, and ``A^T A`` as it is written. Otherwise large kernels go by
         Fourier transforms, and the blurs of a stack become one kernel: within 1e-6 (root mean square), and faster.
@@ -73,6 +75,9 @@ def distribute(
         ``linear`` or ``hann`` mixes neighbouring tiles where they overlap, with weights that add up to 1. It hides the
         seams of a denoiser that sees farther than ``overlap``. One that does not has no seams, and has the result of the whole
         image without blending only: mixed in are pixels near the end of a tile, which lack some of what it sees.
+    unsafe : bool
+        Whether a denoiser that looks at all of an image, such as one with a normalisation or attention over all pixels, is
+        called on tiles nevertheless: it is refused otherwise, when an image is cut for the first time.
     **kwargs
         Other keywords of deepinv's, which have nothing to set here: ``checkpoint_batches`` and the like.
 
@@ -108,6 +113,7 @@ def distribute(
         tiling_dims=tiling_dims,
         max_batch_size=max_batch_size,
         blending=blending,
+        unsafe=unsafe,
     )
     return build(
         object,

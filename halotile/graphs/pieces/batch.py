@@ -8,12 +8,13 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import dask
@@ -25,9 +26,13 @@ from halotile.graphs import job
 from halotile.graphs.addresses import address_of_interface, own_address
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.credentials import private_base
+from halotile.graphs.credentials import Credentials, private_base
+from halotile.graphs.pieces.answers import number_of
 from halotile.graphs.pieces.base import Piece, State, tail_of
 from halotile.graphs.pieces.remote import kept
+from halotile.graphs.resolution import kind_of
+from halotile.registry import find
+from halotile.storage.runfiles import WORKERS
 
 WORKER = "halotile.graphs.workers"
 NAME = "halotile"
@@ -35,8 +40,6 @@ NANNY_BYTES = 512 * 2**20
 """What a job needs besides its worker's memory: the worker's nanny."""
 DEATH_SECONDS = 120
 """How long a worker looks for the scheduler."""
-CALL_SECONDS = 30.0
-_FORGOTTEN = re.compile(r"unknown job|do(es)? not exist|has finished|no such job", re.IGNORECASE)
 _REFUSED = re.compile(r"stderr:\n(.*?)\s*\Z", re.DOTALL)
 
 
@@ -58,6 +61,8 @@ class BatchSystem:
         How jobs stand, by their ids. One that is left out is not known to be over.
     gpus : callable
         What it takes for the GPUs of a job, from its cluster section and memory: arguments of the class, and ``directives``.
+    asks : callable
+        What the class leaves out, from the same and the folder of logs: likewise arguments, and ``directives``.
     lists : str
         The command that lists its queues.
     account : str
@@ -84,6 +89,27 @@ class BatchSystem:
     directives: Callable[[list[str]], Any] = list
     lacks: tuple[str, ...] = ()
     usual: Mapping[str, Any] = field(default_factory=dict)
+    asks: Callable[[job.Cluster, int, Path], Mapping[str, Any]] = lambda *_: {}
+
+    def check(self, choice: job.Cluster) -> None:
+        """Refuse to submit from a machine that cannot.
+
+        Raises
+        ------
+        MissingPackage
+            Without dask-jobqueue.
+        ConfigError
+            Without the command that submits, or the network interface, or what its directives need to be told.
+        """
+        _class_of(self)
+        if not shutil.which(self.submits):
+            raise ConfigError(
+                f"cluster.kind is {self.module}, and there is no {self.submits} here, which submits jobs of {self.title}'s. "
+                "Start it on a machine of that cluster, or write kind: local."
+            )
+        if interface := _interface(self, choice):
+            address_of_interface(interface)
+        self.asks(choice, 0, Path())
 
 
 def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any]:
@@ -99,9 +125,12 @@ def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any
     extra = ["--memory-limit", str(order.memory_bytes)]
     if interface := _interface(system, choice):
         extra += ["--interface", interface]
+    asked = dict(system.asks(choice, memory_bytes, logs))
     gpus = dict(system.gpus(choice, memory_bytes)) if choice.gpus else {}
     configured = dask.config.get(f"jobqueue.{system.module}", {})
-    directives = system.directives([*gpus.pop("directives", ()), *choice.directives])
+    ours = [*asked.pop("directives", ()), *gpus.pop("directives", ())]
+    ours = [line for line in ours if not any(skip in line for skip in choice.directives_skip)]
+    directives = system.directives([*ours, *choice.directives])
     if not choice.directives:
         directives = _joined(configured.get("job-extra-directives"), directives)
     told = {
@@ -112,7 +141,8 @@ def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any
         "job_directives_skip": list(choice.directives_skip),
         "job_extra_directives": directives,
     }
-    usual = {key: value for key, value in system.usual.items() if configured.get(key) is None}
+    usual = {**system.usual, **asked}
+    usual = {key: value for key, value in usual.items() if configured.get(key.replace("_", "-")) is None}
     return {
         "cores": choice.cores,
         "processes": 1,
@@ -141,17 +171,13 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
     ConfigError
         When dask-jobqueue refuses an option.
     """
+    system.check(order.choice)
     holder = _class_of(system)
-    if not shutil.which(system.submits):
-        raise ConfigError(
-            f"cluster.kind is {system.module}, and there is no {system.submits} here, which submits jobs of {system.title}'s. "
-            "Start it on a machine of that cluster, or write kind: local."
-        )
     interface = _interface(system, order.choice)
     address = address_of_interface(interface) if interface else own_address()
 
     def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> Any:
-        try:
+        with _refused_in_words(system, order.choice):
             return holder(
                 **arguments_of(system, order, logs),
                 job_cls=watched(holder.job_cls, logs, system),
@@ -160,11 +186,6 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
                 silence_logs=50,
                 name=NAME,
             )
-        except (ValueError, TypeError) as error:
-            said = first_line(str(error)).split(". ")[0]  # what follows are all other arguments
-            options = dict(order.choice.options)
-            blame = f"cluster.options is {options}" if options else f"cluster {system.module}"
-            raise ConfigError(f"{blame}, which dask-jobqueue refuses: {said}.") from error
 
     def look(pieces: Sequence[Piece]) -> Mapping[Piece, State]:
         by_id: dict[str, Any] = {str(getattr(piece, "job_id", None)): piece for piece in pieces}
@@ -172,6 +193,20 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
 
     with _plain(order.folder) as folder, kept(replace(order, folder=folder), address, hold, look) as cluster:
         yield cluster
+
+
+@contextmanager
+def _refused_in_words(system: BatchSystem, choice: job.Cluster) -> Iterator[None]:
+    """What dask-jobqueue has against its arguments."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        said = first_line(str(error)).split(". ")[0]  # what follows are all other arguments
+        options = dict(choice.options)
+        blame = f"cluster.options is {options}" if options else f"cluster {system.module}"
+        raise ConfigError(f"{blame}, which dask-jobqueue refuses: {said}.") from error
 
 
 @contextmanager
@@ -191,14 +226,38 @@ def _plain(folder: Path | None) -> Iterator[Path | None]:
 
 def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, security: Security) -> str:
     """The script of one job, as it would be submitted."""
-    made = _class_of(system).job_cls(
-        address,
-        name=f"{NAME}-0",
-        protocol="tls://",
-        security=security,
-        **arguments_of(system, order, logs),
-    )
+    kind = _class_of(system).job_cls
+    with _refused_in_words(system, order.choice):
+        made = kind(
+            address,
+            name=f"{NAME}-0",
+            protocol="tls://",
+            security=security,
+            **arguments_of(system, order, logs),
+        )
     return str(made.job_script())
+
+
+def worker_script(run: job.Run, choice: job.Cluster, directory: Path) -> str | None:
+    """The script of the first worker of a run, before anything is there; None where a worker is no batch job.
+
+    Parameters
+    ----------
+    run : Run
+        With its number of workers decided.
+    choice : Cluster
+        Where they live.
+    directory : Path
+        The run directory.
+    """
+    system = getattr(find("clusters", kind_of(choice).name), "SYSTEM", None)
+    if not isinstance(system, BatchSystem):
+        return None
+    order = Order(workers=run.count, memory_bytes=job.parse_bytes(run.memory_per_worker), choice=choice)
+    with tempfile.TemporaryDirectory() as folder:  # dask-jobqueue makes the folder of the logs
+        security = Credentials(Path(folder) / "tls-RUN").security
+        script = job_script(system, order, address="tls://DRIVER:PORT", logs=Path(folder), security=security)
+    return script.replace(folder, str(directory / WORKERS))
 
 
 def watched(kind: type, logs: Path, system: BatchSystem) -> type:
@@ -219,12 +278,26 @@ def watched(kind: type, logs: Path, system: BatchSystem) -> type:
                 self.refusal = f"{system.title} takes no job: {said} `{system.lists}` lists its queues"
                 self.status = Status.running  # Dask waits for it, and the keeper ends it
 
+        @contextmanager
+        def job_file(self) -> Iterator[str]:
+            # dask-jobqueue writes it into $TMPDIR, by a name that another user may take before it is read.
+            with NamedTemporaryFile("w", suffix=".sh", dir=logs) as script:
+                script.write(self.job_script())
+                script.flush()
+                yield script.name
+
         def log_tail(self) -> str:
-            return tail_of(list(logs.glob(f"*[-.a-z]{number_of(self.job_id)}*"))) if self.job_id else ""
+            return tail_of(logs_of(logs, self.job_id)) if self.job_id else ""
 
     # Where dask-jobqueue looks for the settings of a class.
     Watched.__name__ = kind.__name__
     return Watched
+
+
+def logs_of(folder: Path, job: str) -> list[Path]:
+    """The files that have the number of a job in their name: PBS Pro begins with it, others end with it."""
+    named = re.compile(rf"(?<!\d){number_of(job)}(?!\d)")
+    return [path for path in folder.iterdir() if named.search(path.name)]
 
 
 def refusal_in_words(command: str, error: Exception) -> str:
@@ -242,67 +315,9 @@ def refusal_in_words(command: str, error: Exception) -> str:
     return words if words.endswith(".") else f"{words}."
 
 
-def together_then_each(
-    ask: Callable[[Sequence[str]], Mapping[str, State]], ids: Sequence[str]
-) -> dict[str, State]:
-    """How jobs stand in a system that may answer for several, or for none of them once one is over.
-
-    The server has others to answer: it is asked once for all, and again only for those of which that told nothing.
-    """
-    states = dict(ask(ids))
-    for each in ids if len(ids) > 1 else ():
-        if each not in states:
-            states |= ask([each])
-    return states
-
-
-def known_to(
-    row: str, words: Callable[[Sequence[str]], Sequence[str]], ids: Sequence[str]
-) -> dict[str, State]:
-    """How jobs stand in a system that has a row for each that is not over, and says that it knows none of the others.
-
-    What it says besides, such as that its server cannot be reached, tells nothing of a job.
-
-    Parameters
-    ----------
-    row : str
-        How a row of a job begins, with ``{}`` in the place of its number.
-    words : callable
-        The command for some ids.
-    ids : sequence of str
-        The jobs.
-    """
-
-    def ask(some: Sequence[str]) -> dict[str, State]:
-        done = called(words(some))
-        if done is None:
-            return {}
-        there = [each for each in some if re.search(row.format(number_of(each)), done.stdout, re.MULTILINE)]
-        if not there and len(some) == 1 and _FORGOTTEN.search(done.stdout + done.stderr):
-            return {some[0]: State(True, "not in the queue any more")}
-        return dict.fromkeys(there, State(False, "in the queue"))
-
-    return together_then_each(ask, ids)
-
-
-def number_of(job: str) -> str:
-    """The number of a job, without its server.
-
-    Examples
-    --------
-    >>> number_of("1234.pbs-server"), number_of("17")
-    ('1234', '17')
-    """
-    found = re.match(r"\d+", job)
-    return found[0] if found else job
-
-
-def called(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """What a command of a batch system answers; None when it does not."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+def written(module: str, choice: job.Cluster) -> Sequence[str]:
+    """The directives of a job, or else those of the user's configuration."""
+    return choice.directives or tuple(dask.config.get(f"jobqueue.{module}.job-extra-directives", None) or ())
 
 
 def _joined(theirs: Any, ours: Any) -> Any:

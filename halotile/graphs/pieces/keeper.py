@@ -38,13 +38,23 @@ class Keeper:
         How pieces stand that have no worker.
     say : callable
         Takes a line for whoever watches.
+    room : callable, optional
+        How many pieces there is room for by now.
     """
 
-    def __init__(self, cluster: Any, workers: int, look: Look, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        cluster: Any,
+        workers: int,
+        look: Look,
+        say: Callable[[str], None],
+        room: Callable[[], int] | None = None,
+    ) -> None:
         self.cluster = cluster
         self.workers = workers
         self.look = look
         self.say = say
+        self.room = room or (lambda: workers)
         self._since: dict[Any, float] = {}
         """When each worker was seen first, of those that are there."""
         self._healthy: set[Any] = set()
@@ -112,7 +122,7 @@ class Keeper:
         if now >= self._not_before:
             if self._failure is not None:  # those that are left have gone on; what was wrong may be mended
                 self._failure, self._ended_early = None, 0
-            self.cluster.scale(self.workers)
+            self.cluster.scale(min(self.workers, self.room()))
 
     def _connected(self) -> set[Any]:
         return {each["name"] for each in list(self.cluster.scheduler_info["workers"].values())}
@@ -140,9 +150,12 @@ class Keeper:
         self._not_before = now + min(LONGEST_PAUSE_SECONDS, 2.0 ** min(self._ended_early, 10))
         piece = next(iter(over.values()))
         words = f"{piece.title}: {states[piece].words}" if piece.title else states[piece].words
-        if self._ended_early < self.workers + SPARE:
+        room = self.room()
+        if self._ended_early < self.workers + SPARE and room:
+            again = f"asking for {'it' if len(over) == 1 else 'them'} again"
+            left = f"going on with {room} of {self.workers}"
             self.say(
-                f"{counted(len(over), 'worker')} lost ({words}); asking for {'it' if len(over) == 1 else 'them'} again"
+                f"{counted(len(over), 'worker')} lost ({words}); {left if room < self.workers else again}"
             )
             return
         said = piece.log_tail()

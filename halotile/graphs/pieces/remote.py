@@ -13,13 +13,15 @@ from distributed import Client
 from distributed.security import Security
 
 from halotile.graphs.addresses import LOOPBACK
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
 from halotile.graphs.credentials import credentials, private_base
 from halotile.graphs.pieces.base import Look
 from halotile.graphs.pieces.keeper import Keeper
+from halotile.graphs.watching.hosts import answer_only_told
 from halotile.graphs.workers.environment import own_environment
+from halotile.graphs.workers.scratch import keep_off_path, private_scratch
 from halotile.graphs.workers.settings import SETTINGS
-from halotile.storage.rundir import WORKERS
+from halotile.storage.runfiles import WORKERS
 
 START_SECONDS = 120
 DEATH_SECONDS = 60
@@ -55,7 +57,9 @@ Hold = Callable[[Security, Path, dict[str, Any]], Any]
 
 
 @contextmanager
-def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster]:
+def kept(
+    order: Order, address: str, hold: Hold, look: Look, room: Callable[[], int] | None = None
+) -> Iterator[Cluster]:
     """A cluster whose pieces are kept for the length of the context.
 
     Parameters
@@ -68,6 +72,8 @@ def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster
         Makes what holds the pieces.
     look : callable
         How pieces stand.
+    room : callable, optional
+        How many pieces there is room for by now.
     """
     order.require_tls()
     base = (order.folder or private_base()) / WORKERS
@@ -80,12 +86,20 @@ def kept(order: Order, address: str, hold: Hold, look: Look) -> Iterator[Cluster
         **order.scheduler_options,
     }
     given = nullcontext(order.credentials) if order.credentials else credentials(base)
-    with own_environment(), dask.config.set(REMOTE_SETTINGS | order.settings), given as made:
-        cluster = hold(made.security, base, options | {"security": made.security})
+    with (
+        own_environment(),
+        dask.config.set(REMOTE_SETTINGS | order.settings),
+        private_scratch(),
+        given as made,
+    ):
+        with in_words_of_config():
+            cluster = hold(made.security, base, options | {"security": made.security})
+        keep_off_path()
         try:
             with Client(cluster, timeout=START_SECONDS, set_as_default=False) as client:
                 pages = pages_of(cluster) if order.choice.dashboard else None
-                with Keeper(cluster, order.workers, look, order.say) as keeper:
+                answer_only_told(cluster.scheduler, pages)
+                with Keeper(cluster, order.workers, look, order.say, room) as keeper:
                     yield RemoteWorkers(client, order.workers, pages, keeper)
         finally:
             with suppress(TimeoutError, OSError):

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import short_number
+from halotile.graphs.job import Run
 from halotile.graphs.reconstruction.traffic import MOST_COMPUTED_TWICE
+from halotile.graphs.trials import bounded
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.tasks.operators._adjointness import check_adjoint
 from halotile.tasks.operators.base import Operator, Shape
+from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.own import Own
 
 SUM_TOLERANCE = 0.02
 """A kernel whose sum is nearer to 1 than this is one that only spreads light."""
 LOOKED_AT = 2**24
 """Pixels of a mask that are looked at before a job: of a larger one that is 0 so far, the run says what it comes to."""
+TRIED = 2**22
+"""Pixels up to which an operator is tried before a job that sees the whole image."""
 STRIP = 2**20
 """Pixels that are looked at at once."""
 
@@ -87,6 +95,35 @@ def note_of_passes(per_sweep: int, twice: float) -> Iterator[str]:
         )
 
 
+def check_kernels(operators: Iterable[Operator], image: Shape) -> None:
+    """Refuse a kernel that is larger than its image.
+
+    Raises
+    ------
+    ConfigError
+        With the number of its operator.
+    """
+    for number, operator in enumerate(operators):
+        for kernel, planes in _kernels(operator, image):
+            if any(taps > n for taps, n in zip(kernel, planes, strict=True)):
+                raise ConfigError(
+                    f"operators[{number}]: the kernel is {' x '.join(map(str, kernel))} and its image "
+                    f"{' x '.join(map(str, planes))}: it would look past both sides at once. Write the shape of the image as it "
+                    "is, or crop the kernel to the part that is not 0."
+                )
+
+
+def _kernels(operator: Operator, image: Shape) -> Iterator[tuple[Shape, Shape]]:
+    """Rows and columns of every kernel, and of the image that it meets."""
+    kernel = getattr(operator, "kernel", None)
+    if isinstance(kernel, np.ndarray):
+        yield kernel.shape[-2:], image[-2:]
+    parts = getattr(operator, "operators", ())
+    shapes = operator.shapes(image) if isinstance(operator, Composition) else [image] * len(parts)
+    for part, shape in zip(parts, shapes, strict=False):
+        yield from _kernels(part, shape)
+
+
 def check_masks(operators: Iterable[Operator]) -> None:
     """Refuse a mask that leaves out every pixel, as far as it can be told in a moment.
 
@@ -114,3 +151,37 @@ def _is_empty(mask: Readable) -> bool:
         for first in range(0, length, rows)
     )
     return not any(np.any(mask.read(strip)) for strip in strips)
+
+
+def try_adjoints(operators: Iterable[Operator], image: Shape, run: Run) -> tuple[str, ...]:
+    """Compare adjoint and forward of every operator that is none of halotile's, in a process of its own; return notes on those not tried.
+
+    Raises
+    ------
+    ConfigError
+        With the number of the operator, and how far they are apart.
+    MemoryRefused
+        With its number, when it takes more memory than a worker has, or ends its process.
+    """
+    untried = []
+    for number, operator in enumerate(operators):
+        if not _is_own(operator):
+            continue
+        if operator.kind == "whole" and math.prod(image) > TRIED:
+            untried.append(
+                f"operators[{number}] sees the whole image, which is too large to hold its adjoint against its forward: try a smaller one"
+            )
+            continue
+        named = operator.import_ if isinstance(operator, Own) else operator.name
+        title = f"operators[{number}] ({named})"
+        try:
+            bounded(partial(check_adjoint, operator, image), title, run)
+        except ConfigError as error:
+            raise ConfigError(f"{title}: {error}") from error
+    return tuple(untried)
+
+
+def _is_own(operator: Operator) -> bool:
+    """Whether somebody else wrote it, or a part of it."""
+    is_foreign = type(operator).__module__.partition(".")[0] != "halotile"
+    return is_foreign or isinstance(operator, Own) or any(map(_is_own, getattr(operator, "operators", ())))

@@ -10,6 +10,7 @@ from dask import delayed
 
 from halotile.errors import Stopped
 from halotile.graphs.awaiting import results
+from halotile.graphs.claimed import Claimed
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Run
 from halotile.graphs.progress import Progress
@@ -41,6 +42,8 @@ class Gathering:
         Where partial sums lie for as long as they are needed.
     options : Run
         How often a task is tried, and how long one may take.
+    claimed : Claimed
+        The output, which is looked after on the way.
     journal, ledger
         Of one block: the sum, with what is noted on the way to it.
     signals : Signals
@@ -49,6 +52,8 @@ class Gathering:
         Whom to tell.
     title : str
         Which of several sums it is, such as ``" in iteration 3 of 20"``.
+    import_folder : str, optional
+        Where imports of the user's own code start from.
     """
 
     phase = PHASE
@@ -60,21 +65,25 @@ class Gathering:
         writer: ShardWriter,
         folder: Path,
         options: Run,
+        claimed: Claimed,
         journal: Journal,
         ledger: Ledger,
         signals: Signals,
         status: StatusFile,
         title: str = "",
+        import_folder: str | None = None,
     ) -> None:
         self.wanted = wanted
         self.writer = writer
         self.folder = folder
         self.options = options
+        self.claimed = claimed
         self.journal = journal
         self.ledger = ledger
         self.signals = signals
         self.status = status
         self.title = title
+        self.import_folder = import_folder
         self.disk_error: str | None = None
         self.untidy = False
         self.most_alive = 0
@@ -108,6 +117,7 @@ class Gathering:
         Stalled, ConnectionError
             When the cluster no longer answers, or lost a worker.
         """
+        self.claimed.begin(self.journal, self.title)
         shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed
         self.folder.mkdir(parents=True)
         self.status.work_begins()
@@ -116,7 +126,7 @@ class Gathering:
             (part,) = self._results(cluster)
             sums = {name: [add_exactly(values.values())] for name, values in part.sums.items()}
             self.ledger.enter({0: sums})
-            self.journal.mark([0])
+            self.journal.mark({0: part.digest})
         except FileNotFoundError as error:
             raise ConnectionError(f"a partial sum was lost with its worker ({error}).") from error
         except OSError as error:
@@ -126,11 +136,14 @@ class Gathering:
             return
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
+        self.claimed.check()
         self.most_alive = part.alive
         self.status.peak_memory_bytes = max(self.status.peak_memory_bytes, part.peak_memory_bytes)
 
     def _results(self, cluster: Cluster) -> list[Part]:
-        adding = Adding(PHASE, str(self.folder), self.wanted.image, self.wanted.wants, self.writer)
+        adding = Adding(
+            PHASE, str(self.folder), self.wanted.image, self.wanted.wants, self.writer, self.import_folder
+        )
         image_bytes = math.prod(self.wanted.shape) * self.wanted.image.dtype.itemsize
         (total,) = plan_calls(adding, self.wanted.numbered(), SPLIT_EVERY, cluster.workers, image_bytes)
         kept = delayed(adding.keep)(total, dask_key_name=f"write-{total.key}")
@@ -140,4 +153,5 @@ class Gathering:
     def _between(self) -> None:
         """While tasks run: heed signals, tell how far it is."""
         self.stop_if_asked()
+        self.claimed.look()
         self.status.tell(self.progress(self.phase))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
-from halotile.graphs.damage import damaged_among, damaged_blocks, output_grid
+from halotile.graphs.damage import damaged_among, image_digest
 from halotile.graphs.reconstruction.divergence import OBJECTIVE, Row, divergence, growth, shorter
 from halotile.graphs.reconstruction.finite import check_finite
 from halotile.graphs.reconstruction.stages import Stage, Stages
@@ -115,7 +115,7 @@ class Iterations:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint = Checkpoint(self.folder / "checkpoint")
-        self.state, self.rows, self.aside = self._resumed()
+        self.state, self.rows, self.aside, self.digests = self._resumed()
         if not self.rows:
             self.vectors.create()
         elif self.state.iteration:
@@ -142,7 +142,7 @@ class Iterations:
         """
         while self.done < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
             began = time.perf_counter()
-            sums = self._swept()
+            sums, digests = self._swept()
             check_finite(sums, self.state)
             after = self.solver.next(self.problem, self.state, sums)
             row = self._row(sums, after) | {"seconds": time.perf_counter() - began}
@@ -151,6 +151,10 @@ class Iterations:
             self.state = after
             self.rows.append(row)
             self.aside = self._good()
+            self.digests = {
+                name: [digest, *self.digests.get(name, [])][: self.vectors.copies[name]]
+                for name, digest in digests.items()
+            }
             self.checkpoint.write(
                 {
                     "fingerprint": self.fingerprint,
@@ -158,6 +162,7 @@ class Iterations:
                     "numbers": dict(self.state.numbers),
                     "rows": self.rows,
                     "aside": self.aside,
+                    "digests": self.digests,
                 }
             )
             self._set_aside()
@@ -168,27 +173,28 @@ class Iterations:
         """An image of the state as it is now."""
         return Shared(self.vectors.open(name, self.state.iteration))
 
-    def _resumed(self) -> tuple[State, list[Row], int | None]:
+    def _resumed(self) -> tuple[State, list[Row], int | None, dict[str, list[str]]]:
         kept = self.checkpoint.read()
         if kept is None:
-            return State(), [], None
+            return State(), [], None, {}
         if kept["fingerprint"] != self.fingerprint:
             raise ResumeRefused(
                 f"{self.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
             )
-        return State(kept["iteration"], kept["numbers"]), kept["rows"], kept.get("aside")
+        return State(kept["iteration"], kept["numbers"]), kept["rows"], kept.get("aside"), kept["digests"]
 
     def _check_vectors(self) -> None:
-        """Refuse to go on from images that are not whole: they cannot be made again."""
-        blocks = output_grid(self.vectors.layout, self.grid.shape, self.grid.block)
+        """Refuse to go on from images that are not what was written: they cannot be made again."""
         for name, copies in self.solver.vectors.items():
             for age in range(min(copies - 1, self.state.iteration)):
                 path = self.vectors.path(name, self.state.iteration - age)
-                damaged = damaged_blocks(path, self.vectors.layout, blocks, thorough=False)
-                if found := next(damaged, None):
+                try:
+                    if image_digest(path, self.vectors.layout, self.grid).hex() != self.digests[name][age]:
+                        raise DamagedData(f"{path}: a shard of another place or time lies in it")
+                except DamagedData as error:
                     raise DamagedData(
-                        f"{found[1][0]}: without it there is no going on. Run with --fresh to start over."
-                    )
+                        f"{error}: without it there is no going on. Run with --fresh to start over."
+                    ) from None
 
     def _read(self) -> Callable[[str, int], Readable]:
         """The vectors of the state, each read once a block, and of those before it."""
@@ -204,8 +210,8 @@ class Iterations:
 
         return read
 
-    def _swept(self) -> dict[str, float]:
-        """One iteration, from the state to the next; its sums."""
+    def _swept(self) -> tuple[dict[str, float], dict[str, str]]:
+        """One iteration, from the state to the next; its sums, and the digests of its images."""
         read = self._read()
         stages = Stages(self.problem, self.vectors, self.grid)
         step = self.solver.step(stages.problem, self.state, read)
@@ -219,7 +225,8 @@ class Iterations:
         task = self._task(step, read)
         with self._books(self.grid, paths) as (journal, ledger):
             self.sweep(task, self.state.iteration, journal, ledger)
-        return _merged([*parts, add_up(ledger, len(self.grid))])
+        digests = {name: journal.image_digest(place).hex() for place, name in enumerate(self.vectors.copies)}
+        return _merged([*parts, add_up(ledger, len(self.grid))]), digests
 
     def _done(self, stage: Stage, ahead: tuple[Shared, ...]) -> dict[str, float]:
         """A stage, computed and stored, if it is not there yet; its sums. The images ``ahead`` are read before it computes."""
@@ -252,9 +259,9 @@ class Iterations:
         name = f"{self.state.iteration}{stage}"
         path, fingerprint = self.folder / f"journal.{name}", f"{self.fingerprint}-{name}"
         try:
-            journal = Journal.open(path, fingerprint, len(grid))
+            journal = Journal.open(path, fingerprint, len(grid), images=len(paths))
         except (FileNotFoundError, DamagedData):
-            journal = Journal.create(path, fingerprint, len(grid), sync=False)
+            journal = Journal.create(path, fingerprint, len(grid), images=len(paths), sync=False)
         ledger = Ledger(self.folder / f"sums.{name}")
         self._strike(journal, ledger, grid, paths)
         try:
@@ -269,9 +276,10 @@ class Iterations:
         """Blocks that are marked, and have lost their sums or a shard, are done again."""
         if not journal.done:
             return
-        lost = {number for number in journal.done if number not in ledger.sums}
-        for path in paths:
-            lost.update(damaged_among(journal.done, path, self.vectors.layout, grid, thorough=False))
+        done, layout = journal.done, self.vectors.layout
+        lost = {number for number in done if number not in ledger.sums}
+        for image, path in enumerate(paths):
+            lost.update(damaged_among(done, journal, path, layout, grid, image=image, thorough=False))
         journal.strike(sorted(lost))
 
     def _clear(self, iteration: int) -> None:

@@ -16,7 +16,7 @@ from halotile.graphs.cutting import overlap_pays
 from halotile.graphs.identity import fingerprint
 from halotile.graphs.job import Cluster, DenoiserChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import MIB, check_share
-from halotile.graphs.plan import existing_parent
+from halotile.graphs.plan import check_inodes, existing_parent, free_inodes
 from halotile.graphs.reconstruction.forms import Form
 from halotile.graphs.reconstruction.iterate import COPIES_TO_GO_BACK, Target
 from halotile.graphs.reconstruction.memory import StepFootprint, footprint_of_operator, footprint_of_step
@@ -26,6 +26,8 @@ from halotile.graphs.reconstruction.traffic import BESIDE, computed_twice, pixel
 from halotile.graphs.resolve import describe_denoiser
 from halotile.graphs.solvers.base import Problem, Solver
 from halotile.graphs.tuning import written_tiles
+from halotile.graphs.worker_count import Asked, check_allocation
+from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout
 from halotile.storage.rim import Readable
@@ -65,10 +67,14 @@ class ReconstructionPlan:
     differs: tuple[str, ...]
     resumes: bool
     fresh: bool
+    sources: tuple[Source, ...]
+    """Measurements, start, reference, and the images that operators read."""
     files: tuple[Path, ...]
     free_disk_bytes: int
     machine_bytes: int | None
     """Memory that the workers share; None where they run on other machines."""
+    asked: Asked
+    """How many workers the job asks for."""
     notes: tuple[str, ...] = ()
     same_inputs: tuple[dict[str, Any], ...] = ()
 
@@ -136,6 +142,11 @@ class ReconstructionPlan:
         staged = self.state_layout.size_bytes if self.form.apart or self.form.whole else 0
         aside = self.state_layout.size_bytes if self.takes_steps else 0
         return self.vectors(self.solver, "").size_bytes + aside + staged
+
+    @property
+    def inodes(self) -> int:
+        """Files and folders, those of the solver's images included."""
+        return self.layout.inodes * (1 + self.scratch_bytes // self.state_layout.size_bytes)
 
     @property
     def footprint(self) -> StepFootprint:
@@ -235,9 +246,10 @@ class ReconstructionPlan:
                     f"sees the whole image of {list(self.grid.shape)}, and needs {bytes_text(needed.total_bytes)}, "
                     f"of which {needed.in_words()}. Write {self._enough(needed)}, or an operator that looks a few pixels far."
                 )
-        check_share(
-            self.run.workers, self.machine_bytes, self.memory_bytes, self.footprint.in_words(), SMALLER
-        )
+        check_allocation(self.run, self.cluster)
+        check_share(self.run.count, self.machine_bytes, self.memory_bytes, self.footprint.in_words(), SMALLER)
+        if not self.resumes:
+            check_inodes(self.inodes, existing_parent(self.output))
         taken = self.output_bytes + self.scratch_bytes
         if not self.resumes and taken > self.free_disk_bytes:
             raise DiskRefused(
@@ -260,6 +272,7 @@ class ReconstructionPlan:
         plain = {f.name: getattr(self.job, f.name) for f in fields(self.job) if f.name not in named}
         parts = {name: _plainly(part) for name, part in plain.items()}
         parts["output"]["path"] = str(self.output)
+        parts["run"]["workers"] = self.asked.workers
         parts["operators"] = [written(choice) for choice in self.job.operators]
         parts["prior"] = {f.name: getattr(self.job.prior, f.name) for f in fields(self.job.prior)}
         denoiser = self.job.prior.denoiser
@@ -321,7 +334,11 @@ class ReconstructionPlan:
             "output_bytes": self.output_bytes,
             "scratch_bytes": self.scratch_bytes,
             "free_disk_bytes": self.free_disk_bytes,
-            "workers": self.job.run.workers,
+            "files": self.layout.files,
+            "inodes": self.inodes,
+            "free_inodes": free_inodes(existing_parent(self.output)),
+            "workers": self.job.run.count,
+            "workers_from": self.asked.why,
             "resumes": self.resumes,
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),

@@ -21,15 +21,22 @@ from halotile.graphs.devices import (
     hands_of,
     is_here,
     note_of_cluster,
-    on_gpus,
 )
 from halotile.graphs.identity import code_versions, differences
-from halotile.graphs.job import Reconstruction
+from halotile.graphs.job import Reconstruction, parse_bytes
 from halotile.graphs.memory import machine_bytes
+from halotile.graphs.notes import note_of_locks
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import existing_parent, run_directory_of
-from halotile.graphs.reconstruction.doubts import check_masks, note_of_passes, note_of_shape, notes_of
+from halotile.graphs.reconstruction.doubts import (
+    check_kernels,
+    check_masks,
+    note_of_passes,
+    note_of_shape,
+    notes_of,
+    try_adjoints,
+)
 from halotile.graphs.reconstruction.forms import Form, choose_form
 from halotile.graphs.reconstruction.further import identity_of, note_of
 from halotile.graphs.reconstruction.iterate import Target
@@ -40,7 +47,7 @@ from halotile.graphs.reconstruction.priors import (
     denoised_of,
     denoiser_of,
     describe_prior,
-    reach_of_prior,
+    tried_prior,
     with_denoised,
 )
 from halotile.graphs.reconstruction.stack import (
@@ -51,6 +58,7 @@ from halotile.graphs.reconstruction.stack import (
     make_operators,
     make_terms,
     open_measurements,
+    sources_in,
 )
 from halotile.graphs.reconstruction.traffic import comes_apart, computed_twice
 from halotile.graphs.reconstruction.tuning import Cut, denoising_of
@@ -63,6 +71,7 @@ from halotile.graphs.sizes import (
     check_block,
     layout_like,
 )
+from halotile.graphs.trials import compared, expect_trial
 from halotile.graphs.tuning import (
     Settled,
     as_it_went,
@@ -72,6 +81,7 @@ from halotile.graphs.tuning import (
     sized_as,
     trying,
 )
+from halotile.graphs.worker_count import no_more_than, with_workers
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.output import Layout
@@ -110,13 +120,16 @@ def make_reconstruction_plan(
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))
     previous = None if fresh else directory.whole_plan()
-    operators = make_operators(job.operators)
+    operators = make_operators(job)
     check_made(operators)
     check_masks(operators)
     data = open_measurements(job.operators, operators)
     given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
     images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
+    check_kernels(operators, shape)
+    with told_if_slow(say, "comparing adjoints with forwards"):
+        untried = try_adjoints(operators, shape, job.run)
     inferred = job.shape == "auto" and all(image.shape != shape for image in images.values())
     for key, other in images.items():
         _check_image(other, key, shape)
@@ -125,14 +138,16 @@ def make_reconstruction_plan(
         if source is not None:
             check_paths(source, output)
     denoiser = denoiser_of(job)
+    expect_trial(denoiser)
     device, precision, unheeded = _computed_by(job, denoiser)
     cluster = cluster_for(job.cluster, device)
-    job = on_gpus(job, cluster)
+    job, asked = with_workers(job, cluster, device)
     roles = _roles(data[0], shape)
-    with told_if_slow(say, "finding out how far the prior looks"):
-        reach = reach_of_prior(job, denoiser, len(roles.spatial), previous)
+    own_code, reach = tried_prior(job, denoiser, shape[-2:], previous, say)
     geometry = Geometry(shape, shape, roles, 1, reach.align)
-    layout = layout_like(data[0], job.output, geometry, image.dtype)
+    memory = parse_bytes(job.run.memory_per_worker)
+    layout = layout_like(data[0], job.output, geometry, image.dtype, memory, previous)
+    job, asked = no_more_than(job, asked, shape, block_unit(geometry, layout.shard))
     terms = make_terms(job.operators, operators, data, job.fidelity, given)
     form = choose_form(terms, image.dtype, exact=job.exact, per_sweep=job.solver.checkpoint_every)
     _check_per_sweep(form)
@@ -174,6 +189,7 @@ def make_reconstruction_plan(
     if made is not None:
         prior = with_denoised(prior, partial(sized_as, task=made.task))
     denoised = denoised_of(prior)
+    reach = compared(reach, denoising_of(cut, state, (), output), job.tile, previous, run=job.run, say=say)
     identity = {
         "operators": {
             str(number): describe_operator(operator)
@@ -193,7 +209,7 @@ def make_reconstruction_plan(
         "exact": job.exact,
         "layout": layout.to_json(),
         "block": list(cut.grid.block),
-        "code": {**code_versions(), **(denoiser.check() if denoiser else {})},
+        "code": {**code_versions(), **own_code},
     }
     differs = tuple(differences(previous["identity"], identity)) if previous else ()
     resumes = previous is not None and not differs
@@ -215,17 +231,22 @@ def make_reconstruction_plan(
         differs=differs,
         resumes=resumes,
         fresh=fresh,
+        sources=(*data, *images.values(), *(source for each in operators for source in sources_in(each))),
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
         machine_bytes=machine,
+        asked=asked,
         notes=(
+            *reach.remarks,
             *((made.note,) if made and made.note else ()),
             *notes_of(operators),
+            *untried,
             *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
             *note_of_passes(form.per_sweep, computed_twice(cut.grid, layout.shard, cut.form, prior)),
             *(note_of(directory, job.solver) if resumes else ()),
             *unheeded,
             *note_of_cluster(job, cluster, device),
+            *note_of_locks(output),
         ),
     )
     if refuse:
@@ -279,7 +300,7 @@ def _blocks(
         return [check_block(geometry, job.tile.block, unit)]
     if previous is not None:
         return [tuple(previous["block"])]
-    return candidate_blocks(geometry, unit, job.run.workers)
+    return candidate_blocks(geometry, unit, job.run.count)
 
 
 def _peak(reference: Source | None) -> float:

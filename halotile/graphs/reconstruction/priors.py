@@ -9,15 +9,17 @@ from typing import Any
 from halotile.errors import ConfigError
 from halotile.graphs.cutting import grid_of, rim_of, tiling_of
 from halotile.graphs.job import PriorChoice, Reconstruction
-from halotile.graphs.reach import Reach, resolve_reach
+from halotile.graphs.patience import Say
+from halotile.graphs.reach import Reach
 from halotile.graphs.resolve import describe_denoiser, make_denoiser
 from halotile.graphs.sizes import Geometry
+from halotile.graphs.trials import Tried, tried
 from halotile.graphs.tuning import channels_last_of
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.tasks.denoised import Denoised
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.denoisers.tv import Proximal
 from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
 from halotile.tasks.weights import file_sha256
 
@@ -34,7 +36,7 @@ def denoiser_of(job: Reconstruction) -> Denoiser | None:
     """
     choice = job.prior
     if choice.name == "tv":
-        return TotalVariation(strength=choice.weight, iterations=choice.iterations)
+        return Proximal(strength=choice.weight, iterations=choice.iterations)
     if choice.name != "pnp":
         return None
     if choice.denoiser is None:
@@ -54,13 +56,17 @@ def denoiser_of(job: Reconstruction) -> Denoiser | None:
     return denoiser
 
 
-def reach_of_prior(
-    job: Reconstruction, denoiser: Denoiser | None, dims: int, previous: Mapping[str, Any] | None
-) -> Reach:
-    """How far the prior looks."""
+def tried_prior(
+    job: Reconstruction,
+    denoiser: Denoiser | None,
+    picture: tuple[int, ...],
+    previous: Mapping[str, Any] | None,
+    say: Say,
+) -> Tried:
+    """The user's code in the prior, and how far it looks."""
     if denoiser is None:
-        return Reach(((0, 0),) * dims, 1, "no denoiser")
-    return resolve_reach(job.tile, denoiser, dims, previous)
+        return Tried({}, Reach(((0, 0),) * len(picture), 1, "no denoiser"))
+    return tried(denoiser, job.tile, picture, previous, run=job.run, say=say)
 
 
 def cut_for_prior(

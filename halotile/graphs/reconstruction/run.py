@@ -8,8 +8,8 @@ from functools import partial
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.claim import claim
+from halotile.graphs.claimed import Claimed
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.damage import damaged_among
 from halotile.graphs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
 from halotile.graphs.progress import Observer, Progress, figures_in_words
 from halotile.graphs.reconstruction.divergence import Row
@@ -21,7 +21,7 @@ from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionP
 from halotile.graphs.session import Pass, Session
 from halotile.graphs.signals import Signals
 from halotile.graphs.solvers.base import SPENT, Problem, Solver
-from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
+from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
 from halotile.storage.checkpoints import Ledger
@@ -31,7 +31,6 @@ from halotile.storage.output import ShardWriter
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.views import Constant
 from halotile.tasks.contributions import Contributions
-from halotile.tasks.draws import RandomImage
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.step import Sight, StepTask
 
@@ -44,7 +43,6 @@ STAGES = {
     WRITE: ("read",),
 }
 """What is done to a block in each of them; its sums are those of the solver."""
-NORM_SEED = 0
 
 
 def reconstruct(
@@ -64,7 +62,9 @@ def reconstruct(
     Raises
     ------
     OutputRefused, ResumeRefused
-        When the output is not this job's to write, or another run is writing it.
+        When the output is not this job's to write, another run is writing it, or it was moved or removed meanwhile.
+    InputError
+        When a measurement or another image that is read was changed meanwhile.
     Diverged
         When the solver's numbers grow without bound. The error says where the image from before they grew lies.
     BlockFailed
@@ -75,8 +75,8 @@ def reconstruct(
         When SIGTERM or SIGUSR1 asked the run to drain.
     """
     directory = RunDirectory(plan.run_directory)
-    with claim(plan, directory) as journal, Signals() as signals:
-        return _Driver(plan, directory, journal, signals, observer, cluster).run()
+    with claim(plan, directory) as claimed, Signals() as signals:
+        return _Driver(plan, directory, claimed, signals, observer, cluster).run()
 
 
 class _Driver:
@@ -86,27 +86,28 @@ class _Driver:
         self,
         plan: ReconstructionPlan,
         directory: RunDirectory,
-        journal: Journal,
+        claimed: Claimed,
         signals: Signals,
         observer: Observer | None,
         cluster: Cluster | None,
     ) -> None:
         self.plan = plan
         self.directory = directory
-        self.journal = journal
+        self.claimed = claimed
+        self.journal = claimed.journal
         self.signals = signals
         self.status = StatusFile(directory, plan, observer)
         self.session = Session(plan.run, plan.cluster, self.status, cluster)
         self.begun = False
         """Whether a sweep was begun."""
-        self.at_hand = journal
+        self.at_hand = self.journal
         """The journal of the sweep at hand."""
         self.paces: dict[str, float | None] = {}
         """What a block took in the last sweep of each phase, in seconds."""
 
     def run(self) -> Outcome:
         """Every sweep that is left."""
-        self._strike_damaged()
+        self.claimed.strike_damaged(self.journal.done, thorough=True)
         keep_job(self.plan, self.directory)
         if self.journal.done and is_behind(self.directory, self.plan.job.solver):
             self.journal.strike(list(self.journal.done))
@@ -119,6 +120,7 @@ class _Driver:
                 self._tell_of_mending()
                 with self.session:
                     self._solve()
+            self.claimed.finish()
         except BaseException as error:
             with suppress(OSError):
                 self.journal.sync()
@@ -174,14 +176,12 @@ class _Driver:
             return float(asked)
         if not self.plan.finds_step:
             return 1.0
-        problem = self.plan.problem()
-        start = RandomImage(problem.shape, problem.dtype, NORM_SEED)
-        norm = self._iterations(Lanczos(), NORM, problem.beginning_at(start))
+        norm = self._iterations(Lanczos(), NORM, begun(self.plan.problem()))
         for _ in norm.run(NORM_ITERATIONS, lambda state, _: is_spent(state)):
             pass
         square = largest_eigenvalue(norm.state)
         size = self.plan.step_for(square)
-        self.status.say(f"|A|² is {square:.6g}: the step size is {size:.6g}")
+        self.status.say(f"|A|² is at most {square:.6g}: the step size is {size:.6g}")
         return size
 
     def _problem(self, step_size: float) -> Problem:
@@ -242,6 +242,7 @@ class _Driver:
             task,
             phase=phase,
             options=self.plan.run,
+            claimed=self.claimed,
             journal=journal,
             directory=self.directory,
             signals=self.signals,
@@ -275,11 +276,13 @@ class _Driver:
             writer=writer,
             folder=self.directory.state_path / "parts",
             options=self.plan.run,
+            claimed=self.claimed,
             journal=journal,
             ledger=ledger,
             signals=self.signals,
             status=self.status,
             title=self._title(phase, iteration),
+            import_folder=self.plan.job.import_folder,
         )
         self._through(gathering)
 
@@ -308,11 +311,6 @@ class _Driver:
             which = f"iteration {first}" if each == 1 else f"iterations {first} to {last}"
             return f" in {which} of {all_of_them}"
         return {NORM: " while the step size is found", ADJOINT: " before the first iteration"}.get(phase, "")
-
-    def _strike_damaged(self) -> None:
-        """Take the blocks out of the output's journal whose bytes are not what was written."""
-        done, plan = self.journal.done, self.plan
-        self.journal.strike(damaged_among(done, plan.output, plan.layout, plan.grid))
 
     def _progress(self) -> Progress:
         return self.status.progress("stop", done=len(self.at_hand.done), failed=0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from halotile.errors import ConfigError
 from halotile.graphs.arguments import Words, cluster_of_script, section
 from halotile.graphs.job import (
+    Auto,
     DenoiserChoice,
     FidelityChoice,
     OperatorChoice,
@@ -37,7 +38,7 @@ def reconstruct(
     start: str | Path | None = None,
     reference: str | Path | None = None,
     exact: bool = False,
-    workers: int = 2,
+    workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
     cluster: str | Words = "auto",
     overwrite: bool = False,
@@ -72,8 +73,8 @@ def reconstruct(
         The true image, to tell the PSNR of every iteration.
     exact : bool
         Keep to the plain form and to direct convolutions.
-    workers : int
-        Number of worker processes.
+    workers : int or "auto"
+        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping

@@ -11,26 +11,28 @@ from typing import Any, cast
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
-from halotile.graphs.job import FidelityChoice, OperatorChoice
+from halotile.graphs.job import FidelityChoice, OperatorChoice, Reconstruction
+from halotile.graphs.resolve import Imports, allow_imports
 from halotile.graphs.written import Kind, stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_numbers, open_source
 from halotile.storage.grid import Region
 from halotile.tasks.fidelity import L2, Fidelity, Poisson, Term
 from halotile.tasks.operators.base import Operator, Shape
+from halotile.tasks.operators.own import Own
 from halotile.tasks.options import job_key, required_keys
 from halotile.tasks.shared import Shared
 
 
-def make_operator(choice: OperatorChoice) -> Operator:
-    """The operator that a job names, with its options checked.
+def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operator:
+    """The operator that a job names, with its options checked; a script may import what it likes.
 
     Raises
     ------
     UnknownName
         When there is none of that name.
     ConfigError, InputError
-        When its options are wrong, or a file that they name is not there.
+        When its options are wrong, a file that they name is not there, or it would run the user's code without being allowed to.
     """
     if "operator" in choice.options:
         given: Operator = choice.options["operator"]
@@ -41,22 +43,24 @@ def make_operator(choice: OperatorChoice) -> Operator:
         raise ConfigError(
             f"operator {choice.name} has no option {unknown[0]!r}. Write some of {', '.join(fields)}."
         )
+    if job is not None and "import" in fields:
+        allow_imports(f"operator {choice.name}", choice.options, job)
     if left_out := [key for key in required_keys(kind) if key not in choice.options]:
         raise ConfigError(f"operator {choice.name}: write {' and '.join(left_out)}, which has no default.")
     meant = stand_ins(kind)
     try:
         operator: Operator = kind(
-            **{fields[key]: _given(value, meant.get(key)) for key, value in choice.options.items()}
+            **{fields[key]: _given(value, meant.get(key), job) for key, value in choice.options.items()}
         )
     except TypeError as error:
         raise ConfigError(f"operator {choice.name}: {error}.") from None
     return operator
 
 
-def _given(value: Any, kind: Kind | None) -> Any:
+def _given(value: Any, kind: Kind | None, job: Imports | None) -> Any:
     """What a job writes, as the operator takes it; from Python it may be that already."""
     if kind == "operators":
-        return tuple(_nested(inner) for inner in value)
+        return tuple(_nested(inner, job) for inner in value)
     if kind is not None and isinstance(value, str):
         source = open_numbers(value)
         return source if kind == "image" else np.array(source.read(Region.whole(source.shape)))
@@ -65,15 +69,15 @@ def _given(value: Any, kind: Kind | None) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _nested(value: Any) -> Any:
+def _nested(value: Any, job: Imports | None) -> Any:
     """An operator among the options of another: a name and its options."""
     if not isinstance(value, Mapping):
         return value
     options = {key: inner for key, inner in value.items() if key != "name"}
-    return make_operator(OperatorChoice(name=value["name"], data="", options=options))
+    return make_operator(OperatorChoice(name=value["name"], data="", options=options), job)
 
 
-def make_operators(choices: Iterable[OperatorChoice]) -> tuple[Operator, ...]:
+def make_operators(job: Reconstruction) -> tuple[Operator, ...]:
     """The operators of a job.
 
     Raises
@@ -82,21 +86,22 @@ def make_operators(choices: Iterable[OperatorChoice]) -> tuple[Operator, ...]:
         As :func:`make_operator`, saying which of them.
     """
     made = []
-    for number, choice in enumerate(choices):
+    for number, choice in enumerate(job.operators):
         try:
-            made.append(make_operator(choice))
+            made.append(make_operator(choice, job))
         except (ConfigError, InputError) as error:
             raise type(error)(f"operators[{number}]: {error}") from None
     return tuple(made)
 
 
 def describe_operator(operator: Operator) -> dict[str, Any]:
-    """An operator as JSON: its name and every option, arrays by their digests."""
+    """An operator as JSON: its name and every option, arrays by their digests, and code of the user's own by its."""
     options = {
         field.name: _as_json(getattr(operator, field.name))
         for field in dataclasses.fields(operator)  # type: ignore[arg-type]  # as every operator has to be
     }
-    return {"name": operator.name} | options
+    code = {"code": operator.code} if isinstance(operator, Own) else {}
+    return {"name": operator.name} | options | code
 
 
 def _as_json(value: Any) -> Any:
@@ -112,6 +117,17 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _as_json(inner) for key, inner in value.items()}
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def sources_in(value: Any) -> Iterator[Source]:
+    """The arrays on a disk among the options of an operator."""
+    if hasattr(value, "change"):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        yield from sources_in([getattr(value, field.name) for field in dataclasses.fields(value)])
+    elif isinstance(value, tuple | list | Mapping):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from sources_in(inner)
 
 
 def written(choice: OperatorChoice) -> dict[str, Any]:

@@ -20,11 +20,13 @@ from halotile.graphs.devices import cluster_for
 from halotile.graphs.identity import code_versions, fingerprint
 from halotile.graphs.job import Cluster, OperatorChoice, Output, Reconstruction, Run, parse_bytes
 from halotile.graphs.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plan import existing_parent, run_directory_of
+from halotile.graphs.plan import check_inodes, existing_parent, run_directory_of
+from halotile.graphs.reconstruction.doubts import check_kernels
 from halotile.graphs.reconstruction.memory import bytes_of_operator
-from halotile.graphs.reconstruction.stack import describe_operator, make_operators
+from halotile.graphs.reconstruction.stack import describe_operator, make_operators, sources_in
 from halotile.graphs.simulation.noise import NoiseChoice
 from halotile.graphs.sizes import Geometry, axes_like, block_unit, candidate_blocks, layout_like
+from halotile.graphs.worker_count import check_allocation, with_workers
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.output import Layout, ShardWriter
@@ -48,6 +50,8 @@ class SimulationPlan:
     """One measurement that can be made: a run whose output gets its name when it is whole."""
 
     measured: Simulated
+    sources: tuple[Source, ...]
+    """The true image, and what the operator reads."""
     data: Path
     told: str
     """The measurement in words."""
@@ -71,8 +75,8 @@ class SimulationPlan:
 
     @property
     def wanted(self) -> Output:
-        """The output as it is asked for."""
-        return Output(path=str(self.output))
+        """The output as it is asked for: what an earlier call was about to make may go."""
+        return Output(path=str(self.output), overwrite=RunDirectory(self.run_directory).claims_output())
 
     @property
     def run_directory(self) -> Path:
@@ -156,17 +160,20 @@ def make_simulation_plans(
         When it does not fit.
     """
     check_reconstruction(job)
+    job, _ = with_workers(job, cluster_for(job.cluster, "cpu"), "cpu")
     if job.reference is None:
         raise ConfigError(
             "reference is not there: measurements are simulated from the true image. Write reference: truth.zarr."
         )
     _check_places(job, overwrite=overwrite)
     reference = open_source(job.reference)
-    operators = make_operators(job.operators)
+    operators = make_operators(job)
+    check_kernels(operators, reference.shape)
     plans = tuple(
         _plan_of(job, noise, number, operator, reference) for number, operator in enumerate(operators)
     )
     for plan in plans:
+        check_allocation(plan.run, plan.cluster)
         plan.check_fits()
     _check_disk(plans)
     return plans
@@ -192,6 +199,7 @@ def _check_places(job: Reconstruction, *, overwrite: bool) -> None:
 def _check_disk(plans: tuple[SimulationPlan, ...]) -> None:
     needed = sum(plan.output_bytes for plan in plans)
     place = existing_parent(plans[0].data)
+    check_inodes(sum(plan.layout.inodes for plan in plans), place)
     free = shutil.disk_usage(place).free
     if needed > free:
         raise DiskRefused(
@@ -212,7 +220,7 @@ def _plan_of(
     wanted = replace(job.output, dtype="auto")
     if len(tiled) == 1:  # the sizes of the job are those of planes
         wanted = replace(wanted, shard="auto", chunk="auto")
-    layout = layout_like(reference, wanted, geometry, dtype)
+    layout = layout_like(reference, wanted, geometry, dtype, parse_bytes(job.run.memory_per_worker))
     block, window_bytes = _block(job, geometry, layout, operator, reference)
     measured = _simulated(job, noise, number, with_engine(operator, dtype, job.exact), reference)
     data = Path(os.path.abspath(choice.data))
@@ -229,6 +237,7 @@ def _plan_of(
     before = RunDirectory(run_directory_of(data.with_name(data.name + MAKING))).whole_plan()
     return SimulationPlan(
         measured=measured,
+        sources=(reference, *sources_in(operator)),
         data=data,
         told=f"{data}: {operator.name} with {noise.in_words(choice.noise_sigma)}",
         grid=Grid(shape, block, ((0, 0),) * len(block)),
@@ -279,7 +288,7 @@ def _block(
     unit = block_unit(geometry, layout.shard)
     sized = [
         (block, _bytes_of(block, layout, operator))
-        for block in candidate_blocks(geometry, unit, job.run.workers)
+        for block in candidate_blocks(geometry, unit, job.run.count)
     ]
     allowed = parse_bytes(job.run.memory_per_worker)
     block, window_bytes = next(((b, size) for b, size in sized if size <= allowed), sized[-1])

@@ -11,9 +11,9 @@ from halotile.errors import BlockInputFailed, DiskRefused
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.arguments import Words, cluster_of_script
 from halotile.graphs.claim import claim
+from halotile.graphs.claimed import Claimed
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.damage import damaged_among
-from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
+from halotile.graphs.job import Auto, FidelityChoice, OperatorChoice, Output, Reconstruction, Run
 from halotile.graphs.outcome import ended_by, failure_of, full_disk_in_words
 from halotile.graphs.paths import whole_path
 from halotile.graphs.progress import Observer
@@ -24,7 +24,6 @@ from halotile.graphs.simulation.plan import SimulationPlan, make_simulation_plan
 from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
 from halotile.storage.disk import DISK, sweep_partials
-from halotile.storage.journal import Journal
 from halotile.storage.marks import MARKS
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.simulated import Noise
@@ -38,7 +37,7 @@ def simulate(
     gain: float = 1.0,
     background: float = 0.0,
     seed: int = 0,
-    workers: int = 2,
+    workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
     cluster: str | Words = "auto",
     overwrite: bool = False,
@@ -63,8 +62,8 @@ def simulate(
         poisson: what is there without the image.
     seed : int
         Which noise: 0 or more.
-    workers : int
-        Number of worker processes.
+    workers : int or "auto"
+        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping
@@ -106,6 +105,7 @@ def simulate(
         start=whole_path("reference", reference),
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
         cluster=cluster_of_script(cluster),
+        allow_import=True,
     )
     plans = make_simulation_plans(job, wanted, overwrite=overwrite)
     return run_simulation(plans, observer=observer)
@@ -139,7 +139,9 @@ def run_simulation(
     Raises
     ------
     OutputRefused
-        When another run is making one of them.
+        When another run is making one of them, or one was moved or removed meanwhile.
+    InputError
+        When the reference was changed meanwhile.
     BlockFailed
         When blocks failed after their retries.
     DiskRefused
@@ -162,20 +164,22 @@ def run_simulation(
 class _Making:
     """One measurement on its way."""
 
-    def __init__(self, plan: SimulationPlan, journal: Journal, observer: Observer | None) -> None:
+    def __init__(self, plan: SimulationPlan, claimed: Claimed, observer: Observer | None) -> None:
         self.plan = plan
-        self.journal = journal
+        self.claimed = claimed
+        self.journal = claimed.journal
         self.directory = RunDirectory(plan.run_directory)
         self.status = StatusFile(self.directory, plan, observer)
 
     def make(self, session: Session, signals: Signals, import_folder: str | None) -> None:
         """Every block that is left."""
-        self._strike_damaged()
+        self.claimed.strike_damaged(self.journal.done, thorough=True)
         sweep = Sweep(
             self.plan.task,
             phase="simulate",
             stages=("read", "forward", "write"),
             options=self.plan.run,
+            claimed=self.claimed,
             journal=self.journal,
             directory=self.directory,
             signals=signals,
@@ -189,6 +193,7 @@ class _Making:
         try:
             session.through(sweep)
             self._check(sweep)
+            self.claimed.finish()
         except BaseException as error:
             with suppress(OSError):
                 self.journal.sync()
@@ -221,13 +226,9 @@ class _Making:
             raise failure_of(self.plan, bad)
         assert done == len(self.plan.grid), counted(done, "block")
 
-    def _strike_damaged(self) -> None:
-        done, plan = self.journal.done, self.plan
-        self.journal.strike(damaged_among(done, plan.output, plan.layout, plan.grid))
-
 
 @contextmanager
 def _making(plan: SimulationPlan, observer: Observer | None) -> Iterator[_Making]:
     """A measurement whose place is this process's alone."""
-    with claim(plan, RunDirectory(plan.run_directory)) as journal:
-        yield _Making(plan, journal, observer)
+    with claim(plan, RunDirectory(plan.run_directory)) as claimed:
+        yield _Making(plan, claimed, observer)

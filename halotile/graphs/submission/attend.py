@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from halotile.errors import ClusterFailed, ConfigError, OutputRefused, Stopped
+from halotile.errors import ClusterFailed, ConfigError, OutputInUse, Stopped
 from halotile.graphs.outcome import ended_by
 from halotile.graphs.signals import drains_within, ignore_signals
 from halotile.graphs.submission import slurm
@@ -18,6 +18,8 @@ from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.rundir import RunDirectory
 
 END_SECONDS = 40
+SILENCE_SECONDS = 3600.0
+"""An output that is held for so long without a word of whoever holds it is not waited for any more."""
 TIME_IS_UP = "SIGUSR1"
 """What the batch system sends before it ends a job."""
 
@@ -135,7 +137,9 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     Raises
     ------
     Stopped
-        When its time was up; it has been asked for again.
+        When its time was up, or a machine that was lost holds its output; it has been asked for again.
+    OutputInUse
+        When another driver is at work on its output.
     ClusterFailed
         When its time was up, and nothing was done in it.
     """
@@ -159,10 +163,18 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
         ignore_signals()  # who is put back is told to end
         _ask_again(begun, files)
         raise
+    except OutputInUse as held:
+        heard = (run.read_status() or {}).get("updated", 0.0)
+        if heard > begun.began:  # another driver is at work there: it is its run
+            raise
+        if time.time() - max(heard, begun.submitted) > SILENCE_SECONDS:
+            files.mark_end(ended_by(held))
+            raise
+        ignore_signals()
+        _ask_again(begun, files)
+        raise Stopped(f"{held} Nothing has been heard of it, so this job is asked for again.") from held
     except BaseException as error:
-        # Another driver may be at work there: it is its run then.
-        if not (isinstance(error, OutputRefused) and run.is_running() is not None):
-            files.mark_end(ended_by(error))
+        files.mark_end(ended_by(error))
         raise
     files.mark_end(None)
 
@@ -203,8 +215,6 @@ def _ask_again(submission: Submission, files: BatchFiles) -> None:
         try:
             replace(submission, number=slurm.submit(files.script_path)).keep(files)
         except ClusterFailed as error:
-            reason = (
-                f"its time is up, and it can be neither put back ({refused}) nor submitted again ({error})"
-            )
+            reason = f"it has to go on in another job, and can be neither put back ({refused}) nor submitted again ({error})"
             files.mark_end(f"{reason}: `recon-cli submit` goes on")
             raise ClusterFailed(f"{reason}.") from error

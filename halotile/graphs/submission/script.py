@@ -16,7 +16,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.job import AnyJob, Cluster, parse_bytes
 from halotile.graphs.pieces.batch import NANNY_BYTES
 from halotile.graphs.pieces.walltime import is_walltime, seconds_of
-from halotile.storage.rundir import LOG
+from halotile.storage.runfiles import LOG
 
 NOTICE_SECONDS = 120
 """How long before its time is up the job is told."""
@@ -59,7 +59,7 @@ def batch_script(job: AnyJob, run: Path, umask: int) -> str:
         "--job-name": Path(job.output.path).name,
         "--output": str(run / LOG).replace("%", "%%"),
         "--open-mode": "append",
-        "--ntasks": job.run.workers,
+        "--ntasks": job.run.count,
         "--cpus-per-task": cluster.cores,
         "--mem-per-cpu": f"{-(-memory // 2**20 // cluster.cores)}M",
         "--gpus-per-task": cluster.gpus or None,
@@ -69,6 +69,8 @@ def batch_script(job: AnyJob, run: Path, umask: int) -> str:
         # To the script itself, which has become the driver: it drains, and asks for another go.
         "--signal": f"B:USR1@{NOTICE_SECONDS}",
         "--requeue": "",
+        # A node that dies takes its own workers, and no others.
+        "--no-kill": "",
     }
     lines = [_line(key, str(value)) for key, value in asked.items() if value is not None]
     kept = [line for line in lines if not any(skip in line for skip in cluster.directives_skip)]

@@ -18,11 +18,17 @@ import dask
 from distributed.cli.dask_worker import main as dask_worker
 
 from halotile.graphs.addresses import LOOPBACK, address_of_interface, address_towards, host_of
+from halotile.graphs.gpus import gpus_here
+from halotile.graphs.submission.orphans import put_back
+from halotile.graphs.workers.environment import keep_compiled_code_at_home
+from halotile.graphs.workers.scratch import private_scratch
 from halotile.graphs.workers.settings import SETTINGS
+from halotile.graphs.workers.worker import OwnWorker
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PRIVATE = ("--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0")
 """Its own web server, which it has without pages too, would listen on every interface."""
+OWN_WORKER = f"{OwnWorker.__module__}.{OwnWorker.__qualname__}"
 LEVEL = "DASK_LOGGING__DISTRIBUTED"
 QUIET = "warning"
 """What the logs are for is what went wrong."""
@@ -35,17 +41,24 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--interface")
     parser.add_argument("--share")
     own, others = parser.parse_known_args(words)
-    if own.share and os.environ.get(VISIBLE):
-        os.environ[VISIBLE] = share_of(os.environ[VISIBLE], own.share)
+    if own.share and (visible := os.environ.get(VISIBLE) or ",".join(gpus_here().names)):
+        os.environ[VISIBLE] = share_of(visible, own.share)
     host = address_of_interface(own.interface) if own.interface else address_towards(host_of(own.address))
+    keep_compiled_code_at_home()
     level = os.environ.setdefault(LEVEL, QUIET)
     logging.getLogger("distributed").setLevel(level.upper())
     encrypted = own.address.startswith("tls://")
     with (
         dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}),
+        private_scratch() as scratch,
         in_words(own.address),
     ):
-        dask_worker([own.address, "--host", host, *PRIVATE, *others, "--nthreads", "1"])
+        # Of an option that is there twice, as dask-jobqueue's configuration may have it, the last counts.
+        ours = ["--nthreads", "1", "--local-directory", scratch, "--worker-class", OWN_WORKER]
+        try:
+            dask_worker([own.address, "--host", host, *PRIVATE, *others, *ours])
+        finally:
+            put_back(own.address)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 ALLOCATOR_ENVIRONMENT = {
     # Convolution layers allocate and free large activations over and over. With these the memory stays in
@@ -23,13 +24,20 @@ WORKER_ENVIRONMENT = ALLOCATOR_ENVIRONMENT | {
 }
 
 
+def keep_compiled_code_at_home() -> None:
+    """Have torch keep what it compiles in the user's cache: by default it trusts a folder of ``$TMPDIR``, whoever made it."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(cache) / "halotile" / "torchinductor"))
+
+
 @contextmanager
 def own_environment() -> Iterator[None]:
-    """Give this process its environment back at the end.
+    """An environment for what starts in the context; this process gets its own back at the end.
 
     Dask's nanny writes the environment meant for workers into the process that starts them.
     """
     before = dict(os.environ)
+    keep_compiled_code_at_home()
     try:
         yield
     finally:

@@ -10,9 +10,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
+from typing import Any
 
 from halotile.graphs.workers.environment import WORKER_ENVIRONMENT, own_environment
 
@@ -26,6 +29,12 @@ FORK_SETTINGS = {
     # What a worker would take over from the process that it is forked from; the user's environment goes before.
     "distributed.nanny.environ": {"PYTHONPATH": "", "PYTHONSAFEPATH": ""},
 }
+
+NOT_IMPORTED = "__main__"
+"""A main module of this name is left alone by processes that multiprocessing starts."""
+
+_guard = threading.Lock()
+_held: list[Any] = []
 
 
 def ensure_forks() -> None:
@@ -67,3 +76,30 @@ def _start_resource_tracker() -> None:
         known = os.environ.get("PYTHONWARNINGS")
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, "ignore:resource_tracker")))
         resource_tracker.ensure_running()
+
+
+@contextmanager
+def script_not_imported() -> Iterator[None]:
+    """Processes that are spawned in here do not import the main module; several threads may be in here at once.
+
+    Examples
+    --------
+    >>> with script_not_imported():
+    ...     sys.modules["__main__"].__spec__.name
+    '__main__'
+    """
+    main = sys.modules["__main__"]
+    with _guard:
+        if not _held:
+            known = getattr(main, "__spec__", None)
+            main.__spec__ = ModuleSpec(NOT_IMPORTED, None)
+        else:
+            known = _held[0]
+        _held.append(known)
+    try:
+        yield
+    finally:
+        with _guard:
+            known = _held.pop()
+            if not _held:
+                main.__spec__ = known

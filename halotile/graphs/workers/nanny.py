@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 from distributed import Nanny
 
-from halotile.graphs.workers.forks import ensure_forks
-
-NOT_IMPORTED = "__main__"
-"""A main module of this name is left alone by processes that multiprocessing starts."""
-
-_guard = threading.Lock()
-_held: list[Any] = []
+from halotile.graphs.workers.forks import ensure_forks, script_not_imported
+from halotile.graphs.workers.scratch import keep_off_path
+from halotile.graphs.workers.worker import OwnWorker
 
 
 class OwnNanny(Nanny):  # type: ignore[misc]
@@ -28,35 +19,12 @@ class OwnNanny(Nanny):  # type: ignore[misc]
     of a script are pickled by value.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, worker_class=OwnWorker, **kwargs)
+
     async def instantiate(self) -> Any:
         """Start the process, and wait until it answers."""
+        keep_off_path()  # processes that start take it over
         with script_not_imported():
             ensure_forks()
             return await super().instantiate()
-
-
-@contextmanager
-def script_not_imported() -> Iterator[None]:
-    """Processes that are spawned in here do not import the main module; several threads may be in here at once.
-
-    Examples
-    --------
-    >>> with script_not_imported():
-    ...     sys.modules["__main__"].__spec__.name
-    '__main__'
-    """
-    main = sys.modules["__main__"]
-    with _guard:
-        if not _held:
-            known = getattr(main, "__spec__", None)
-            main.__spec__ = ModuleSpec(NOT_IMPORTED, None)
-        else:
-            known = _held[0]
-        _held.append(known)
-    try:
-        yield
-    finally:
-        with _guard:
-            known = _held.pop()
-            if not _held:
-                main.__spec__ = known

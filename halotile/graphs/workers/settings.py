@@ -14,7 +14,6 @@ SETTINGS: dict[str, Any] = {
     # Other users of the machine can look at what is served on loopback: no logs, and no lines of anybody's source.
     "distributed.scheduler.http.routes": [
         "distributed.http.scheduler.prometheus",
-        "distributed.http.scheduler.json",
         "distributed.http.health",
         "distributed.http.statics",
     ],
@@ -32,5 +31,5 @@ SETTINGS: dict[str, Any] = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "2s",
-    "distributed.worker.memory.monitor-interval": "500ms",
+    "distributed.worker.memory.monitor-interval": "200ms",
 }

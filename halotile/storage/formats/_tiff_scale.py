@@ -54,11 +54,17 @@ def _from_ome(xml: str, series: int) -> Sizes:
 
 def _size(pixels: Mapping[str, str], name: str, unit: str) -> tuple[float, str | None] | None:
     """One attribute and its unit."""
+    size = _length(pixels.get(name))
+    return None if size is None else (size, _unit(pixels.get(f"{name}Unit", unit)))
+
+
+def _length(value: Any) -> float | None:
+    """A number that can be a size; None for all else that a file may hold there."""
     try:
-        size = float(pixels[name])
-    except (KeyError, ValueError):
+        size = float(value)
+    except (TypeError, ValueError, OverflowError):
         return None
-    return (size, _unit(pixels.get(f"{name}Unit", unit))) if 0 < size < math.inf else None
+    return size if 0 < size < math.inf else None
 
 
 def _from_imagej(file: Any) -> Sizes:
@@ -68,17 +74,16 @@ def _from_imagej(file: Any) -> Sizes:
     if unit is None:
         return {}
     sizes = _resolution(file, unit, 1.0)
-    if said.get("spacing"):
-        sizes["z"] = (float(said["spacing"]), unit)
-    if said.get("finterval"):
-        sizes["t"] = (float(said["finterval"]), "second")
+    for axis, word, its in (("z", "spacing", unit), ("t", "finterval", "second")):
+        if (size := _length(said.get(word))) is not None:
+            sizes[axis] = (size, its)
     return sizes
 
 
 def _from_tags(file: Any) -> Sizes:
     """Resolution tags in pixels per centimeter. Those per inch are about printing, and are left aside."""
     tag = file.pages[0].tags.get("ResolutionUnit")
-    return _resolution(file, "micrometer", 1e4) if tag is not None and int(tag.value) == _CENTIMETER else {}
+    return _resolution(file, "micrometer", 1e4) if tag is not None and tag.value == _CENTIMETER else {}
 
 
 def _resolution(file: Any, unit: str, length: float) -> Sizes:
@@ -86,9 +91,9 @@ def _resolution(file: Any, unit: str, length: float) -> Sizes:
     sizes: Sizes = {}
     for axis in "xy":
         tag = file.pages[0].tags.get(f"{axis.upper()}Resolution")
-        pixels, per = tag.value if tag is not None else (0, 0)
-        if pixels and per:
-            sizes[axis] = (length * per / pixels, unit)
+        match tag.value if tag is not None else None:
+            case (int(pixels), int(per)) if pixels and (size := _length(length * per / pixels)) is not None:
+                sizes[axis] = (size, unit)
     return sizes
 
 

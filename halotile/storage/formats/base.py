@@ -11,8 +11,6 @@ Most formats write a reader, which has a ``header`` and ``read(region)``, and le
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +52,11 @@ class Source(Readable, Protocol):
         ...
 
     @property
+    def shards(self) -> tuple[int, ...] | None:
+        """How the pixels are divided into files, in pixels; None where they are all in one."""
+        ...
+
+    @property
     def mapped(self) -> bool:
         """Whether a part of a chunk is read without decoding the rest."""
         ...
@@ -81,6 +84,10 @@ class Source(Readable, Protocol):
         """What identifies the data, as JSON values: cheap, never reads pixels."""
         ...
 
+    def change(self) -> str:
+        """What has become of it since it was opened, in words; empty where nothing has. Cheap, never reads pixels."""
+        ...
+
 
 @dataclass(frozen=True)
 class Header:
@@ -96,6 +103,7 @@ class Header:
     """What else the fingerprint holds."""
     mapped: bool = False
     ome: OmePicture | None = None
+    shards: tuple[int, ...] | None = None
 
 
 def make_header(
@@ -110,6 +118,7 @@ def make_header(
     identity: Mapping[str, Any],
     mapped: bool = False,
     ome: OmePicture | None = None,
+    shards: Sequence[int] | None = None,
     picture: bool = True,
 ) -> Header:
     """A header of an array that halotile can read.
@@ -138,6 +147,7 @@ def make_header(
         identity=dict(identity),
         mapped=mapped or not chunks,
         ome=ome,
+        shards=tuple(int(n) for n in shards) if shards else None,
     )
 
 
@@ -182,12 +192,6 @@ def file_identity(path: str) -> dict[str, Any]:
     """Size in bytes and time of change in nanoseconds of a file."""
     status = os.stat(path)
     return {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-def digest(document: Any) -> str:
-    """A short checksum of a JSON value."""
-    text = json.dumps(document, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def refuse_option(kind: str, reason: str, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from halotile.storage.rim import Pixels
 from halotile.storage.stored import StoredArray
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
+_CHECKSUM_BYTES = 4
 
 
 def claims(path: Path) -> bool:
@@ -42,13 +44,14 @@ class Hdf5Reader:
         except OSError as error:
             raise DamagedData(f"HDF5 cannot open it: {error}. Copy it again from its origin.") from error
         self.pixels = _choose(h5py, self._file, dataset)
+        _refuse_short_chunks(self.pixels)
         self.header = make_header(
             self.pixels.shape,
             self.pixels.dtype,
             asked=axes,
             named=[dimension.label for dimension in self.pixels.dims],
             chunks=self.pixels.chunks,
-            identity={"dataset": self.pixels.name, **file_identity(path)},
+            identity={"dataset": os.fsdecode(self.pixels.name), **file_identity(path)},
         )
 
     def read(self, region: Region) -> Pixels:
@@ -81,6 +84,16 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> Any:
         f"the file holds {len(pictures)} datasets with two or more axes: which one is meant is not clear. "
         + _listed(h5py, file)
     )
+
+
+def _refuse_short_chunks(pixels: Any) -> None:
+    """Raise for a chunk that is shorter than its Fletcher-32: HDF5 would read past it, and end the process."""
+    if not pixels.fletcher32:
+        return
+    sizes: list[int] = []
+    pixels.id.chunk_iter(lambda chunk: sizes.append(chunk.size))
+    if min(sizes, default=_CHECKSUM_BYTES) < _CHECKSUM_BYTES:
+        raise DamagedData("a chunk is shorter than its checksum. Copy the file again from its origin.")
 
 
 def _datasets(h5py: Any, file: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.stored import StoredArray
 
 _MAGIC = b"\x93NUMPY"
+_MOST_HEADER_BYTES = 2**16
+"""Far more than any array of numbers has; a damaged header may name 4 GB."""
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -59,7 +62,8 @@ class NpyReader:
 
 def _read_header(path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Shape, whether in Fortran order, type, and where the pixels start."""
-    with Path(path).open("rb") as file:
+    with Path(path).open("rb") as whole:
+        file = io.BytesIO(whole.read(_MOST_HEADER_BYTES))
         try:
             version = np.lib.format.read_magic(file)
             shape, fortran, dtype = _HEADER_READERS[version](file)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from halotile.errors import InputError
 from halotile.storage.formats import zarr as plain
-from halotile.storage.formats.base import Header, Source, digest, make_header
+from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.grid import Region
+from halotile.storage.lines import digest
 from halotile.storage.ome_metadata import OmePicture, checked_omero
 from halotile.storage.rim import Pixels
 from halotile.storage.stored import StoredArray
@@ -42,7 +44,6 @@ class OmeReader:
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_words(picture.get("axes"), len(array.shape))
         scale, translation = _place(picture, entry, len(array.shape))
-        name = picture.get("name")
         self.pixels = plain.ArrayPixels(path, array)
         self.header: Header = make_header(
             array.shape,
@@ -50,13 +51,14 @@ class OmeReader:
             asked=axes,
             named=named,
             chunks=array.chunks,
+            shards=array.shards or array.chunks,
             scale=scale,
             units=units,
             identity={"level": level, "multiscales": digest(picture), **self.pixels.identity()},
             mapped=self.pixels.mapped,
             ome=OmePicture(
                 translation,
-                name if isinstance(name, str) else None,
+                _text(picture.get("name")),
                 checked_omero(attributes.get("omero")),
             ),
         )
@@ -96,7 +98,11 @@ def _axis_words(entries: Any, count: int) -> tuple[Sequence[str | None] | None, 
     if not isinstance(entries, list) or len(entries) != count:
         return None, None
     described = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
-    return [_axis_name(axis) for axis in described], [axis.get("unit") for axis in described]
+    return [_axis_name(axis) for axis in described], [_text(axis.get("unit")) for axis in described]
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _axis_name(axis: Mapping[str, Any]) -> str:
@@ -114,14 +120,29 @@ def _place(
     """
     scale, place, told = [1.0] * count, [0.0] * count, False
     for holder in (entry, picture):
-        for step in holder.get("coordinateTransformations") or []:
+        for kind, numbers in _steps(holder, count):
+            if kind == "scale":
+                scale = [a * b for a, b in zip(scale, numbers, strict=True)]
+                place = [a * b for a, b in zip(place, numbers, strict=True)]
+            else:
+                place, told = [a + b for a, b in zip(place, numbers, strict=True)], True
+    return scale, tuple(place) if told else ()
+
+
+def _steps(holder: Mapping[str, Any], count: int) -> Iterator[tuple[str, list[float]]]:
+    """Scales and translations in their order; those of another number of axes, and other kinds, are left out."""
+    steps = holder.get("coordinateTransformations") or []
+    try:
+        for step in steps:
             kind = step.get("type")
             numbers = step.get(kind) if kind in ("scale", "translation") else None
-            if not isinstance(numbers, list) or len(numbers) != count:
-                continue
-            if kind == "scale":
-                scale = [a * float(b) for a, b in zip(scale, numbers, strict=True)]
-                place = [a * float(b) for a, b in zip(place, numbers, strict=True)]
-            else:
-                place, told = [a + float(b) for a, b in zip(place, numbers, strict=True)], True
-    return scale, tuple(place) if told else ()
+            if isinstance(numbers, list) and len(numbers) == count:
+                lengths = [float(number) for number in numbers]
+                if not all(map(math.isfinite, lengths)):
+                    raise ValueError
+                yield kind, lengths
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise InputError(
+            f"its coordinateTransformations are {steps!r:.200}: OME-Zarr wants a list of scales and translations, each with a "
+            f"number for each of the {count} axes. Repair the attributes, or write dataset: the path of an array inside."
+        ) from None

@@ -136,7 +136,7 @@ def _header(file: Any, series: Any, number: int, level: int, axes: str | None, p
         raise InputError(
             "its pixels have a number of bits that cannot be read. Save it with 8, 16 or 32 bits."
         )
-    letters = str(series.axes)
+    letters = str(series.axes).replace("I", "Q")  # tifffile has two letters for pages that nothing is said of
     named = list(letters if "C" in letters else letters.replace("S", "C"))
     header = make_header(
         series.shape,
@@ -164,7 +164,7 @@ def _with_scale(
 
 def _ratio(full: int, now: int) -> float:
     """Pixels of the finest level in one of a coarser: a whole number where the shapes leave room for it."""
-    whole = round(full / now)
+    whole = max(1, round(full / now))
     return whole if abs(full / whole - now) <= 1 else full / now
 
 

@@ -18,12 +18,12 @@ from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats.base import (
     Header,
     Source,
-    digest,
     file_identity,
     make_header,
     refuse_option,
 )
 from halotile.storage.grid import Region
+from halotile.storage.lines import digest
 from halotile.storage.localread import LocalArray, open_local
 from halotile.storage.marks import MARKS
 from halotile.storage.rim import Pixels, Readable
@@ -67,6 +67,7 @@ class ZarrReader:
             asked=axes,
             named=_dimension_names(array),
             chunks=array.chunks,
+            shards=array.shards or array.chunks,
             **_pixel_sizes(array),
             identity=self.pixels.identity(),
             mapped=self.pixels.mapped,
@@ -96,6 +97,8 @@ class ArrayPixels:
     """
 
     def __init__(self, path: str, array: Any) -> None:
+        if not all((*array.chunks, *(array.shards or ()))):
+            raise InputError("its chunks or shards hold no pixels: an edge of theirs is 0. Write it again.")
         self.array = array
         self._path = path
         self._folder = Path(path, array.path) if os.path.isdir(path) else None

@@ -48,6 +48,8 @@ class Denoiser(Protocol):
     """The rim rule under which the tiled result is the result on the whole picture."""
     convolutional: ClassVar[bool]
     """Whether ``channels_last`` memory suits it."""
+    tried_apart: ClassVar[bool]
+    """Whether it is checked and tried in a process of its own: a network of the user's own may take any amount of memory."""
 
     @property
     def title(self) -> str:
@@ -114,11 +116,16 @@ class Denoiser(Protocol):
         """The function itself, on the CPU in float32. May read files; imports torch."""
         ...
 
+    def reference(self) -> Model:
+        """The function as its own library computes it on a whole image, with nothing done for the bits of tiles."""
+        ...
 
-class Pixelwise:
+
+class Pixelwise(ABC):
     """The declarations of a denoiser that gives one pixel for each pixel, of each channel by itself."""
 
     name: ClassVar[str]
+    tried_apart: ClassVar[bool] = False
 
     @property
     def title(self) -> str:
@@ -165,6 +172,14 @@ class Pixelwise:
     def with_noise_level(self, sigma: float) -> Self:
         """Itself: it does not use the noise level."""
         return self
+
+    @abstractmethod
+    def build(self) -> Model:
+        """The function itself."""
+
+    def reference(self) -> Model:
+        """What it is in tiles."""
+        return self.build()
 
 
 @dataclass(frozen=True, kw_only=True)

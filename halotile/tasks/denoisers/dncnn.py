@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from halotile.errors import WeightsError
 from halotile.tasks.denoisers.base import Model, Pixelwise
-from halotile.tasks.options import STRICT, check_channels, check_weights, check_whole, check_word
+from halotile.tasks.options import STRICT, check_channels, check_weights, check_whole, check_word, told
 from halotile.tasks.weights import Shapes, listed, load_weights, misfits, shapes_of, weight_shapes
 
 
@@ -39,7 +39,12 @@ class DnCNN(Pixelwise):
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = True
 
-    weights: str
+    weights: str = field(
+        metadata=told(
+            "the path of a file of weights: .safetensors, or .pth of nothing but tensors; none comes with halotile, and "
+            "`python examples/train_dncnn.py dncnn.safetensors` trains a small network in a minute or two"
+        )
+    )
     """Weights file: .safetensors, or .pth with nothing but tensors in it."""
     sha256: str | None = None
     """Checksum that the weights file has to have."""

@@ -45,6 +45,7 @@ class UserNetwork(Leveled):
     dims: ClassVar[tuple[int, ...]] = (2, 3)
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = True
+    tried_apart: ClassVar[bool] = True
 
     sigma: float | Auto | None = None
     """Noise level that the network is called with: a number, or auto to have it estimated once for the whole
@@ -150,8 +151,16 @@ class UserNetwork(Leveled):
 
         module = self._network()
         make_steady(module)
-        module = SteadyNetwork(module.float().eval().requires_grad_(False))
-        return module if self.sigma is None else _with_level(module, self.strength_at)
+        return self._called_right(SteadyNetwork(module.float().eval().requires_grad_(False)))
+
+    def reference(self) -> Model:
+        """The network as it was written. Raises as :meth:`build` does."""
+        return self._called_right(self._network().float().eval().requires_grad_(False))
+
+    def _called_right(self, module: Any) -> Model:
+        """The module with its noise level, where there is one."""
+        model: Model = module if self.sigma is None else _with_level(module, self.strength_at)
+        return model
 
     def _network(self) -> Any:
         """The user's module with its weights, as it was written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -68,21 +69,48 @@ class TotalVariation(Leveled):
         """The denoiser as a function on tensors."""
         return self.denoise
 
+    def scheme(self, image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
+        """The dual steps on one batch."""
+        return _minimise(image, weight, iterations)
+
     def denoise(self, batch: torch.Tensor, sigma: torch.Tensor | None = None) -> torch.Tensor:
         """Take the dual steps on every tile of a batch; ``sigma`` is a noise level for each pixel."""
         import torch
 
         weight = self.strength_at(self.strength, sigma, batch.dtype)
         if batch.is_cuda:
-            return _minimise(batch, weight, self.iterations)
+            return self.scheme(batch, weight, self.iterations)
         # One tile after the other: the five arrays of one tile may stay in the cache.
         weights = weight.split(1) if isinstance(weight, torch.Tensor) else itertools.repeat(weight)
         return torch.cat(
             [
-                _minimise(tile, one, self.iterations)
+                self.scheme(tile, one, self.iterations)
                 for tile, one in zip(batch.split(1), weights, strict=False)
             ]
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proximal(TotalVariation):
+    """The same minimum, approached by accelerated steps: for solvers, which come as near to theirs as it does.
+
+    Of steps that begin at 0 and look one pixel farther each, these come nearest: see docs/design/006.
+
+    References
+    ----------
+    A. Beck, M. Teboulle, Fast gradient-based algorithms for constrained total variation image denoising and deblurring
+    problems, IEEE Trans. Image Process. 18 (2009) 2419-2434.
+    """
+
+    name: ClassVar[str] = "accelerated tv"
+
+    def bytes_per_pixel(self) -> float:
+        """The result, and for one tile at a time: dual, the one before, the one ahead, gradient, norm and scratch."""
+        return 60.0
+
+    def scheme(self, image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
+        """Projected steps with momentum."""
+        return _accelerated(image, weight, iterations)
 
 
 def _minimise(image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
@@ -96,15 +124,47 @@ def _minimise(image: torch.Tensor, weight: float | torch.Tensor, iterations: int
     slope = [torch.zeros_like(image) for _ in axes]
     current = image
     for _ in range(iterations):
-        for axis, gradient in zip(axes, slope, strict=True):
-            length = image.shape[axis] - 1
-            after, before = current.narrow(axis, 1, length), current.narrow(axis, 0, length)
-            torch.sub(after, before, out=gradient.narrow(axis, 0, length))
+        _differences(current, slope)
         damping = _norm(slope).mul_(ratio).add_(1.0)
         for q, gradient in zip(dual, slope, strict=True):
             q.sub_(gradient).div_(damping)
         current = image - _outflow(dual, damping).mul_(step)
     return current
+
+
+def _accelerated(image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
+    """``image + w div p`` after so many steps on ``p``, no longer than 1 anywhere."""
+    import torch
+
+    axes = range(2, image.dim())
+    width = number_like(weight, image).clamp_min(TINY)
+    rate = (4 * len(axes) * width).reciprocal()
+    dual = [torch.zeros_like(image) for _ in axes]
+    ahead = dual
+    slope = [torch.zeros_like(image) for _ in axes]
+    current, t = image, 1.0
+    for number in range(iterations):
+        _differences(current, slope)
+        moved = [q + gradient.mul_(rate) for q, gradient in zip(ahead, slope, strict=True)]
+        length = _norm(moved).clamp_min_(1.0)
+        for p in moved:
+            p.div_(length)
+        before, t = t, (1 + math.sqrt(1 + 4 * t * t)) / 2
+        momentum = (before - 1) / t if number < iterations - 1 else 0.0  # the last one is the result
+        ahead = [p + (p - q).mul_(momentum) for p, q in zip(moved, dual, strict=True)]
+        dual = moved
+        current = image + _outflow(ahead, length).mul_(width)
+    return current
+
+
+def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
+    """To the next pixel, along each axis; at the last one ``out`` stays as it is."""
+    import torch
+
+    for axis, gradient in enumerate(out, start=2):
+        length = image.shape[axis] - 1
+        after, before = image.narrow(axis, 1, length), image.narrow(axis, 0, length)
+        torch.sub(after, before, out=gradient.narrow(axis, 0, length))
 
 
 def _norm(slope: list[torch.Tensor]) -> torch.Tensor:

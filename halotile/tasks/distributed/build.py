@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ def build(
     count: int | None,
     shared: Mapping[str, Any] | None,
     tiling: TilingOptions,
+    reduction: str | None = "sum",
     **options: Any,
 ) -> Any:
     """The distributed form of an object.
@@ -42,8 +44,10 @@ def build(
         What a factory is given besides.
     tiling : TilingOptions
         For denoisers.
+    reduction : str, optional
+        For fidelities. The adjoint of a stack is a sum, whatever this says.
     **options
-        For stacks and fidelities.
+        For stacks.
 
     Raises
     ------
@@ -56,7 +60,7 @@ def build(
     if kind in ("physics", "linear_physics"):
         return stack_of(thing, ctx, kind, count, shared, options)
     if kind == "data_fidelity":
-        return fidelity_of(thing, ctx, count, shared, options)
+        return fidelity_of(thing, ctx, count, shared, reduction)
     if kind == "parameters":
         return _parameters_of(thing, ctx)
     if kind == "module":
@@ -67,7 +71,7 @@ def build(
         raise WrongKind(
             f"the denoiser is a {type(thing).__name__}, which cannot be called. Write a network or a function."
         )
-    return DistributedProcessing(ctx, thing, tiling)
+    return processing_of(thing, ctx, tiling)
 
 
 def stack_of(
@@ -118,24 +122,38 @@ def _tell_of_weights(parts: Sequence[Any]) -> None:
 
 
 def fidelity_of(
-    thing: Any, ctx: Engine, count: int | None, shared: Mapping[str, Any] | None, options: Mapping[str, Any]
+    thing: Any,
+    ctx: Engine,
+    count: int | None = None,
+    shared: Mapping[str, Any] | None = None,
+    reduction: str | None = "sum",
 ) -> Any:
     """A distributed fidelity: one for all operators, one for each, or what a factory makes."""
     from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
 
     from halotile.tasks.distributed.fidelity import DistributedDataFidelity
 
-    words = {key: value for key, value in options.items() if key == "reduction"}
     if isinstance(thing, StackedPhysicsDataFidelity):
         thing = list(thing.data_fidelity_list)
     if isinstance(thing, DataFidelity):
-        return DistributedDataFidelity(ctx, carry_all(ctx, [thing]), copy.deepcopy(thing), **words)
+        return DistributedDataFidelity(
+            ctx, carry_all(ctx, [thing]), copy.deepcopy(thing), reduction=reduction
+        )
     operators: Operators
     if isinstance(thing, list | tuple):
         operators = carry_all(ctx, thing)
     else:
         operators = make_all(ctx, thing, count, shared)
-    return DistributedDataFidelity(ctx, operators, **words)
+    return DistributedDataFidelity(ctx, operators, reduction=reduction)
+
+
+def processing_of(thing: Any, ctx: Engine, tiling: TilingOptions) -> DistributedProcessing:
+    """A denoiser or function on tiles; of deepinv's class too where the script has imported deepinv, which takes seconds."""
+    if "deepinv" not in sys.modules:
+        return DistributedProcessing(ctx, thing, tiling)
+    from halotile.tasks.distributed.peer import DeepinvProcessing
+
+    return DeepinvProcessing(ctx, thing, tiling)
 
 
 def prior_of(thing: Any, ctx: Engine, tiling: TilingOptions) -> Any:
@@ -154,7 +172,7 @@ def prior_of(thing: Any, ctx: Engine, tiling: TilingOptions) -> Any:
         )
     same = copy.copy(thing)
     same._modules = dict(thing._modules)
-    same.denoiser = DistributedProcessing(ctx, denoiser, tiling)
+    same.denoiser = processing_of(denoiser, ctx, tiling)
     return same
 
 
@@ -181,13 +199,13 @@ def model_of(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
 
     if model.data_fidelity is not None:
         model.data_fidelity = torch.nn.ModuleList(
-            each if isinstance(each, DistributedDataFidelity) else fidelity_of(each, ctx, None, None, {})
+            each if isinstance(each, DistributedDataFidelity) else fidelity_of(each, ctx)
             for each in model.data_fidelity
         )
     for prior in model.prior or ():
         denoiser = getattr(prior, "denoiser", None)
         if denoiser is not None and not isinstance(denoiser, DistributedProcessing):
-            prior.denoiser = DistributedProcessing(ctx, denoiser, tiling)
+            prior.denoiser = processing_of(denoiser, ctx, tiling)
     model._deepinv_dist_sync = None  # by which deepinv tells that nothing is left to do
     return model
 

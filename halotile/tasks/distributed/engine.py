@@ -37,6 +37,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def task_bytes(self) -> int | None:
+        """What a task may hold; None where nobody set a bound."""
+        ...
+
+    @property
     def accumulate(self) -> str | None:
         """``float64`` where sums over operators are kept in double precision."""
         ...

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from deepinv.distributed.distribute import DistributedDataFidelity as Peer
 from deepinv.optim.potential import Potential
 
 from halotile.errors import ConfigError
@@ -40,8 +41,10 @@ class _Descent(Potential):  # type: ignore[misc]
         return self.of[0].grad(x, *args, **kwargs)
 
 
-class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
+class DistributedDataFidelity(Peer):  # type: ignore[misc]
     """``f(x) = sum_i d_i(A_i x, y_i)``, each term in one call on a worker.
+
+    It is one of deepinv's class for scripts that ask by ``isinstance``, and takes nothing from it.
 
     Parameters
     ----------
@@ -58,7 +61,7 @@ class DistributedDataFidelity(torch.nn.Module):  # type: ignore[misc]
     def __init__(
         self, ctx: Engine, fidelities: Operators, single: Any = None, *, reduction: str | None = "sum"
     ) -> None:
-        super().__init__()
+        super(Peer, self).__init__()
         check_reduction("reduction", reduction)
         self.ctx = ctx
         self.fidelities = fidelities

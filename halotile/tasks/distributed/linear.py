@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from deepinv.distributed.distribute import DistributedStackedLinearPhysics as Peer
 from deepinv.physics import LinearPhysics
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.atonce import Largest, Products, Solution, computed, is_small
 from halotile.tasks.distributed.krylov import System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.one import OneOperator
-from halotile.tasks.distributed.physics import ADJOINT, OWN, DistributedStackedPhysics
+from halotile.tasks.distributed.physics import ADJOINT, DistributedStackedPhysics
 from halotile.tasks.distributed.pieces import LocalStack, is_large, is_large_later, local_stack
 from halotile.tasks.distributed.typed import typed
 
@@ -24,7 +25,7 @@ TOLERANCE = 1e-6
 """Relative residual of conjugate gradients, where it is not said."""
 
 
-class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):  # type: ignore[misc]
+class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type: ignore[misc]
     """``A = (A_1; ...; A_n)``, a ``deepinv.physics.LinearPhysics``.
 
     ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the same
@@ -32,7 +33,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
 
     Parameters
     ----------
-    ctx, operators, dtype, gather_strategy, reduction
+    ctx, operators, dtype, gather_strategy
         As for :class:`~halotile.tasks.distributed.physics.DistributedStackedPhysics`.
     """
 
@@ -76,9 +77,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
         return total / self.num_operators if reduce_op == "mean" else total
 
     @typed
-    def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any) -> Any:
+    def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any) -> Any:
         """``sum_i A_i^T y_i``; their mean, or with ``reduce_op=None`` the list of them."""
-        parts, reduce_op = self._parts(y), self._reduction(reduce_op)
+        parts = self._parts(y)
         if reduce_op and not kwargs and all(map(self._is_cut, parts)) and (local := self._local()):
             image = local.image_of(parts)
             if image is not None and self.ctx.is_lazy(parts[0]):
@@ -90,10 +91,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
 
     @typed
     def A_adjoint_A(
-        self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any
+        self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
         """``sum_i A_i^T A_i x``, there and back in one task for each operator."""
-        reduce_op = self._reduction(reduce_op)
         if reduce_op and not kwargs and self._is_cut(x) and (local := self._local(x)):
             if self.ctx.is_lazy(x):
                 return self._mean(local.later("normal", [x], tuple(x.shape))[0], reduce_op)
@@ -139,7 +139,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, LinearPhysics):
             return self._applied(ADJOINT, "A_dagger", self._parts(y), uses, "mean", kwargs)
         if solver != "CG":
             words = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
-            return super().A_dagger(y, **words, **kwargs)
+            return LinearPhysics.A_dagger(self, y, **words, **kwargs)
         right = self.A_adjoint(y, reduce_op="sum", **kwargs)
         system = self._system("A_dagger", 0.0, right.real.new_ones(()), tol, max_iter, kwargs)
         return system.solve(right)

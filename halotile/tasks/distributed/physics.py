@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from deepinv.physics import Physics
+from deepinv.distributed.distribute import DistributedStackedPhysics as Peer
 from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
@@ -23,13 +23,14 @@ from halotile.tasks.distributed.typed import typed
 GATHERING = ("naive", "concatenated", "broadcast")
 REDUCTIONS = ("sum", "mean", None)
 FORWARD, ADJOINT = "forward", "adjoint"
-OWN = "the stack's own"
 KEEPING = ("A", "forward", "A_adjoint", "A_adjoint_A", "A_vjp")
 """Methods that leave an operator with the parameters that they are called with, as those of deepinv do."""
 
 
-class DistributedStackedPhysics(Physics):  # type: ignore[misc]
+class DistributedStackedPhysics(Peer):  # type: ignore[misc]
     """``A x = (A_1 x, ..., A_n x)``, each on a worker.
+
+    It is one of deepinv's class for scripts that ask by ``isinstance``, and takes nothing from it.
 
     Parameters
     ----------
@@ -42,8 +43,6 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
     gather_strategy : str
         ``naive``, ``concatenated`` or ``broadcast``. All of them mean the same here: each result is a file of its own,
         read by the one process that wants it.
-    reduction : str, optional
-        How adjoints of the operators become one: ``sum``, ``mean``, or None for a list.
     exact : bool
         Whether local operators on large images are computed by direct sums alone.
     reach : int or "auto", optional
@@ -64,22 +63,19 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         *,
         dtype: torch.dtype | None = None,
         gather_strategy: str = "concatenated",
-        reduction: str | None = "sum",
         exact: bool = False,
         reach: Any = None,
         is_one: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super(Peer, self).__init__(**kwargs)
         if gather_strategy not in GATHERING:
             raise ConfigError(
                 f"gather_strategy is {gather_strategy!r}: it must be one of {', '.join(GATHERING)}."
             )
-        check_reduction("reduction", None if reduction == "none" else reduction)
         self.ctx = ctx
         self.dtype = dtype or torch.float32
         self.gather_strategy = gather_strategy
-        self.reduction = None if reduction == "none" else reduction
         self.exact = exact
         self.reach = reach
         self.is_one = is_one
@@ -112,7 +108,6 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
             self.operators.chosen(numbers),
             dtype=self.dtype,
             gather_strategy=self.gather_strategy,
-            reduction=self.reduction,
             exact=self.exact,
             reach=self.reach,
         )
@@ -137,11 +132,11 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
 
     @typed
     def A_vjp(
-        self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = OWN, **kwargs: Any
+        self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
         """``sum_i J_i^T v_i`` with the derivatives ``J_i`` at ``x``; with ``reduce_op=None`` the list of them."""
         uses = [(0, number + 1) for number in range(self.num_operators)]
-        return self._applied(ADJOINT, "A_vjp", [x, *self._parts(v)], uses, self._reduction(reduce_op), kwargs)
+        return self._applied(ADJOINT, "A_vjp", [x, *self._parts(v)], uses, reduce_op, kwargs)
 
     def update(self, **kwargs: Any) -> None:
         """Change parameters of the operators and their noise, such as ``filter``, here and for all calls to come."""
@@ -183,9 +178,6 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
 
     _kept: tuple[str, tuple[int, ...], str] | None = None
     """What the last call left the operators with."""
-
-    def _reduction(self, word: str | None) -> str | None:
-        return self.reduction if word == OWN else word
 
     def _parts(self, y: Any) -> list[torch.Tensor]:
         """One measurement for each operator."""
@@ -231,6 +223,11 @@ class DistributedStackedPhysics(Physics):  # type: ignore[misc]
         draws: bool = False,
     ) -> Any:
         """A method of every operator: the list of results, or what ``reduce_op`` makes of it."""
+        if "return_graph_anchor" in words:
+            raise ConfigError(
+                "a DataFidelity that deepinv distributed was given a physics of halotile's. Distribute both by halotile: "
+                "from halotile import distribute."
+            )
         check_reduction("reduce_op", reduce_op)
         carried = carry_words(self.ctx, words)
         self._keep(name, words, carried)

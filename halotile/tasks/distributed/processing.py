@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.arguments import Argument, tensors_of
 from halotile.tasks.distributed.calls import Call
 from halotile.tasks.distributed.chance import Draws
+from halotile.tasks.distributed.contents import contents_of, running_statistics
 from halotile.tasks.distributed.custom import CUSTOM, CustomTiles
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.evaluate import Batch, evaluate
 from halotile.tasks.distributed.operators import carrier, carry_words
 from halotile.tasks.distributed.processed import CutOut, Processed
-from halotile.tasks.distributed.telling import remarks
+from halotile.tasks.distributed.telling import name_of, remarks
+from halotile.tasks.distributed.tileable import Looking, is_triable, lent_to_windows, refusal
 from halotile.tasks.distributed.tiles import Tiles, tiles_of
 from halotile.tasks.distributed.typed import empty, typed
 
@@ -44,6 +47,8 @@ class TilingOptions:
         Tiles that are processed at once. Left out, small tiles are put together.
     blending : str, optional
         ``linear`` or ``hann``: neighbours are mixed where they overlap.
+    unsafe : bool
+        Whether a processor that looks at all of an image is cut as well.
     """
 
     strategy: Any = "overlap_tiling"
@@ -52,6 +57,7 @@ class TilingOptions:
     tiling_dims: int | Sequence[int] | None = None
     max_batch_size: int | None = None
     blending: str | None = None
+    unsafe: bool = False
 
     def __post_init__(self) -> None:
         if self.max_batch_size is not None and self.max_batch_size < 1:
@@ -98,7 +104,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     """How files of results begin."""
 
     def __init__(self, ctx: Engine, processor: Any, options: TilingOptions | None = None) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)  # and not that of deepinv's class, which may come between
         self.ctx = ctx
         self.processor = processor
         self.options = options or TilingOptions()
@@ -107,6 +113,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self._draws = Draws(ctx.seed, ctx.stream())
         self._told: set[str] = set()
         self._asked: set[tuple[bool, bool]] = set()
+        self._is_tried = self.options.unsafe
 
     @typed
     def forward(self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any) -> torch.Tensor:
@@ -131,6 +138,12 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         batches = self.options.batches(tiles)
         arguments, tensors = tensors_of(args, words, tiles.shape, tiles.axes)
         processed, weights = self._processed(args, words, arguments, tiles)
+        self._try(
+            x,
+            processed,
+            tensors,
+            [a for a, cuts in zip(tiles.axes, tiles.cuts, strict=True) if len(cuts) > 1],
+        )
         if self.ctx.is_lazy(x) and tensors:
             raise ConfigError(
                 "a tensor came with an image that is not computed yet: how it goes with the tiles is not clear. Write a number, "
@@ -180,6 +193,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         batches = by.cut(x)
         arguments, tensors = tensors_of(args, words, x.shape, by.axes)
         processed, weights = self._processed(args, words, arguments, None)
+        self._try(x, processed, tensors, by.axes if len(by.numbers) > 1 else ())
         beside = [by.beside(a, t, batches) for a, t in zip(arguments, tensors, strict=True)]
         inputs: list[torch.Tensor] = list(weights)
         calls = []
@@ -189,6 +203,37 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             inputs += given
         results = evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "batch of tiles"), inputs)
         return by.joined(x, batches, results)
+
+    def _try(
+        self, x: Any, processed: Processed, tensors: Sequence[torch.Tensor], axes: Sequence[int]
+    ) -> None:
+        """Refuse a processor that looks at all of an image which is cut; it is tried once, on a worker."""
+        # In training mode a layer that normalises a batch is one that eval() makes local: that is told elsewhere.
+        learns = any(True for each in contents_of(self.processor) for _ in running_statistics(each))
+        if self._is_tried or learns or not axes or not is_triable(x, axes):
+            return
+        self._is_tried = True
+        arguments = processed.arguments
+        like = x.new_zeros(1) if isinstance(x, torch.Tensor) else torch.from_numpy(np.zeros(1, x.dtype))
+        lent = [lent_to_windows(a, t.detach()) for a, t in zip(arguments, tensors, strict=True)]
+        looking = Looking(
+            replace(processed, parameters=(), tiles=None, draw=None),
+            channels=x.shape[1],
+            dims=len(x.shape) - 2,
+            axes=tuple(axis - 2 for axis in axes),
+            limit_bytes=self.ctx.task_bytes,
+        )
+        call = Call(looking, tuple(range(1 + len(lent))), (0,), 0)
+        (found,) = Batch(self.ctx, PHASE, (call,), 1, "tile").values([like, *lent])
+        assert found is not None
+        if found.isnan():
+            warnings.warn(
+                f"the denoiser ({name_of(self.processor)}) fails on small windows of random pixels: whether its tiles give what the "
+                "whole image gives is not known. This is said once.",
+                stacklevel=3,
+            )
+        elif found:
+            raise refusal(f"the denoiser ({name_of(self.processor)})")
 
     def _tell(self) -> None:
         """Say once what these tiles do not do; a network is looked through once for each mode that it is in."""

@@ -34,18 +34,18 @@ def remarks(processor: Any, with_gradients: bool) -> dict[str, str]:
     held = contents_of(processor)
     if with_gradients and (lost := _lost_weight(processor, held)):
         found["weights"] = (
-            f"the denoiser ({_name(processor)}) holds weights that want gradients ({lost}), and distribute sees weights of a network "
+            f"the denoiser ({name_of(processor)}) holds weights that want gradients ({lost}), and distribute sees weights of a network "
             "only: these get none. Write distribute(network, ...) with the network itself, or requires_grad_(False)."
         )
     if drawn := _foreign_generator(held):
         found["random numbers"] = (
-            f"the denoiser ({_name(processor)}) holds a random number generator ({drawn}) that is none of torch: what it draws depends on "
+            f"the denoiser ({name_of(processor)}) holds a random number generator ({drawn}) that is none of torch: what it draws depends on "
             "which worker computes which tile. Write torch.randn and the like, which are the same for any number of workers."
         )
     layers = [name for each in held for name, _ in running_statistics(each)]
     if layers:
         found["statistics"] = (
-            f"the denoiser ({_name(processor)}) is in training mode, and has layers with running statistics ({layers[0]}): each "
+            f"the denoiser ({name_of(processor)}) is in training mode, and has layers with running statistics ({layers[0]}): each "
             "batch of tiles is normalised by its own, and those that eval() would use stay as they are. Write eval(), for the network "
             "or for these layers, or take layers without, such as GroupNorm."
         )
@@ -83,5 +83,6 @@ def _foreign_generator(held: list[Any]) -> str | None:
     return None
 
 
-def _name(processor: Any) -> str:
+def name_of(processor: Any) -> str:
+    """What messages call a processor."""
     return str(getattr(processor, "__name__", type(processor).__name__))

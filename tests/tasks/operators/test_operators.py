@@ -18,6 +18,7 @@ from halotile.tasks.operators.crop import Crop
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.operators.normal import Normal
+from halotile.tasks.operators.own import Own
 from halotile.tasks.operators.shift import Shift
 from halotile.tasks.operators.sum import Sum
 from halotile.tasks.overlap_save import Engine
@@ -77,6 +78,9 @@ OPERATORS: dict[str, Operator] = {
         for boundaries in (["circular", "circular"], ["reflect", "zero"])
         for engine in ("direct", "fft")
     },
+    "own": Own(
+        import_="halotile.tasks.operators.shift:Shift", options={"shift": (1.3, -2.6), "boundary": "zero"}
+    ),
     "window": Crop(origin=(3, 7), size=(30, 20)),
     "windows": Sum((Crop(origin=(0, 0), size=(9, 9)), Crop(origin=(31, 24), size=(9, 9))), (1.0, 2.0)),
     "window of a blur": Composition((Blur(kernel=kernel(5, 3)), Crop(origin=(4, 0), size=(30, 20)))),

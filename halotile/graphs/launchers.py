@@ -1,0 +1,158 @@
+"""The variables by which launchers number the copies of a command that they start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from halotile.errors import ConfigError
+
+OWN_SIZE = "HALOTILE_SIZE"
+"""Together with HALOTILE_RANK it counts before what any launcher says; it also tells what PMIx alone does not."""
+UNCOUNTED = ("PMIX_RANK", "PALS_RANKID")
+"""Set by launchers that number their copies and may leave it to a library to say how many there are."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The names of one launcher's variables.
+
+    Parameters
+    ----------
+    rank, size : str
+        Number of this copy, and of how many.
+    local_rank, local_size : str
+        The same among the copies on this machine.
+    launch : tuple of str
+        What sets two launches apart.
+    by_slurm : bool
+        Whether `srun` may have set them.
+    """
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    launch: tuple[str, ...] = ()
+    by_slurm: bool = False
+
+
+LAUNCHERS = {
+    "an override": Launcher("HALOTILE_RANK", OWN_SIZE, "HALOTILE_LOCAL_RANK", "HALOTILE_LOCAL_SIZE"),
+    "Open MPI": Launcher(
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
+    ),
+    "MVAPICH2": Launcher(
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+        ("MPIRUN_ID",),
+    ),
+    "MVAPICH": Launcher(
+        "MVP_COMM_WORLD_RANK",
+        "MVP_COMM_WORLD_SIZE",
+        "MVP_COMM_WORLD_LOCAL_RANK",
+        "MVP_COMM_WORLD_LOCAL_SIZE",
+        ("MPIRUN_ID",),
+    ),
+    "PALS": Launcher(
+        "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE", ("PALS_APID",), by_slurm=True
+    ),
+    "MPICH": Launcher(
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        ("PMI_JOBID", "SLURM_STEP_ID"),
+        by_slurm=True,
+    ),
+    "torchrun": Launcher(
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
+    ),
+    "srun": Launcher(
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        ("SLURM_STEP_ID",),
+        by_slurm=True,
+    ),
+    "PMIx": Launcher("PMIX_RANK", OWN_SIZE, "", "", ("PMIX_NAMESPACE",)),
+}
+"""The innermost first: `mpirun` may stand in a batch job, and `torchrun` in a step of `srun`."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One of several copies of a command.
+
+    Parameters
+    ----------
+    rank, size : int
+        Its number, and how many there are.
+    local_rank, local_size : int, optional
+        The same among those on this machine, where that is told.
+    launch : str
+        The name of the launch, where it has one.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None = None
+    local_size: int | None = None
+    launch: str = ""
+
+
+def copy_of(environment: Mapping[str, str] = os.environ) -> Copy | None:
+    """This copy of the command; None where there is but one.
+
+    Raises
+    ------
+    ConfigError
+        Where the copies are numbered, and nothing says how many there are.
+
+    Examples
+    --------
+    >>> copy_of({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
+    Copy(rank=2, size=3, local_rank=None, local_size=None, launch='7-0')
+    >>> copy_of({"SLURM_PROCID": "0"})
+    """
+
+    def number(name: str) -> int | None:
+        word = environment.get(name, "")
+        return int(word) if word.isdecimal() else None
+
+    counted = False
+    for launcher in LAUNCHERS.values():
+        rank, size = number(launcher.rank), number(launcher.size)
+        if rank is None or size is None:
+            continue
+        counted = True
+        if size > 1 and not (launcher.by_slurm and _is_interactive(environment)):
+            words = (environment.get(name, "") for name in ("SLURM_JOB_ID", *launcher.launch))
+            launch = "-".join(word.replace("/", "_") for word in words if word)
+            return Copy(rank, size, number(launcher.local_rank), number(launcher.local_size), launch)
+    uncounted = next((name for name in UNCOUNTED if name in environment), None)
+    if uncounted and not counted:
+        raise ConfigError(
+            f"{uncounted} is {environment[uncounted]}: this is one of several copies of the command, and no variable says how many "
+            f"there are. Set {OWN_SIZE} to their number for all of them."
+        )
+    return None
+
+
+def _is_interactive(environment: Mapping[str, str]) -> bool:
+    """Whether this is the shell of `srun --pty`, whose other tasks have none: what srun starts from there has no terminal."""
+    if "SLURM_PTY_PORT" not in environment:
+        return False
+    with suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        return True
+    return False

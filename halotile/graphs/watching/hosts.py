@@ -1,0 +1,50 @@
+"""Which requests a dashboard answers: those under a name that its user was told."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from tornado.httputil import HTTPServerRequest, split_host_and_port
+from tornado.routing import Matcher, Rule, RuleRouter
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+LEFT_OUT = {"sitemap.json", "exceptions", "individual-exceptions", "hardware"}
+"""Dask's list of its pages, which fails on ours; tracebacks, which name folders; and what has workers measure their disks."""
+
+
+def answer_only_told(scheduler: Any, link: str | None) -> None:
+    """Answer no request under, or from a page under, another name than those of loopback and of the link: 404.
+
+    A web page of anybody's may reach what listens on loopback: under a name of its own that leads here (DNS rebinding), or by
+    a websocket, which says whose page it is from. Some of Dask's pages are left out for everybody.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+        Whose dashboard it is.
+    link : str, optional
+        The address of the dashboard that the user is told.
+    """
+    told = Told((*LOOPBACK_NAMES, urlsplit(link or "").hostname))
+    scheduler.http_server.request_callback = RuleRouter([Rule(told, scheduler.http_application)])
+
+
+class Told(Matcher):
+    """Matches requests to and from some hosts.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The hosts.
+    """
+
+    def __init__(self, names: tuple[str | None, ...]) -> None:
+        self.names = names
+
+    def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        """No arguments for whom it leads to; None where it does not match."""
+        origin = request.headers.get("Origin", f"//{request.host}").partition("//")[2]
+        hosts = {request.host_name, split_host_and_port(origin.lower())[0]}
+        answered = hosts.issubset(self.names) and LEFT_OUT.isdisjoint(request.path.split("/"))
+        return {} if answered else None

@@ -1,0 +1,96 @@
+"""A processor tried on small windows before images are cut for it: one that looks at all of an image has no tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from halotile.errors import ConfigError
+from halotile.tasks.distributed.arguments import Argument
+from halotile.tasks.distributed.calls import Tensors
+from halotile.tasks.distributed.processed import Processed
+from halotile.tasks.limits import memory_limited
+from halotile.tasks.probe import LENGTHS, looks_far
+from halotile.tasks.trial import NARROW, Trial
+
+
+@dataclass(frozen=True)
+class Looking:
+    """How far a processor looks at least, along each of some axes; infinity where it looks at everything.
+
+    Parameters
+    ----------
+    processed : Processed
+        What is called on windows, without tiles.
+    channels, dims : int
+        Of the images, and how many axes follow that of the channels.
+    axes : tuple of int
+        The axes in question, counted from behind that of the channels.
+    limit_bytes : int, optional
+        What it may allocate.
+    """
+
+    processed: Processed
+    channels: int
+    dims: int
+    axes: tuple[int, ...]
+    limit_bytes: int | None
+
+    def __call__(self, like: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
+        """For windows of the type of ``like``: 1 if it looks at everything, 0 if not, NaN where it cannot be tried."""
+
+        def model(windows: torch.Tensor) -> torch.Tensor:
+            beside = (
+                _beside(argument, tensor, windows)
+                for argument, tensor in zip(self.processed.arguments, tensors, strict=True)
+            )
+            (result,) = self.processed(windows.to(like), *beside)
+            assert result is not None
+            return result.cpu()
+
+        with memory_limited(self.limit_bytes):
+            try:
+                far = any(looks_far(self._trial(model), axis) for axis in self.axes)
+            except Exception:
+                return (torch.tensor([float("nan")]),)
+        return (torch.tensor([float(far)]),)
+
+    def _trial(self, model: Any) -> Trial:
+        """The model with what it makes of a window."""
+        window = torch.zeros(1, self.channels, *[NARROW[self.dims]] * self.dims)
+        with torch.no_grad():
+            made = model(window)
+        scale = max(1, made.shape[2] // window.shape[2])
+        return Trial(model, "the processor", (self.channels, made.shape[1]), scale, self.dims)
+
+
+def is_triable(image: torch.Tensor, axes: Sequence[int]) -> bool:
+    """Whether there are windows for such images: those that are cut along axes of space, and hold numbers that can be NaN."""
+    kind = image.dtype if isinstance(image.dtype, torch.dtype) else None
+    is_float = kind is None or kind.is_floating_point or kind.is_complex
+    return is_float and len(image.shape) - 2 in LENGTHS and min(axes, default=0) >= 2
+
+
+def lent_to_windows(argument: Argument, tensor: torch.Tensor) -> torch.Tensor:
+    """As much of a tensor beside the image as windows of another size can have."""
+    if argument.role == "image":
+        return tensor[(slice(1), slice(None), *[slice(1)] * (tensor.dim() - 2))]
+    return tensor[:1] if argument.role == "sample" else tensor
+
+
+def _beside(argument: Argument, tensor: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
+    if argument.role == "image":
+        return tensor.expand(len(windows), tensor.shape[1], *windows.shape[2:])
+    return argument.repeated(tensor, len(windows))
+
+
+def refusal(name: str) -> ConfigError:
+    """What to say of a processor that looks at everything."""
+    return ConfigError(
+        f"{name} looks at the whole image, or at least {max(LENGTHS[2]) // 2 - 1} pixels far: tiles cannot give its result. A "
+        "normalisation, attention or Fourier transform over all pixels does that. Write a local network; or "
+        "distribute(..., unsafe=True), if each tile by itself is what you want."
+    )

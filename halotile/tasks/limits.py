@@ -1,0 +1,44 @@
+"""Bounds on what a process allocates: on Linux the kernel holds to them, elsewhere nothing does.
+
+What counts is what may be written to, in use or not: neither files that are mapped, nor what is set aside and closed, as drivers of
+GPUs do.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Let allocations beyond this fail from now on, for good."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def allow_memory(more_bytes: int | None) -> None:
+    """Let allocations fail, until more is allowed, that take more than this besides what there is; None for all that may be."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = most
+    if more_bytes is not None:
+        try:
+            held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        except OSError:  # no Linux
+            return
+        limit = held + more_bytes if most == resource.RLIM_INFINITY else min(held + more_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+
+
+@contextmanager
+def memory_limited(more_bytes: int | None) -> Iterator[None]:
+    """Let allocations fail for the length of the context that take more than this, besides what there is; None for no bound."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    if more_bytes is not None:
+        allow_memory(more_bytes)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)

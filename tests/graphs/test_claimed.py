@@ -1,0 +1,180 @@
+"""What is moved, removed or changed under a run: it does not end well, and says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zarr
+
+from halotile.errors import DamagedData, HalotileError, InputError, OutputRefused
+from halotile.graphs import claimed
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.progress import Progress
+from halotile.graphs.verify import verify
+from tests.faults import BLOCK, BLOCKS, Scene, picture, truth
+from tests.support import write_zarr
+
+pytestmark = pytest.mark.cluster
+
+Change = Callable[[Scene], object]
+
+
+def after(count: int, scene: Scene, change: Change) -> Callable[[Progress], None]:
+    """An observer that changes something, once so many blocks are done."""
+    due = [change]
+
+    def watch(progress: Progress) -> None:
+        if progress.done >= count and due:
+            due.pop()(scene)
+
+    return watch
+
+
+def remove(scene: Scene) -> None:
+    while scene.output.exists():  # a worker may be putting a shard into it
+        shutil.rmtree(scene.output, ignore_errors=True)
+
+
+def replace(scene: Scene) -> None:
+    scene.output.rename(scene.folder / "elsewhere")
+    shutil.copytree(scene.folder / "elsewhere", scene.output)
+
+
+def swap(scene: Scene) -> None:
+    one, other = sorted((scene.output / "c").glob("0/[0-9]"))[:2]
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+
+
+OUTPUT: dict[str, tuple[Change, type[HalotileError], str]] = {
+    "moved": (
+        lambda scene: scene.output.rename(scene.folder / "elsewhere"),
+        OutputRefused,
+        r"was moved or removed.*Put it back and run again",
+    ),
+    "removed": (remove, OutputRefused, "was moved or removed.*--fresh"),
+    "replaced": (replace, OutputRefused, "no longer the directory that the run began to write"),
+    "without metadata": (
+        lambda scene: (scene.output / "zarr.json").unlink(),
+        OutputRefused,
+        "metadata of .* were changed or removed.*verify --repair",
+    ),
+    "without a shard": (
+        lambda scene: next((scene.output / "c").glob("0/[0-9]")).unlink(),
+        DamagedData,
+        "shards of 1 block were changed or removed.*run again",
+    ),
+    "with two shards swapped": (swap, DamagedData, "shards of 2 blocks were changed or removed.*run again"),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUT)
+def test_a_run_whose_output_is_changed_does_not_finish(
+    scene: Scene, cluster: Cluster, check_whole: Callable[[], None], name: str
+) -> None:
+    change, kind, words = OUTPUT[name]
+    scene.set_pace(0.05)
+    with pytest.raises(kind, match=words):
+        scene.run(cluster, observer=after(8, scene, change))
+    assert scene.status()["state"] == "failed"
+    assert scene.output.exists() == (name not in ("moved", "removed")), "nobody makes it again"
+    scene.set_pace(0)
+    aside = scene.folder / "elsewhere"
+    if aside.exists():
+        shutil.rmtree(scene.output, ignore_errors=True)
+        aside.rename(scene.output)
+    if name == "without metadata":
+        with pytest.raises(OutputRefused, match="verify --repair"):
+            scene.run(cluster)
+        verify(scene.output, job=scene.job(), repair=True)
+    else:
+        scene.run(cluster)
+    check_whole()
+
+
+def rewrite(scene: Scene) -> None:
+    zarr.open_array(scene.source, mode="r+")[...] = picture() + np.float32(0.25)
+
+
+def write_in_place(scene: Scene) -> None:
+    for chunk in (scene.source / "c").glob("*/*"):
+        with chunk.open("r+b") as file:
+            file.write(b"other bytes")
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["at the end", "on the way"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (rewrite, "was written to"),
+        (write_in_place, "was written to"),
+        (lambda scene: shutil.rmtree(scene.source), "can no longer be opened"),
+    ],
+    ids=["rewritten", "in place", "removed"],
+)
+def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
+    scene: Scene,
+    cluster: Cluster,
+    check_whole: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Change,
+    words: str,
+    looks: bool,
+) -> None:
+    if looks:
+        monkeypatch.setattr(claimed, "LOOK_SECONDS", 0.1)
+        monkeypatch.setattr(claimed, "LOOK_SHARE", 0.5)
+    shutil.copytree(scene.source, scene.folder / "backup")
+    scene.set_pace(0.05)
+    with pytest.raises(InputError, match=rf"noisy\.zarr {words} while the run read it.*--fresh") as ended:
+        scene.run(cluster, observer=after(24, scene, change), on_bad_block="quarantine", retries=0)
+    kept = scene.journalled()
+    assert len(kept) >= (8 if looks else 0)
+    assert ("no block was done before that" in str(ended.value)) == (not kept)
+    pixels = zarr.open_array(scene.output, mode="r")[...]
+    for block in kept:
+        y, x = (BLOCK * place for place in divmod(block, BLOCKS // 8))
+        here = np.s_[y : y + BLOCK, x : x + BLOCK]
+        assert np.array_equal(pixels[here], truth(picture())[here])
+    scene.set_pace(0)
+    if scene.source.exists():
+        with pytest.raises(HalotileError):
+            scene.run(cluster)
+        shutil.rmtree(scene.source)
+    (scene.folder / "backup").rename(scene.source)
+    assert scene.run(cluster).resumed == len(kept)
+    check_whole()
+
+
+def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: Cluster) -> None:
+    mask = write_zarr(scene.folder / "mask.zarr", np.ones(picture().shape, "uint8"))
+    scene.set_pace(0.02)
+    with pytest.raises(InputError, match=r"mask\.zarr was written to"):
+        scene.run(
+            cluster,
+            parts={"input": {"sides": {"mask": str(mask)}}},
+            observer=after(8, scene, lambda _: os.utime(mask / "c" / "0" / "0")),
+        )
+
+
+def test_looks_that_take_long_are_seldom(
+    scene: Scene, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def look(_: claimed.Claimed) -> None:
+        looks.append(time.monotonic())
+        time.sleep(0.1)
+
+    monkeypatch.setattr(claimed.Claimed, "_check_input", look)
+    monkeypatch.setattr(claimed, "LOOK_SECONDS", 0.0)
+    scene.set_pace(0.05)
+    scene.run(cluster)
+    # The first, and the one that is always taken, after the pass.
+    assert len(looks) == 2 or looks[-1] - looks[0] > 9

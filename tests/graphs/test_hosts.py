@@ -1,0 +1,81 @@
+"""A dashboard answers under the names that its user was told, and to no page of anybody else's."""
+
+from __future__ import annotations
+
+from http.client import HTTPConnection
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.watching.hosts import LEFT_OUT, answer_only_told
+from halotile.graphs.watching.page import ADDRESS
+from halotile.graphs.watching.watch import Watch
+
+WEBSOCKET = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+THEIRS = {"Host": "rebound.example"}, {"Origin": "http://rebound.example"}, {"Origin": "null"}
+PAGES = ("/status", f"/{ADDRESS}", f"/{ADDRESS}.json", "/metrics", "/health", "/statics/css/base.css")
+
+
+def status_of(cluster: Cluster, path: str, headers: dict[str, str]) -> int:
+    """How the dashboard answers."""
+    place = urlsplit(cluster.dashboard or "")
+    assert place.hostname
+    connection = HTTPConnection(place.hostname, place.port or 80, timeout=30)
+    try:
+        # ``{port}``: as a browser says it.
+        told = {name: text.format(port=place.port) for name, text in headers.items()}
+        connection.request("GET", path, headers=told)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.cluster
+def test_pages_are_for_those_who_were_told_of_them(cluster: Cluster) -> None:
+    watch = Watch()
+    watch.open(cluster)
+    for page in PAGES:
+        assert status_of(cluster, page, {}) == 200
+        assert status_of(cluster, page, {"Host": "localhost:8000"}) == 200, "at the near end of a tunnel"
+        assert [status_of(cluster, page, headers) for headers in THEIRS] == [404] * 3
+    watch.close()
+
+
+@pytest.mark.cluster
+def test_a_websocket_is_for_pages_of_the_dashboard(cluster: Cluster) -> None:
+    for origin in ("http://localhost:{port}", "http://127.0.0.1:{port}", "http://[::1]:{port}"):
+        assert status_of(cluster, "/status/ws", WEBSOCKET | {"Origin": origin}) == 101
+    assert [status_of(cluster, "/status/ws", WEBSOCKET | headers) for headers in THEIRS] == [404] * 3
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("page", sorted(LEFT_OUT))
+def test_pages_that_name_folders_or_fail_are_left_out(cluster: Cluster, page: str) -> None:
+    assert status_of(cluster, f"/{page}", {}) == 404
+    assert status_of(cluster, f"/{page}/ws", WEBSOCKET) == 404
+    assert status_of(cluster, "/json/identity.json", {}) == 404
+
+
+def test_what_dasks_configuration_links_to_was_told_too() -> None:
+    """As where a hub of notebooks stands before it."""
+    here = SimpleNamespace(http_server=SimpleNamespace(), http_application=lambda request: None)
+    answer_only_told(here, "https://Hub.example/user/ada/proxy/40001/status")
+    (rule,) = here.http_server.request_callback.rules
+
+    def answered(host: str, origin: str) -> bool:
+        headers = {"Host": host, "Origin": origin}
+        request = SimpleNamespace(host=host, host_name=host.lower(), headers=headers, path="/status")
+        return rule.matcher.match(request) is not None
+
+    assert answered("hub.example", "https://hub.example")
+    assert answered("127.0.0.1", "https://HUB.example:443")
+    assert not answered("hub.example.rebound.example", "https://hub.example")
+    assert not answered("hub.example", "https://hub.example.rebound.example")
+    assert not answered("hub.example", "https://rebound.example/hub.example")

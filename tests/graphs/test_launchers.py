@@ -1,0 +1,131 @@
+"""Copies of a command are known by the variables of whatever started them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from halotile.errors import ConfigError
+from halotile.graphs.job import Cluster
+from halotile.graphs.launchers import Copy, copy_of
+from halotile.graphs.resolution import is_other_copy, kind_of
+from tests.faults import REPOSITORY
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+SET_BY = {
+    "srun": (STEP | {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}, Copy(1, 2, 1, 2, "7-0")),
+    "srun on two nodes": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, Copy(1, 2, None, None, "7-0")),
+    "mpirun of Open MPI": (
+        {
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": "prterun-a-1@1",
+            "PMIX_RANK": "3",
+        },
+        Copy(3, 4, 1, 2, "prterun-a-1@1"),
+    ),
+    "mpiexec of MPICH": (
+        {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        Copy(3, 4, 1, 2),
+    ),
+    "mpirun_rsh of MVAPICH2": (
+        {
+            "MV2_COMM_WORLD_RANK": "3",
+            "MV2_COMM_WORLD_SIZE": "4",
+            "MV2_COMM_WORLD_LOCAL_RANK": "1",
+            "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+            "MPIRUN_ID": "99",
+        },
+        Copy(3, 4, 1, 2, "99"),
+    ),
+    "MVAPICH 3": ({"MVP_COMM_WORLD_RANK": "3", "MVP_COMM_WORLD_SIZE": "4"}, Copy(3, 4)),
+    "mpiexec of PALS": (
+        {
+            "PALS_RANKID": "3",
+            "PALS_LOCAL_RANKID": "1",
+            "PALS_APID": "a-b",
+            "PMI_RANK": "3",
+            "PMI_SIZE": "4",
+            "PMI_LOCAL_SIZE": "2",
+        },
+        Copy(3, 4, 1, 2, "a-b"),
+    ),
+    "torchrun": (
+        {
+            "RANK": "3",
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "2",
+            "TORCHELASTIC_RUN_ID": "none",
+            "MASTER_PORT": "29500",
+        },
+        Copy(3, 4, 1, 2, "none-29500"),
+    ),
+    "torchrun in a step of each node": (
+        STEP | {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1"},
+        Copy(3, 4, launch="7-1"),
+    ),
+    "PMIx that is told how many": ({"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}, Copy(3, 4)),
+    "whoever knows better": (
+        STEP | {"HALOTILE_RANK": "3", "HALOTILE_SIZE": "4", "HALOTILE_LOCAL_RANK": "1"},
+        Copy(3, 4, 1, launch="7"),
+    ),
+}
+ALONE: dict[str, Mapping[str, str]] = {
+    "nothing": {},
+    "one task": STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"},
+    "variables of somebody's own": {"RANK": "colonel", "WORLD_SIZE": "large"},
+    "a size alone": {"WORLD_SIZE": "8"},
+}
+
+
+@pytest.mark.parametrize("how", SET_BY)
+def test_a_copy_knows_its_number(how: str) -> None:
+    environment, copy = SET_BY[how]
+    assert copy_of(environment) == copy
+    assert kind_of(Cluster(), environment).name == "ranks"
+    assert is_other_copy(Cluster(), environment)
+
+
+@pytest.mark.parametrize("how", ALONE)
+def test_one_copy_is_no_rank(how: str) -> None:
+    assert copy_of(ALONE[how]) is None
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID"])
+def test_copies_that_nobody_counts_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is 0.*Set HALOTILE_SIZE"):
+        kind_of(Cluster(), {name: "0"})
+
+
+LOOK = "import sys; from halotile.graphs.launchers import copy_of; sys.exit(copy_of() is not None)"
+AT_A_TERMINAL = (
+    f"import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, '-c', {LOOK!r}])))"
+)
+
+
+@pytest.mark.parametrize(
+    ("environment", "several"),
+    [
+        (STEP | {"SLURM_PTY_PORT": "9"}, False),
+        (STEP | {"SLURM_PTY_PORT": "9", "PMI_RANK": "1", "PMI_SIZE": "2"}, False),
+        (STEP, True),
+        (STEP | {"SLURM_PTY_PORT": "9", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, True),
+    ],
+)
+def test_the_shell_of_an_interactive_step_is_no_rank(environment: Mapping[str, str], several: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_A_TERMINAL],
+        env=os.environ | dict(environment),
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == several

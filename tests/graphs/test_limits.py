@@ -1,0 +1,78 @@
+"""A process takes no more memory than it is allowed, whatever an input asks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from halotile.cli import exits
+from halotile.graphs.clusters.base import Cluster
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone keeps to it")
+
+GIB = 2**30
+
+
+def take(nbytes: int) -> int:
+    """Memory that is set aside, and not used."""
+    return np.empty(nbytes, np.uint8).nbytes
+
+
+@pytest.mark.cluster
+def test_a_worker_is_refused_what_goes_beyond_its_memory(cluster: Cluster) -> None:
+    """It has 4 GiB; the machine may have far more, or hand out what it has not."""
+    assert cluster.client.submit(take, GIB, pure=False).result(timeout=60) == GIB
+    refused = cluster.client.submit(take, 6 * GIB, pure=False).exception(timeout=60)
+    assert isinstance(refused, MemoryError)
+
+
+LIFTED = """
+import numpy as np
+from halotile.tasks.limits import allow_memory
+
+def take():
+    try:
+        return np.empty(2**29, np.uint8).nbytes
+    except MemoryError:
+        return "refused"
+
+allow_memory(2**28)
+print(take())
+allow_memory(None)
+print(take())
+"""
+
+COMMAND = """
+import resource, sys
+from halotile.cli.main import main
+
+sys.argv = ["recon-cli", "--version"]
+try:
+    main()
+finally:
+    print(resource.getrlimit(resource.RLIMIT_DATA)[0])
+"""
+
+
+def printed(code: str) -> list[str]:
+    """What a process of its own prints."""
+    return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
+
+
+def test_a_limit_holds_until_it_is_lifted() -> None:
+    assert printed(LIFTED) == ["refused", str(2**29)]
+
+
+def test_a_command_takes_no_more_than_was_free() -> None:
+    assert 0 < int(printed(COMMAND)[-1]) < psutil.virtual_memory().total + GIB
+
+
+def test_it_is_told_in_words() -> None:
+    error = MemoryError("Unable to allocate 93.1 GiB for an array with shape (100000000000,)")
+    assert exits.exit_code(error) == exits.REFUSED
+    assert "unexpected" not in exits.message_of(error)
+    assert "restore it from its origin" in exits.message_of(error)

@@ -1,0 +1,115 @@
+"""An output has as many files as a file system bears: shards grow with the image, and what has no room is refused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+from halotile.errors import DiskRefused
+from halotile.graphs.claim import kept_of
+from halotile.graphs.job import Cluster, Run
+from halotile.graphs.plan import Plan, free_inodes
+from halotile.graphs.planner import make_plan
+from halotile.graphs.sizes import MOST_FILES
+from halotile.storage.output import Layout, create_output
+from halotile.storage.rundir import RunDirectory
+from tests.support import job_of, noisy_picture, write_zarr
+
+ELSEWHERE = Cluster(kind="slurm")
+
+
+def huge(folder: Path, edge: int, dtype: str = "float32", **layout: Any) -> Path:
+    """A picture of which nothing is written."""
+    path = folder / "huge.zarr"
+    stored: Any = {"chunks": (512, 512)} | layout
+    zarr.create_array(path, shape=(edge, edge), dtype=dtype, dimension_names=["y", "x"], **stored)
+    return path
+
+
+def planned(source: Path, memory: str = "4GiB", **changed: Any) -> Plan:
+    """As it would be, whether it fits the disk or not."""
+    job = job_of(source, source.parent / "out.zarr", "gaussian", {"sigma": 2}, shard="auto", chunk="auto")
+    run = Run(workers=8, memory_per_worker=memory)
+    return make_plan(replace(job, run=run, cluster=ELSEWHERE, **changed), refuse=False)
+
+
+def test_an_image_that_has_few_files_keeps_its_shards(tmp_path: Path) -> None:
+    plan = planned(huge(tmp_path, 300 * 1024))
+    assert (plan.layout.shard, plan.layout.files) == ((1024, 1024), 90_000)
+
+
+def test_shards_grow_until_there_are_few(tmp_path: Path) -> None:
+    plan = planned(huge(tmp_path, 2**20))
+    assert (plan.layout.shard, plan.layout.files) == ((4096, 4096), 65_536)
+    assert plan.layout.files <= MOST_FILES
+    assert plan.grid.block == (4096, 4096)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+@pytest.mark.parametrize("memory", ["1GiB", "2GiB", "4GiB", "64GiB"])
+def test_and_no_further_than_memory_allows(memory: str, dtype: str, tmp_path: Path) -> None:
+    plan = planned(huge(tmp_path, 2**24, dtype), memory)
+    width = max(4, plan.task.source.dtype.itemsize)
+    assert plan.layout.shard[0] * plan.layout.shard[1] * width <= plan.memory_bytes // 8
+    assert plan.footprint.total_bytes <= plan.memory_bytes
+
+
+def test_the_shards_of_the_input_are_a_hint(tmp_path: Path) -> None:
+    source = huge(tmp_path, 2**20, shards=(5 * 1024, 5 * 1024))
+    assert planned(source).layout.shard == (5 * 1024, 5 * 1024)
+    assert planned(source, "1GiB").layout.shard == (2048, 2048), "which is all that memory allows"
+
+
+def test_a_run_that_goes_on_keeps_its_shards(tmp_path: Path) -> None:
+    source = huge(tmp_path, 2**20)
+    first = planned(source, "2GiB")
+    run = RunDirectory(first.run_directory)
+    run.create()
+    run.write_plan(kept_of(first))
+    larger = planned(source, "64GiB")
+    assert larger.layout.shard == first.layout.shard
+    assert larger.resumes
+
+
+def test_files_and_inodes_are_told(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64))
+    figures = plan.summary()
+    assert (figures["files"], figures["inodes"]) == (25, 25 + 5 + 2 + 2)
+    assert figures["free_inodes"] == free_inodes(tmp_path)
+
+
+@pytest.mark.parametrize(("total", "free", "fits"), [(10**6, 33, False), (10**6, 34, True), (0, 0, True)])
+def test_more_than_a_file_system_has_room_for_are_refused(
+    total: int, free: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """btrfs, which does not count, has none and none free."""
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64)
+    known = list(os.statvfs(tmp_path))
+    known[5], known[6], known[7] = total, free, free
+    monkeypatch.setattr("halotile.graphs.plan.os.statvfs", lambda _: os.statvfs_result(known))
+    if fits:
+        make_plan(job)
+    else:
+        with pytest.raises(
+            DiskRefused, match=r"makes 34 files and folders, and .* has room for 33 \(`df -i`\)"
+        ):
+            make_plan(job)
+
+
+def test_what_is_counted_is_what_is_made(tmp_path: Path) -> None:
+    """All but the run directory."""
+    layout = Layout((40, 30), "uint8", (8, 8), (4, 4), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
+    create_output(tmp_path / "o.zarr", layout)
+    for index in layout.grid:
+        path = layout.shard_path(tmp_path / "o.zarr", index.index)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    made = sum(1 for _ in (tmp_path / "o.zarr").rglob("*")) + 1
+    assert made <= layout.inodes <= made + 2

@@ -1,0 +1,86 @@
+"""Workers whose driver is lost look again until Slurm has seen it, and put their job back once."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from halotile.errors import ClusterFailed
+from halotile.graphs.submission import orphans
+
+JOB = {"SLURM_JOB_ID": "7", orphans.ATTENDED: "1"}
+ALIVE = "JobState=RUNNING\n   NodeList=n[1-2]\n   BatchHost=n1\n"
+LOST = "JobState=RUNNING\n   NodeList=n2\n   BatchHost=n1\n"
+
+
+@pytest.fixture
+def closed() -> str:
+    """An address where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return f"tls://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What Slurm is asked to do; waiting takes no time."""
+    calls: list[str] = []
+    clock = SimpleNamespace(sleep=lambda seconds: calls.append(f"sleep {seconds:g}"))
+    monkeypatch.setattr(orphans, "time", clock)
+    monkeypatch.setattr(orphans, "nodes_of", {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}.__getitem__)
+    monkeypatch.setattr(orphans, "requeue", lambda job: calls.append(f"requeue {job}"))
+    monkeypatch.setattr(orphans, "cancel", lambda job: calls.append(f"cancel {job}"))
+    return calls
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+    left = list(texts)
+    monkeypatch.setattr(orphans, "answer_of", lambda _: left.pop(0) if len(left) > 1 else left[0])
+
+
+def test_it_is_looked_again_until_slurm_has_seen_the_loss(
+    monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
+) -> None:
+    answers(monkeypatch, ALIVE, ALIVE, LOST)
+    orphans.put_back(closed, JOB)
+    assert done == ["sleep 0", "sleep 2", "sleep 2", "requeue 7"]
+
+
+def test_a_job_whose_driver_ended_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
+) -> None:
+    answers(monkeypatch, ALIVE)
+    orphans.put_back(closed, JOB)
+    assert [call for call in done if not call.startswith("sleep")] == []
+    assert len(done) == 1 + len(orphans.ENDED_PAUSES)
+
+
+def test_a_job_that_may_not_be_put_back_is_ended(
+    monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
+) -> None:
+    def refuse(_: str) -> None:
+        raise ClusterFailed("no")
+
+    answers(monkeypatch, LOST)
+    monkeypatch.setattr(orphans, "requeue", refuse)
+    orphans.put_back(closed, JOB)
+    assert done == ["sleep 0", "cancel 7"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7"}, {orphans.ATTENDED: "1"}])
+def test_only_workers_of_a_submitted_run_look(
+    environment: dict[str, str], done: list[str], closed: str
+) -> None:
+    orphans.put_back(closed, environment)
+    assert done == []
+
+
+def test_where_the_scheduler_answers_slurm_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, done: list[str]
+) -> None:
+    monkeypatch.delattr(orphans, "answer_of")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        orphans.put_back(f"tls://127.0.0.1:{server.getsockname()[1]}", JOB)
+    assert done == ["sleep 0"]

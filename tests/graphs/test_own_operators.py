@@ -1,0 +1,233 @@
+"""Operators of the user's own: imported where that is allowed, tried before the job, and kernels that fit their image."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halotile.errors import ConfigError, MemoryRefused
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.job import OperatorChoice, Output, Reconstruction, Run, SolverChoice
+from halotile.graphs.reconstruction import doubts
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct
+from halotile.graphs.simulation.noise import NoiseChoice
+from halotile.graphs.simulation.plan import make_simulation_plans
+from tests.support import read_zarr, write_zarr
+
+SHAPE = (96, 80)
+CODE = '''
+import os
+from dataclasses import dataclass
+import numpy as np
+from halotile.tasks.operators.base import Derived, InMemory, read_all
+
+@dataclass(frozen=True)
+class Times(Derived):
+    ripple: float
+    last_row: float = 1.0
+    def read(self, region):
+        columns = np.arange(region.start[-1], region.stop[-1])
+        gains = np.tile(1 + self.ripple * np.cos(columns), (region.shape[-2], 1))
+        if region.stop[-2] == self.shape[-2]:
+            gains[-1] *= self.last_row
+        return (self.image.read(region) * gains).astype(self.dtype)
+
+@dataclass
+class Columns:
+    ripple: float = 0.3
+    kind, reach, name, last_row = "local", 0, "columns", 1.0
+    def measured(self, image):
+        return image
+    def forward(self, image):
+        return Times(image, self.ripple)
+    def adjoint(self, measurement, image):
+        return Times(measurement, self.ripple, self.last_row)
+
+class Twice(Columns):
+    def adjoint(self, measurement, image):
+        return Times(measurement, 2 * self.ripple)
+
+class AtTheRim(Columns):
+    """Wrong in the last row alone."""
+    last_row = 0.5
+
+class Failing(Columns):
+    def forward(self, image):
+        return InMemory(np.ones((2, 2)) / None)
+
+class Narrower(Columns):
+    def adjoint(self, measurement, image):
+        return InMemory(np.ones((3, 3)))
+
+class Turned(Columns):
+    """Needs all of the image."""
+    kind = "whole"
+    def forward(self, image):
+        return InMemory(2 * read_all(image)[::-1])
+    def adjoint(self, measurement, image):
+        return self.forward(measurement)
+
+class Hungry(Columns):
+    def forward(self, image):
+        return InMemory(np.ones((2**16, 2**16)))
+
+class Leaving(Columns):
+    def forward(self, image):
+        os._exit(3)
+
+class Nothing:
+    pass
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Code beside the data, under a name that no other test has imported."""
+    name = f"own_ops_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(CODE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def job_with(folder: Path, *operators: dict[str, Any], **changes: Any) -> Reconstruction:
+    choices = []
+    if not (folder / "truth.zarr").exists():
+        write_zarr(folder / "truth.zarr", np.ones(SHAPE, "float32"))
+    for number, written in enumerate(operators):
+        data = folder / f"y{number}.zarr"
+        if not data.exists():
+            write_zarr(data, np.random.default_rng(number).random(SHAPE).astype("float32"))
+        options = {key: value for key, value in written.items() if key != "name"}
+        choices.append(OperatorChoice(name=written["name"], data=str(data), options=options))
+    job = Reconstruction(
+        output=Output(path=str(folder / "x.zarr"), shard=32, chunk=16),
+        operators=tuple(choices),
+        solver=SolverChoice(name="cg", iterations=4),
+        reference=str(folder / "truth.zarr"),
+        run=Run(workers=2, memory_per_worker="3GiB"),
+        allow_import=True,
+        import_folder=str(folder),
+    )
+    return replace(job, **changes)
+
+
+def own(module: str, name: str, **options: Any) -> dict[str, Any]:
+    return {"name": "own", "import": f"{module}:{name}", "options": options}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, nested: bool) -> None:
+    written = own(module, "Columns")
+    job = job_with(
+        tmp_path,
+        {"name": "composition", "operators": [written]} if nested else written,
+        allow_import=False,
+    )
+    with pytest.raises(
+        ConfigError, match=rf"operator own runs code of your own \({module}:Columns\).*--allow"
+    ):
+        make_reconstruction_plan(job)
+    with pytest.raises(ConfigError, match="--allow-import"):
+        make_simulation_plans(job, NoiseChoice(), overwrite=True)
+    assert module not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Hungry", "needs more than that to be tried"),
+        ("Leaving", "ended its process with exit code 3 while it was tried"),
+    ],
+)
+def test_an_operator_is_tried_apart_with_the_memory_of_a_worker(
+    tmp_path: Path, module: str, name: str, words: str
+) -> None:
+    message = rf"memory_per_worker is 3 GiB, and operators\[0\] \({module}:{name}\) {words}"
+    with pytest.raises(MemoryRefused, match=message):
+        make_reconstruction_plan(job_with(tmp_path, own(module, name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Twice", {}, r"<A x, y> is \S+ and <x, A\^T y> \S+, 0\.\d+ apart"),
+        ("AtTheRim", {}, "apart in parts of the larger one"),
+        ("Failing", {}, "were tried on an image of shape .*, and failed: TypeError"),
+        ("Narrower", {}, r"an image of shape \[3, 3\] came out"),
+        ("Columns", {"width": 3}, "failed: TypeError: .*width"),
+        ("Nothing", {}, "without kind and reach and measured and forward and adjoint"),
+        ("Missing", {}, "has no attribute 'Missing'"),
+    ],
+)
+def test_an_operator_that_is_none_is_refused_in_words(
+    tmp_path: Path, module: str, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_reconstruction_plan(job_with(tmp_path, own(module, name, **options)))
+    assert "operators[0]" in str(caught.value)
+
+
+def test_a_wrong_part_of_a_composition_is_refused(tmp_path: Path, module: str) -> None:
+    blur = {"name": "blur", "kernel": np.ones((3, 3)) / 9}
+    job = job_with(tmp_path, {"name": "composition", "operators": [blur, own(module, "Twice")]})
+    with pytest.raises(ConfigError, match=r"operators\[0\] \(composition\): the adjoint is not"):
+        make_reconstruction_plan(job)
+
+
+def test_what_is_too_large_to_be_tried_is_noted(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doubts, "TRIED", 100)
+    plan = make_reconstruction_plan(job_with(tmp_path, own(module, "Turned")))
+    assert any("too large to hold its adjoint" in note for note in plan.notes)
+
+
+def test_code_that_changed_is_another_job(tmp_path: Path, module: str) -> None:
+    before = make_reconstruction_plan(job_with(tmp_path, own(module, "Columns")))
+    path = tmp_path / f"{module}.py"
+    path.write_text(path.read_text() + "\nCHANGED = True\n")
+    after = make_reconstruction_plan(job_with(tmp_path, own(module, "Columns")))
+    assert before.fingerprint != after.fingerprint
+
+
+@pytest.mark.cluster
+def test_own_operators_near_and_far_are_inverted(tmp_path: Path, module: str, cluster: Cluster) -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.random(SHAPE).astype("float32")
+    gains = 1 + 0.3 * np.cos(np.arange(SHAPE[1]))
+    write_zarr(tmp_path / "y0.zarr", (truth * gains).astype("float32"))
+    write_zarr(tmp_path / "y1.zarr", (2 * truth[::-1]).astype("float32"))
+    job = job_with(
+        tmp_path, own(module, "Columns"), own(module, "Turned"), solver=SolverChoice(name="cg", iterations=12)
+    )
+    reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    assert np.abs(read_zarr(tmp_path / "x.zarr") - truth).max() < 1e-3
+
+
+@pytest.mark.parametrize("boundary", ["circular", "zero", "replicate"])
+@pytest.mark.parametrize("edges", [(97, 3), (3, 81)])
+def test_a_kernel_larger_than_its_image_is_refused(
+    tmp_path: Path, boundary: str, edges: tuple[int, int]
+) -> None:
+    blur = {"name": "blur", "kernel": np.ones(edges) / np.prod(edges), "boundary": boundary}
+    large = f"operators\\[0\\]: the kernel is {edges[0]} x {edges[1]} and its image 96 x 80"
+    job = job_with(tmp_path, blur)
+    with pytest.raises(ConfigError, match=large):
+        make_reconstruction_plan(job)
+    with pytest.raises(ConfigError, match=large):
+        make_simulation_plans(job, NoiseChoice(), overwrite=True)
+
+
+def test_a_kernel_behind_another_operator_meets_a_smaller_image(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "y0.zarr", np.ones((24, 20), "float32"))
+    smaller = {"name": "downsample", "factor": 4, "boundary": "reflect"}
+    blur = {"name": "blur", "kernel": np.ones((3, 21)), "boundary": "zero"}
+    job = job_with(tmp_path, {"name": "composition", "operators": [smaller, blur]}, shape=SHAPE)
+    with pytest.raises(ConfigError, match="the kernel is 3 x 21 and its image 24 x 20"):
+        make_reconstruction_plan(job)

@@ -1,0 +1,162 @@
+"""Dask's servers work in folders that nobody else can have made, and import nothing from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+
+from halotile.graphs import job
+from halotile.graphs.clusters import htcondor, slurm
+from halotile.graphs.clusters.base import Order
+from halotile.graphs.credentials import credentials
+from halotile.graphs.pieces.batch import BatchSystem, arguments_of, watched
+from halotile.graphs.workers import scratch
+from tests.faults import REPOSITORY
+
+NOBODY = 65534
+
+
+def taken(place: Path) -> Path:
+    """A folder for everybody, like ``/tmp``, in which another user has made the folder that Dask would use."""
+    place.mkdir(parents=True)
+    place.chmod(0o1777)
+    theirs = place / "dask-scratch-space"
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    if os.getuid() == 0:  # else it is at least not the run's
+        os.chown(theirs, NOBODY, NOBODY)
+    return theirs
+
+
+LOCAL = """
+import json, os, subprocess, sys
+from pathlib import Path
+from halotile.graphs import job
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Order
+
+ASK = "import json, sys; print(json.dumps(sys.path))"
+
+def look(dask_worker):
+    mode = Path(dask_worker.local_directory).parents[1].stat().st_mode
+    paths = sys.path + json.loads(subprocess.check_output([sys.executable, "-c", ASK]))
+    return mode & 0o7777, paths, os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+if __name__ == "__main__":
+    choice = job.Cluster(dashboard=False)
+    with local.start(Order(workers=1, memory_bytes=2**31, choice=choice)) as cluster:
+        cluster.client.restart()
+        (seen,) = cluster.client.run(look).values()
+        children = json.loads(subprocess.check_output([sys.executable, "-c", ASK]))
+        print(json.dumps([seen[0], seen[1] + children + sys.path, seen[2]]))
+"""
+
+
+@pytest.mark.cluster
+def test_a_folder_that_another_user_made_first_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    theirs = [taken(tmp_path / name) for name in ("temporary", "configured")]
+    places = {
+        "TMPDIR": str(theirs[0].parent),
+        "DASK_TEMPORARY_DIRECTORY": str(theirs[1].parent),
+        "PYTHONPATH": str(REPOSITORY),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    script = tmp_path / "script.py"
+    script.write_text(LOCAL)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | places,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    mode, paths, compiled = json.loads(done.stdout)
+    assert mode == 0o700
+    assert not [path for path in paths if "scratch" in path]
+    assert compiled == str(tmp_path / "cache" / "halotile" / "torchinductor")
+    for folder in theirs:
+        assert [*folder.iterdir()] == [], "something was put where another user may change it"
+        assert [*folder.parent.iterdir()] == [folder], "something is left behind"
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[LocalCluster, list[str]]]:
+    """A scheduler without workers, and what a worker of it is told."""
+    with (
+        credentials(tmp_path) as made,
+        LocalCluster(
+            n_workers=0,
+            security=made.security,
+            protocol="tls://",
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+    ):
+        certificate, key = made.paths
+        yield cluster, ["--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key]
+
+
+@pytest.mark.cluster
+def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
+    scheduler: tuple[LocalCluster, list[str]], tmp_path: Path
+) -> None:
+    cluster, words = scheduler
+    theirs = taken(tmp_path / "shared")
+    command = [sys.executable, "-P", "-m", "halotile.graphs.workers", cluster.scheduler_address, *words]
+    places = {"TMPDIR": str(theirs.parent), "PYTHONPATH": str(REPOSITORY)}
+    with (
+        subprocess.Popen(
+            [*command, "--local-directory", str(theirs.parent)], env=os.environ | places
+        ) as worker,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        try:
+            client.wait_for_workers(1, timeout=60)
+            (where,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
+            (path,) = client.run(lambda: sys.path).values()
+        finally:
+            worker.send_signal(signal.SIGTERM)
+    private = Path(where).parents[1]
+    assert private.name.startswith(scratch.PREFIX)
+    assert not [each for each in path if "scratch" in each]
+    assert [*theirs.iterdir()] == []
+    assert [*theirs.parent.iterdir()] == [theirs], "something is left behind"
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{scratch.PREFIX}left" / "worker-1").mkdir(parents=True)
+    with scratch.private_scratch() as first, scratch.private_scratch() as second:
+        assert {*map(str, tmp_path.iterdir())} == {first, second}
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("system", [slurm.SYSTEM, htcondor.SYSTEM], ids=lambda system: system.module)
+def test_the_script_of_a_job_is_written_where_its_owner_alone_may(
+    system: BatchSystem, tmp_path: Path
+) -> None:
+    dask_jobqueue = pytest.importorskip("dask_jobqueue", reason="the extra hpc is not installed")
+    order = Order(workers=1, memory_bytes=2**31, choice=job.Cluster(interface="lo"))
+    kind = watched(getattr(dask_jobqueue, system.cluster).job_cls, tmp_path, system)
+    made = kind("tls://127.0.0.1:1", name="0", protocol="tls://", **arguments_of(system, order, tmp_path))
+    with made.job_file() as script:
+        assert Path(script).parent == tmp_path
+        assert Path(script).stat().st_mode & 0o777 == 0o600
+        assert Path(script).read_text() == made.job_script()
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,224 @@
+"""Networks of the user's own are tried in a process of its own, with a worker's memory, and once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from halotile.errors import ConfigError, HalotileError, MemoryRefused
+from halotile.graphs.job import DenoiserChoice, Job, PriorChoice
+from halotile.graphs.planner import make_plan
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from tests.graphs.trials import deblurring
+from tests.support import job_of, noisy_picture, write_zarr
+
+NETWORKS = '''
+import os
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import elsewhere
+
+HERE = Path(__file__).parent
+
+class Network(nn.Module):
+    """Two pixels far, with a note of each call."""
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 3, padding=1))
+    def forward(self, x):
+        with open(HERE / "calls", "a") as calls:
+            calls.write(".")
+        return self.layers(x) * elsewhere.FACTOR
+
+class Later(Network):
+    """Its code is not all there before it is called."""
+    def forward(self, x):
+        import later
+        return super().forward(x) * later.FACTOR
+
+class Locked(Network):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+class Attention(nn.Module):
+    def forward(self, x):
+        pixels = x.flatten(2).transpose(1, 2)
+        return ((pixels @ pixels.transpose(1, 2)).softmax(-1) @ pixels).transpose(1, 2).reshape(x.shape)
+
+class Hungry(nn.Module):
+    """What it takes is never touched, so that nothing happens where nobody refuses it."""
+    def forward(self, x):
+        torch.empty(4 * 2**30, dtype=torch.uint8)
+        return x
+
+def hungry():
+    torch.empty(4 * 2**30, dtype=torch.uint8)
+    return Network()
+
+class Crashing(nn.Module):
+    def forward(self, x):
+        os.kill(os.getpid(), 11)
+
+class Leaving(nn.Module):
+    def forward(self, x):
+        os._exit(3)
+
+class Hanging(nn.Module):
+    def forward(self, x):
+        (HERE / "pid").write_text(str(os.getpid()))
+        time.sleep(600)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Networks, and code in another folder that they use."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "other")])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "other").mkdir()
+    for name in ("elsewhere", "later"):
+        (tmp_path / "other" / f"{name}.py").write_text("FACTOR = 2\n")
+    (tmp_path / "tried_networks.py").write_text(NETWORKS)
+    write_zarr(tmp_path / "in.zarr", noisy_picture((140, 130)))
+    return tmp_path
+
+
+def job(folder: Path, build: str, memory: str = "4GiB") -> Job:
+    made = job_of(folder / "in.zarr", folder / "out.zarr", "torch", {"import": f"tried_networks:{build}"})
+    return replace(made, import_folder=str(folder), run=replace(made.run, memory_per_worker=memory))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        ("Attention", ConfigError, "looks at the whole picture, or at least 31 pixels far"),
+        (
+            "Hungry",
+            MemoryRefused,
+            "memory_per_worker is 2 GiB, and .*Hungry needs more than that to be tried",
+        ),
+        ("hungry", MemoryRefused, "needs more than that to be tried"),
+        ("Crashing", MemoryRefused, "Crashing was ended by SIGSEGV while it was tried"),
+        ("Leaving", MemoryRefused, "Leaving ended its process with exit code 3 while it was tried"),
+    ],
+)
+def test_a_network_takes_no_more_memory_than_a_worker_has(
+    folder: Path, build: str, error: type[HalotileError], words: str
+) -> None:
+    before = set(multiprocessing.active_children())
+    with pytest.raises(error, match=words):
+        make_plan(job(folder, build, "2GiB"))
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_a_plan_with_a_users_network_loads_no_torch(folder: Path) -> None:
+    code = (
+        "import sys; from halotile.graphs.job import *; from halotile.graphs.planner import make_plan; "
+        f"make_plan(Job(input=Input(path={str(folder / 'in.zarr')!r}), output=Output(path={str(folder / 'o.zarr')!r}), "
+        f"denoiser=DenoiserChoice(name='torch', options={{'import': 'tried_networks:Network'}}), allow_import=True, "
+        f"import_folder={str(folder)!r})); "
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'dask', 'distributed', 'tried_networks')))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(folder / "other")}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+
+def test_nothing_goes_on_when_the_driver_is_killed(folder: Path) -> None:
+    code = (
+        "from tests.graphs.test_trials import job, make_plan; from pathlib import Path; "
+        f"make_plan(job(Path({str(folder)!r}), 'Hanging'))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(folder / "other"), os.getcwd()))}
+    driver = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    wait_for(lambda: (folder / "pid").exists() and (folder / "pid").read_text() != "")
+    child = int((folder / "pid").read_text())
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    wait_for(lambda: not psutil.pid_exists(child))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come")
+
+
+def calls_of(folder: Path, build: str, source: str = "in.zarr") -> int:
+    """How often a network is called while a plan is made."""
+    calls = folder / "calls"
+    calls.write_text("")
+    asked = job(folder, build)
+    plan = make_plan(replace(asked, input=replace(asked.input, path=str(folder / source))))
+    assert plan.reach.probed == (2, 1)
+    return len(calls.read_text())
+
+
+def test_what_was_found_is_found_once(folder: Path) -> None:
+    assert calls_of(folder, "Network") > 0
+    assert calls_of(folder, "Network") == 0
+
+
+def edit(folder: Path, file: str, old: str, new: str) -> None:
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("tried_networks.py", "HERE = ", "THERE = HERE = "),
+        ("tried_networks.py", "seed(0)", "seed(1)"),
+        ("other/elsewhere.py", "2", "3"),
+    ],
+    ids=["code", "weights", "code elsewhere"],
+)
+def test_other_code_or_weights_are_tried_anew(folder: Path, file: str, old: str, new: str) -> None:
+    assert calls_of(folder, "Network") > 0
+    edit(folder, file, old, new)
+    assert calls_of(folder, "Network") > 0
+
+
+@pytest.mark.parametrize("build", ["Later", "Locked"])
+def test_nothing_is_kept_of_a_network_that_is_not_all_to_be_seen(folder: Path, build: str) -> None:
+    assert calls_of(folder, build) > 0
+    assert calls_of(folder, build) > 0
+
+
+def test_a_picture_of_other_lengths_is_tried_anew(folder: Path) -> None:
+    write_zarr(folder / "other.zarr", noisy_picture((141, 130)))
+    assert calls_of(folder, "Network") > 0
+    assert calls_of(folder, "Network", "other.zarr") > 0
+    assert calls_of(folder, "Network", "other.zarr") == 0
+
+
+def test_another_level_of_vectors_is_another_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert calls_of(folder, "Network") > 0
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert calls_of(folder, "Network") > 0
+
+
+def test_the_network_of_a_prior_is_tried_likewise(folder: Path) -> None:
+    choice = DenoiserChoice(name="torch", options={"import": "tried_networks:Hungry"})
+    asked = deblurring(folder, "cpu", PriorChoice(name="pnp", denoiser=choice))
+    with pytest.raises(MemoryRefused, match="Hungry needs more than that to be tried"):
+        make_reconstruction_plan(replace(asked, allow_import=True, import_folder=str(folder)))

@@ -1,0 +1,157 @@
+"""As many workers as there is room for, where a job leaves that open; none too many for an allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from halotile.errors import MemoryRefused
+from halotile.graphs import worker_count
+from halotile.graphs.cores import cores_here
+from halotile.graphs.devices import device_of
+from halotile.graphs.job import Cluster, Run
+from halotile.graphs.pieces import steps
+from halotile.graphs.planner import make_plan
+from halotile.graphs.worker_count import check_allocation, workers_of
+from tests.support import job_of, noisy_picture, write_zarr
+
+GIB = 2**30
+HERE = Cluster(kind="local")
+IN_IT = Cluster(kind="slurm-alloc")
+ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine of 8 cores and 64 GiB."""
+    monkeypatch.setattr(worker_count, "cores_here", lambda: 8)
+    monkeypatch.setattr(worker_count, "machine_bytes", lambda: 64 * GIB)
+    return monkeypatch
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What Slurm tells of the two nodes of an allocation."""
+    told = ["Mem=8192 GRES=", "Mem=8192 GRES="]
+
+    def answer(words: Sequence[str]) -> str:
+        if "hostnames" in words:
+            return {"n[1-2]": "n1\nn2\n"}.get(words[-1], words[-1])
+        return "\n".join(f" Nodes=n{i} CPU_IDs=0-1 {each}" for i, each in enumerate(told, 1))
+
+    def forget() -> None:
+        steps.nodes_of.cache_clear()
+        steps.shares_of.cache_clear()
+
+    monkeypatch.setattr(steps, "answer_of", answer)
+    forget()
+    yield told
+    forget()
+
+
+def test_this_machine_works_with_all_its_cores(machine: pytest.MonkeyPatch) -> None:
+    assert workers_of(Run(), HERE, "cpu") == (8, "one for each core")
+    assert workers_of(Run(workers=3), HERE, "cpu") == (3, "")
+
+
+def test_no_more_work_than_its_memory_has_room_for(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(worker_count, "machine_bytes", lambda: 16 * GIB)
+    found = workers_of(Run(), HERE, "cpu")
+    assert found == (4, "16 GiB have no room for more of 4GiB; 8 cores")
+    assert workers_of(Run(memory_per_worker="64GiB"), HERE, "cpu").workers == 1
+    assert workers_of(Run(memory_per_worker="1MiB"), HERE, "cpu").workers == 8
+
+
+def test_a_card_is_not_shared_by_all_cores(machine: pytest.MonkeyPatch) -> None:
+    assert workers_of(Run(device="cuda"), HERE, "cuda") == (2, "which share the first GPU")
+
+
+def test_copies_of_the_command_are_as_many_as_they_are() -> None:
+    launch = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "5"}
+    assert workers_of(Run(), Cluster(), "cpu", launch).workers == 4
+
+
+@pytest.mark.parametrize("kind", ["slurm", "pbs", "scheduler", "slurm-alloc"])
+def test_others_give_as_many_as_are_asked_for(kind: str) -> None:
+    assert workers_of(Run(), Cluster(kind=kind), "cpu", {}).workers == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "nodes", "device", "workers"),
+    [
+        ({"SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", "cpu", 4),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", "cpu", 16),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "1(x2)"}, "", "cpu", 2),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "gpu:4(IDX:0-3)", "cuda", 8),
+        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, "gpu:4(IDX:0-3)", "cuda", 8),
+        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, "gpu:2(IDX:0-1)", "cpu", 8),
+    ],
+)
+def test_an_allocation_is_taken_as_a_whole(
+    told: dict[str, str], nodes: str, device: str, workers: int, has: list[str]
+) -> None:
+    has[:] = [f"Mem=0 GRES={nodes}"] * 2
+    environment = ALLOCATED | told
+    assert device_of(Run(), IN_IT, environment) == device
+    found = workers_of(Run(), IN_IT, device, environment)
+    assert found.workers == workers
+    assert found.why.endswith("of the allocation")
+    slots = steps.slots_in(environment, workers)
+    assert {slot.of for slot in slots} == {workers // 2}
+
+
+def test_workers_that_do_not_fit_an_allocation_are_refused(has: list[str]) -> None:
+    environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": "3(x2)"}
+    words = (
+        r"memory_per_worker is 4GiB, and 3 workers on n1 may take 12 GiB; the allocation has 8 GiB there\. "
+        r"Write run\.memory_per_worker: 2730MiB, run\.workers: 4, or ask Slurm for more"
+    )
+    with pytest.raises(MemoryRefused, match=words):
+        check_allocation(Run(workers=6), IN_IT, environment)
+    check_allocation(Run(workers=4), IN_IT, environment)
+    check_allocation(Run(workers=6, memory_per_worker="2730MiB"), IN_IT, environment)
+
+
+def test_memory_that_slurm_does_not_account_for_is_not_refused(has: list[str]) -> None:
+    has[:] = ["Mem=0 GRES="] * 2
+    check_allocation(Run(workers=600), IN_IT, ALLOCATED)
+
+
+def test_a_plan_has_no_worker_for_which_there_is_no_block(
+    machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    job = replace(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}), run=Run(), cluster=HERE)
+    plan = make_plan(replace(job, output=replace(job.output, shard="auto", chunk="auto")))
+    assert (plan.run.workers, plan.summary()["workers_from"]) == (1, "one for each block")
+    assert plan.job_json()["run"]["workers"] == "auto", "where it goes on, it takes what is there"
+    small = make_plan(replace(job, output=replace(job.output, shard=64, chunk=64)))
+    assert (small.run.workers, small.summary()["workers_from"]) == (8, "one for each core")
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 2),
+        ({"job/step/cpu.max": "max 100000"}, 2),
+        ({"job/cpu.max": "150000 100000"}, 2),
+        ({"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2),
+    ],
+)
+def test_cores_are_those_that_a_control_group_allows(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "own").write_text("0::/job/step\n")
+    monkeypatch.setattr("halotile.graphs.cores.GROUPS", tmp_path)
+    monkeypatch.setattr("halotile.graphs.cores.OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
+    assert cores_here() == cores

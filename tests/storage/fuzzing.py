@@ -1,0 +1,322 @@
+"""A child process that changes small files at random and reads them: ``python -m tests.storage.fuzzing FORMAT EXAMPLES LAST``.
+
+LAST is a file that tells what was tried last, should the process die of it. It ends with 0 where every changed file is refused as :class:`InputError`, or read with the bits that the format's own library
+gives. An error that arose in halotile's own code is a fault of ours, whatever it was turned into.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import math
+import resource
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import h5py
+import numcodecs
+import numpy as np
+import tifffile
+import zarr
+import zarr.codecs
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+import halotile
+from halotile.errors import HalotileError, InputError, MissingPackage
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Region
+from halotile.storage.layout import Layout
+from halotile.storage.output import ShardWriter, create_output
+
+MEMORY_BYTES = 4 * 2**30
+_MOST_PIXELS = 2**16
+_PIXELS = (np.random.default_rng(7).random((3, 40, 33)) * 200).astype("u2")
+_PLACE = {"type": "translation", "translation": [0, 5, 5]}
+_OURS = Path(halotile.__file__).parent
+
+
+def _write_npy(folder: Path) -> None:
+    np.save(folder / "c.npy", _PIXELS)
+    np.save(folder / "fortran.npy", np.asfortranarray(_PIXELS.astype(">f4")))
+
+
+def _write_hdf5(folder: Path) -> None:
+    for name, options in {
+        "plain": {},
+        "gzip": {"chunks": (1, 16, 16), "compression": "gzip", "fletcher32": True},
+    }.items():
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file.create_dataset("picture", data=_PIXELS, **options)
+
+
+def _write_tiff(folder: Path) -> None:
+    write = tifffile.imwrite
+    write(folder / "plain.tif", _PIXELS, photometric="minisblack")
+    write(folder / "tiled.tif", _PIXELS, photometric="minisblack", tile=(16, 16), compression="zlib")
+    write(
+        folder / "imagej.tif", _PIXELS, imagej=True, resolution=(5, 5), metadata={"unit": "um", "spacing": 2}
+    )
+    write(folder / "big.tif", _PIXELS[0], bigtiff=True, compression="lzw", predictor=True, resolutionunit=3)
+
+
+def _write_ome_tiff(folder: Path) -> None:
+    words = {"axes": "ZYX", "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
+    tifffile.imwrite(folder / "a.ome.tif", _PIXELS, photometric="minisblack", metadata=words)
+    with tifffile.TiffWriter(folder / "levels.ome.tif") as file:
+        file.write(_PIXELS, subifds=1, tile=(16, 16), compression="zlib", metadata=words)
+        file.write(_PIXELS[:, ::2, ::2], subfiletype=1, tile=(16, 16), compression="zlib")
+
+
+def _write_zarr2(folder: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "zstd": {"compressors": numcodecs.Zstd()},
+        "blosc": {"compressors": numcodecs.Blosc()},
+        "raw": {"compressors": None},
+        "turned": {"compressors": numcodecs.Zlib(), "order": "F", "dtype": ">u2"},
+        "delta": {"compressors": numcodecs.Zstd(), "filters": [numcodecs.Delta("<u2")]},
+    }
+    for name, options in kinds.items():
+        _write_array(folder / f"{name}.zarr", zarr_format=2, **options)
+
+
+def _write_zarr3(folder: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "zstd": {},
+        "blosc": {"compressors": zarr.codecs.BloscCodec()},
+        "gzip": {
+            "compressors": zarr.codecs.GzipCodec(),
+            "chunk_key_encoding": {"name": "v2", "separator": "."},
+        },
+        "raw": {"compressors": None, "dimension_names": ["z", "y", "x"]},
+        "turned": {"filters": zarr.codecs.TransposeCodec(order=(2, 1, 0))},
+        "sharded": {"shards": (1, 32, 32)},
+    }
+    for name, options in kinds.items():
+        _write_array(folder / f"{name}.zarr", **options)
+    _write_output(folder / "ours.zarr", ome=False)
+
+
+def _write_array(path: Path, **options: Any) -> None:
+    array = zarr.create_array(
+        path, **({"shape": _PIXELS.shape, "chunks": (1, 16, 16), "dtype": "<u2"} | options)
+    )
+    array[...] = _PIXELS
+
+
+def _write_ome_zarr(folder: Path) -> None:
+    _write_output(folder / "ours.zarr", ome=True)
+    for version in (2, 3):
+        group = zarr.open_group(folder / f"v{version}.zarr", mode="w", zarr_format=version)
+        steps = [{"type": "scale", "scale": [1, 0.5, 0.5]}, _PLACE]
+        picture = {
+            "axes": [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"],
+            "datasets": [{"path": "0", "coordinateTransformations": steps}],
+            "coordinateTransformations": steps,
+        }
+        channels = {"channels": [{"color": "00FF00", "window": {"start": 0, "end": 9, "min": 0, "max": 9}}]}
+        said = {"multiscales": [picture], "omero": channels}
+        group.attrs.update(said if version == 2 else {"ome": said | {"version": "0.5"}})
+        group.create_array("0", data=_PIXELS, chunks=(1, 16, 16))
+
+
+def _write_output(path: Path, *, ome: bool) -> None:
+    layout = Layout(
+        _PIXELS.shape,
+        "uint16",
+        (1, 32, 32),
+        (1, 16, 16),
+        "lz4",
+        ("z", "y", "x"),
+        (1.0, 0.5, 0.5),
+        (None,) * 3,
+        ome,
+    )
+    create_output(path, layout)
+    ShardWriter(path, layout).write(Region.whole(_PIXELS.shape), _PIXELS)
+
+
+def _read_tiff(path: Path) -> Any:
+    with tifffile.TiffFile(path) as file:
+        return file.series[0].asarray()
+
+
+def _read_hdf5(path: Path) -> Any:
+    with h5py.File(path) as file:
+        return file["picture"][...]
+
+
+def _read_zarr(path: Path) -> Any:
+    node = zarr.open(path, mode="r", zarr_format=3 if (path / "zarr.json").exists() else 2)
+    return (node if isinstance(node, zarr.Array) else node["0"])[...]
+
+
+FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
+    "npy": (_write_npy, np.load),
+    "hdf5": (_write_hdf5, _read_hdf5),
+    "tiff": (_write_tiff, _read_tiff),
+    "ome-tiff": (_write_ome_tiff, _read_tiff),
+    "zarr-v2": (_write_zarr2, _read_zarr),
+    "zarr-v3": (_write_zarr3, _read_zarr),
+    "ome-zarr": (_write_ome_zarr, _read_zarr),
+}
+
+_TAKEN_OUT = "(taken out)"
+_ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        *(None, True, False, 0, 1, -1, 2, 7, 2**31, 2**63, 2**70, -(2**63), 0.5, 1e300, math.nan, math.inf),
+        *(
+            "",
+            "\0",
+            "a",
+            "x",
+            "NaN",
+            "uint8",
+            "<f4",
+            "0x7",
+            "../..",
+            "/",
+            "é",
+            "scale",
+            "zstd",
+            "2",
+            _TAKEN_OUT,
+        ),
+        *([], {}, [[]], [None], [1], [0, 0, 0], [-1, 4, 4], {"name": "blosc"}, {"": None}, [{}]),
+    ]
+)
+
+Edit = tuple[Any, ...]
+"""Of bytes: where, what is put there, and how many make room for it. Of JSON: which of all its values, and what is put there."""
+
+_NEW = st.one_of(
+    st.binary(min_size=1, max_size=4),
+    st.sampled_from([b"\0" * 8, b"\xff" * 4, b"\xff" * 8, b"-", b"9", b"{"]),
+)
+_BYTES = st.builds(
+    lambda place, new, room: (place, new, len(new) if room is None else room),
+    # What describes the pixels mostly lies in front, behind the few bytes by which a format is known.
+    st.one_of(st.integers(4, 63), st.integers(8, 400), st.integers(8, 2000), st.integers(0, 2**14)),
+    _NEW,
+    st.sampled_from([None, None, None, None, 0, 4, 2**14]),
+)
+_JSON = st.tuples(st.integers(0, 2**14), _ODD)
+
+
+def is_json(file: Path) -> bool:
+    """Whether a file is of the metadata of a Zarr."""
+    return file.name == "zarr.json" or file.name.startswith(".z")
+
+
+def edits(values: bool) -> st.SearchStrategy[list[Edit]]:
+    """A few changes of one file."""
+    some = st.lists(_BYTES, min_size=1, max_size=2)
+    return st.lists(_JSON, min_size=1, max_size=2) | some if values else some
+
+
+def edited(content: bytes, changes: list[Edit]) -> bytes:
+    """The file after these changes."""
+    data = bytearray(content)
+    for place, *change in changes:
+        if len(change) == 2:
+            at = place % len(content)
+            data[at : at + change[1]] = change[0]
+        else:
+            document = json.loads(bytes(data))
+            places = list(_places(document))
+            if places:
+                holder, key = places[place % len(places)]
+                holder[key] = change[0]
+                if change[0] == _TAKEN_OUT:
+                    del holder[key]
+            data = bytearray(json.dumps(document).encode())
+    return bytes(data)
+
+
+def _places(value: Any) -> Any:
+    """Every place in a JSON document where a value stands, as its holder and key."""
+    keys = dict(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield value, key
+        yield from _places(value[key])
+
+
+def try_file(path: Path, read: Callable[[Path], Any]) -> None:
+    """Open a file as a job does, and read of it.
+
+    Raises
+    ------
+    Exception
+        Whatever a format may not raise, and what its library does not give.
+    """
+    try:
+        source = open_source(path)
+        assert json.dumps(source.fingerprint())
+        shape = tuple(min(n, 64) for n in source.shape)
+        # What is larger, a plan refuses for the memory that it takes.
+        small = max(map(math.prod, (shape, source.chunks))) <= _MOST_PIXELS
+        pixels = source.read(Region((0,) * len(shape), shape)) if small else None
+    except (InputError, MissingPackage) as error:
+        refuse_fault(error)
+        return
+    if pixels is None or any(n > 64 for n in source.shape):
+        return
+    try:
+        expected = read(path)
+    except Exception:  # it may refuse what we can read
+        return
+    if expected.shape == pixels.shape:
+        assert expected.astype(pixels.dtype, copy=False).tobytes() == pixels.tobytes()
+
+
+def refuse_fault(error: BaseException) -> None:
+    """Raise where an error that nobody meant arose in our own code, and not in a library that it called."""
+    cause = error.__cause__
+    if cause is None or isinstance(cause, (HalotileError, OSError)):
+        return
+    *_, last = traceback.extract_tb(cause.__traceback__)
+    if Path(last.filename).is_relative_to(_OURS):
+        raise cause
+
+
+def main(name: str, examples: int, last: Path) -> None:
+    """Try that many changed files of a format."""
+    write, read = FORMATS[name]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    warnings.simplefilter("ignore")
+    logging.disable()
+    faulthandler.enable()
+    with TemporaryDirectory() as folder:
+        write(Path(folder))
+        roots = sorted(Path(folder).iterdir())
+        files = {root: sorted(f for f in root.rglob("*") if f.is_file()) or [root] for root in roots}
+
+        @seed(0)
+        @settings(
+            max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
+        @given(st.data())
+        def check(data: st.DataObject) -> None:
+            root = data.draw(st.sampled_from(roots), "root")
+            meta = [file for file in files[root] if is_json(file)] or files[root]
+            file = data.draw(st.sampled_from(meta) | st.sampled_from(files[root]), "file")
+            content = file.read_bytes()
+            changes = data.draw(edits(is_json(file)), "changes")
+            last.write_text(f"{file.relative_to(folder)}: {changes}")
+            try:
+                file.write_bytes(edited(content, changes))
+                try_file(root, read)
+            finally:
+                file.write_bytes(content)
+
+        check()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

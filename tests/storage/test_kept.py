@@ -1,0 +1,103 @@
+"""What is kept in the user's cache: private, whole or not there, and not without end."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halotile.storage import kept
+from halotile.storage.kept import keep, recall
+
+KEY, OTHER = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/halotile/found"
+
+
+def test_what_was_kept_is_there_for_its_key_alone(folder: Path) -> None:
+    keep(KEY, {"depth": [1, 2]})
+    assert recall(KEY) == {"depth": [1, 2]}
+    assert recall(OTHER) is None
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / KEY).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-3],
+        lambda content: content.replace(b"1", b"7"),
+        lambda content: b"",
+        lambda content: os.urandom(200),
+        lambda content: b"0" * 2**17,
+    ],
+)
+def test_a_damaged_entry_is_none_and_is_replaced(folder: Path, damage: Any) -> None:
+    keep(KEY, [1])
+    (folder / KEY).write_bytes(damage((folder / KEY).read_bytes()))
+    assert recall(KEY) is None
+    keep(KEY, [2])
+    assert recall(KEY) == [2]
+
+
+def closed_to_others(folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+
+
+def open_to_others(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+
+def linked(folder: Path) -> None:
+    (folder.parents[1] / "theirs").mkdir(parents=True, mode=0o700)
+    folder.parent.mkdir()
+    folder.symlink_to(folder.parents[1] / "theirs")
+
+
+def of_another_user(folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    os.chown(folder, 65534, 65534)
+
+
+@pytest.mark.parametrize("made", [open_to_others, linked, of_another_user, closed_to_others])
+def test_a_folder_that_others_write_to_is_not_used(folder: Path, made: Any) -> None:
+    if made is of_another_user and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    made(folder)
+    keep(KEY, 1)
+    assert (recall(KEY) == 1) is (made is closed_to_others)
+
+
+def test_no_folder_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    keep(KEY, 1)
+    assert recall(KEY) is None
+
+
+def test_many_write_at_once_and_each_reads_something_whole(folder: Path) -> None:
+    def turn(number: int) -> Any:
+        keep(KEY, [number] * 100)
+        return recall(KEY)
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(turn, range(200)))
+    assert all(len(set(each)) == 1 and len(each) == 100 for each in found)
+    assert os.listdir(folder) == [KEY]
+
+
+def test_the_oldest_go_where_there_are_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST_ENTRIES", 10)
+    for number in range(12):
+        keep(f"{number:064d}", number)
+        os.utime(folder / f"{number:064d}", (number, number))
+    assert len(os.listdir(folder)) <= 10
+    assert recall(f"{11:064d}") == 11
+    assert recall(f"{0:064d}") is None

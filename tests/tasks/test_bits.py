@@ -1,0 +1,99 @@
+"""Tiles whose last bits differ from those of the whole image are found out where the plan is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from halotile.errors import MemoryRefused
+from halotile.graphs import trials
+from halotile.graphs.planner import make_plan
+from halotile.tasks.bits import tile_difference
+from tests import networks
+from tests.support import dncnn_weights, job_of, noisy_picture, run_inline, write_zarr
+
+
+def difference(tmp_path: Path, shape: tuple[int, ...], network: str, tile: Any, **options: Any) -> float:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros(shape, np.float32), axes="zyx"[-len(shape) :])
+    named = {"import": f"tests.networks:{network}", "options": options}
+    return tile_difference(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile=tile)).task)
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "longer"),
+    [((192, 160), 150, (True, True)), ((700, 900), 150, (True, True)), ((40, 9000), 600, (False, True))],
+    ids=["an image of few tiles", "a larger image", "a long one"],
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_network_that_rounds_by_the_length_of_an_axis_is_found_out(
+    tmp_path: Path, shape: tuple[int, int], length: int, longer: tuple[bool, bool], axis: int
+) -> None:
+    found = difference(tmp_path, shape, "rounding_by_length", {"size": 64}, axis=axis - 2, length=length)
+    assert (found > 0) == longer[axis]
+    assert found < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(700, 900), (192, 160)])
+def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
+    tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    assert difference(tmp_path, shape, "convolutions", {"size": 64}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "tile"),
+    [
+        ("volumes", (40, 72, 66), {"size": 24, "axes": "zyx"}),
+        ("wide_kernels", (300, 260), {"size": 100}),
+        ("unet", (96, 80), {"size": 32}),
+        ("unet", (192, 160), {"size": 64}),
+    ],
+)
+def test_no_difference_from_torch_on_the_whole_image_goes_unsaid(
+    tmp_path: Path, network: str, shape: tuple[int, ...], tile: dict[str, Any]
+) -> None:
+    pixels = noisy_picture(shape)
+    source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx"[-len(shape) :])
+    job = job_of(source, tmp_path / "out.zarr", "torch", {"import": f"tests.networks:{network}"}, tile=tile)
+    module = getattr(networks, network)().eval()
+    whole = torch.from_numpy(pixels)[None, None]
+    if len(shape) == 2:
+        module = module.to(memory_format=torch.channels_last)
+        whole = whole.contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        wanted = module(whole)[0, 0].numpy()
+    made, notes = run_inline(job), make_plan(job).notes
+    if not np.array_equal(made, wanted):
+        assert any("differ from" in note for note in notes), (np.abs(made - wanted).max(), notes)
+        np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+def built_in(tmp_path: Path) -> Any:
+    source = tmp_path / "in.zarr"
+    if not source.exists():
+        write_zarr(source, np.zeros((700, 900), np.float32))
+    options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
+    return job_of(source, tmp_path / "out.zarr", "dncnn", options, tile={"size": 200})
+
+
+@pytest.mark.parametrize(("found", "words"), [(0.0, ""), (3e-7, "differ from the whole image by 3e-07")])
+def test_the_built_in_network_is_tried_as_users_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, words: str
+) -> None:
+    monkeypatch.setattr(trials, "bounded", lambda *_: found)
+    assert words in " ".join(make_plan(built_in(tmp_path)).notes)
+    assert bool(make_plan(built_in(tmp_path)).notes) == bool(words)
+
+
+def test_a_job_that_fits_is_not_refused_for_want_of_memory_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryRefused
+
+    monkeypatch.setattr(trials, "bounded", refuse)
+    assert trials.UNCOMPARED in make_plan(built_in(tmp_path)).notes
