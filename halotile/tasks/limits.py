@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -25,7 +25,7 @@ def allow_memory(more_bytes: int | None) -> None:
     limit = most
     if more_bytes is not None:
         try:
-            held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+            held = _bytes_here(5)
         except OSError:  # no Linux
             return
         limit = held + more_bytes if most == resource.RLIM_INFINITY else min(held + more_bytes, most)
@@ -33,12 +33,18 @@ def allow_memory(more_bytes: int | None) -> None:
 
 
 @contextmanager
-def memory_limited(more_bytes: int | None) -> Iterator[None]:
-    """Let allocations fail for the length of the context that take more than this, besides what there is; None for no bound."""
+def size_limited(total_bytes: int | None) -> Iterator[None]:
+    """Let allocations fail, for the length of the context, with which all of the process would take more; None for no bound."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    if more_bytes is not None:
-        allow_memory(more_bytes)
+    if total_bytes is not None:
+        with suppress(OSError):  # no Linux
+            allow_memory(max(0, total_bytes - _bytes_here(1)))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _bytes_here(column: int) -> int:
+    """A column of what Linux counts of this process in pages: 1 is what is resident, 5 what may be written to."""
+    return int(Path("/proc/self/statm").read_text().split()[column]) * resource.getpagesize()

@@ -221,7 +221,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             channels=x.shape[1],
             dims=len(x.shape) - 2,
             axes=tuple(axis - 2 for axis in axes),
-            limit_bytes=self.ctx.task_bytes,
+            # Beyond its share the worker would be ended from outside, and nothing learned.
+            limit_bytes=self.ctx.task_bytes and self.ctx.task_bytes * 9 // 10,
         )
         call = Call(looking, tuple(range(1 + len(lent))), (0,), 0)
         (found,) = Batch(self.ctx, PHASE, (call,), 1, "tile").values([like, *lent])

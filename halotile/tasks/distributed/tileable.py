@@ -12,7 +12,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.distributed.arguments import Argument
 from halotile.tasks.distributed.calls import Tensors
 from halotile.tasks.distributed.processed import Processed
-from halotile.tasks.limits import memory_limited
+from halotile.tasks.limits import size_limited
 from halotile.tasks.probe import LENGTHS, looks_far
 from halotile.tasks.trial import NARROW, Trial
 
@@ -30,7 +30,7 @@ class Looking:
     axes : tuple of int
         The axes in question, counted from behind that of the channels.
     limit_bytes : int, optional
-        What it may allocate.
+        How large its process may become.
     """
 
     processed: Processed
@@ -51,7 +51,7 @@ class Looking:
             assert result is not None
             return result.cpu()
 
-        with memory_limited(self.limit_bytes):
+        with size_limited(self.limit_bytes):
             try:
                 far = any(looks_far(self._trial(model), axis) for axis in self.axes)
             except Exception:
