@@ -14,6 +14,7 @@ from halotile.graphs.job import Auto, DenoiserChoice, Input, Job, Output, Run, T
 from halotile.graphs.paths import whole_path
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Observer
+from halotile.graphs.progress_bar import progress_shown
 from halotile.graphs.tiles import Outcome, run
 from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction
@@ -69,7 +70,8 @@ def denoise(
     fresh : bool
         Start over, even where an earlier run of ours can be resumed.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second.
+        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second; by default a bar shows it,
+        at a terminal and in a notebook.
     sides : mapping, optional
         Per-pixel inputs, name to path: ``sigma``, ``mask``.
     device : str
@@ -127,7 +129,8 @@ def denoise(
         cluster=cluster_of_script(cluster),
         allow_import=True,
     )
-    return run(make_plan(job, fresh=fresh), observer=observer)
+    with progress_shown(observer) as observe:
+        return run(make_plan(job, fresh=fresh), observer=observe)
 
 
 def _path(argument: str, place: Any) -> str:

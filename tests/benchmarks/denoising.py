@@ -38,6 +38,8 @@ def run_job(
     *,
     workers: int = 2,
     watch: bool = False,
+    before: Callable[[Any], Any] = lambda client: None,
+    after: Callable[[Any], Any] = lambda client: None,
 ) -> Result:
     """One job on a cluster that is up: plan, run, everything on disk and synced.
 
@@ -61,9 +63,11 @@ def run_job(
     watching = watched_memory() if watch else nullcontext(lambda: 0)
     with local.start(Order(workers=workers, memory_bytes=8 * 2**30)) as cluster, watching as peak:
         warm(cluster.client)
+        before(cluster.client)
         began = time.perf_counter()
         outcome = run(make_plan(job), cluster=cluster)
         seconds = time.perf_counter() - began
+        after(cluster.client)
     assert outcome.done == outcome.total
     return {"seconds": seconds, "blocks": outcome.total, "peak_bytes": peak()}
 

@@ -82,6 +82,11 @@ def differing(folder: Path) -> float:
     return program("reconstructions.same_bits", folder, 4096)["differing"]
 
 
+def checks(folder: Path) -> float:
+    """Per cent of a copy's time that its own checks take."""
+    return program("safeguards.share", folder, 8192)["percent"]
+
+
 def start_up(*arguments: str) -> Callable[[Path], float]:
     """Seconds that a recon-cli command takes as a whole process."""
 
@@ -287,6 +292,14 @@ FIGURES = [
     Figure("noop", "growth of all processes over 10⁵ blocks", noop(10**5, "grown_mb"), "MB", 40),
     Figure("noop", "growth of all processes over 10⁶ blocks", noop(10**6, "grown_mb"), "MB", 40),
     Figure("noop", "submit to first answer of a job of 10⁶ blocks", noop(10**6, "first_s"), "s", 0.3),
+    Figure(
+        "checks",
+        "copy of 8192²: its digests and its checks of input and output, of its time",
+        checks,
+        "%",
+        1,
+        5,
+    ),
     Figure("start", "`recon-cli --help`", start_up("--help"), "s", 0.5, 7),
     Figure("start", "`recon-cli validate`", start_up("validate", "JOB"), "s", 0.5, 7),
     Figure("many", "256 operators: partial images at once in the tree", most_alive, "images", 12, 1),
@@ -309,7 +322,7 @@ FIGURES = [
 ]
 
 GROUPS = {
-    "denoise": ("box", "cnn", "scaling", "memory", "noop", "start"),
+    "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "start"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""

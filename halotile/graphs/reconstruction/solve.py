@@ -22,6 +22,7 @@ from halotile.graphs.job import (
 )
 from halotile.graphs.outcome import Outcome
 from halotile.graphs.progress import Observer
+from halotile.graphs.progress_bar import progress_shown
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from halotile.graphs.reconstruction.run import reconstruct as run_reconstruction
 from halotile.tasks.denoisers.function import GivenFunction
@@ -85,7 +86,8 @@ def reconstruct(
     fresh : bool
         Start over, even where an earlier run of ours can be resumed.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second.
+        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second; by default a bar shows it,
+        at a terminal and in a notebook.
 
     Returns
     -------
@@ -122,7 +124,8 @@ def reconstruct(
         cluster=cluster_of_script(cluster),
         allow_import=True,
     )
-    return run_reconstruction(make_reconstruction_plan(job, fresh=fresh), observer=observer)
+    with progress_shown(observer) as observe:
+        return run_reconstruction(make_reconstruction_plan(job, fresh=fresh), observer=observe)
 
 
 def _prior(written: str | Words) -> PriorChoice:

@@ -17,6 +17,7 @@ from halotile.graphs.job import Auto, FidelityChoice, OperatorChoice, Output, Re
 from halotile.graphs.outcome import ended_by, failure_of, full_disk_in_words
 from halotile.graphs.paths import whole_path
 from halotile.graphs.progress import Observer
+from halotile.graphs.progress_bar import progress_shown
 from halotile.graphs.session import Session
 from halotile.graphs.signals import Signals
 from halotile.graphs.simulation.noise import NoiseChoice
@@ -72,7 +73,8 @@ def simulate(
     overwrite : bool
         Replace Zarrs that stand at the measurements' paths.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second.
+        Called with a :class:`~halotile.graphs.progress.Progress` about twice a second; by default a bar shows it,
+        at a terminal and in a notebook.
 
     Returns
     -------
@@ -108,7 +110,8 @@ def simulate(
         allow_import=True,
     )
     plans = make_simulation_plans(job, wanted, overwrite=overwrite)
-    return run_simulation(plans, observer=observer)
+    with progress_shown(observer) as observe:
+        return run_simulation(plans, observer=observe)
 
 
 def run_simulation(
