@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 from halotile.errors import (
     ConfigError,
     HalotileError,
@@ -69,12 +71,13 @@ def message_of(error: BaseException, *, resumable: bool = False) -> str:
             "its origin. Else end other programs, or use a machine with more memory."
         )
     text = " ".join(str(error).split())
-    if _is_of_settings(error):
-        return f"error: {text}. Mend that file, or move it away."
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if _is_of_settings(error):
+        return f"error: Dask cannot read its settings ({named}). Correct them: ~/.config/dask, variables DASK_..."
     return f"error: unexpected {named}\nrun again with --debug for the traceback"
 
 
 def _is_of_settings(error: BaseException) -> bool:
     """Whether Dask, which reads the settings of the user where it is first imported, could not read them."""
-    return isinstance(error, ValueError) and str(error).startswith("A dask config file at ")
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.endswith(("/dask/config.py", "/distributed/config.py")) for frame in frames)

@@ -56,8 +56,15 @@ def test_an_error_becomes_one_message(error: BaseException, message: str) -> Non
     assert message_of(error) == message
 
 
-def test_settings_of_dask_that_cannot_be_read_are_a_matter_of_usage(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("distributed: [1")
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [("distributed: [1", "ValueError: A dask config file at"), ("distributed: {logging: 3}", "TypeError: ")],
+    ids=["no YAML", "of another type"],
+)
+def test_settings_of_dask_that_cannot_be_read_are_a_matter_of_usage(
+    settings: str, wrong: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(settings)
     result = subprocess.run(
         [sys.executable, "-m", "halotile", "doctor"],
         capture_output=True,
@@ -66,10 +73,8 @@ def test_settings_of_dask_that_cannot_be_read_are_a_matter_of_usage(tmp_path: Pa
         env=os.environ | {"DASK_CONFIG": str(tmp_path)},
     )
     assert result.returncode == 2
-    assert result.stderr.startswith(
-        f"error: A dask config file at {str(tmp_path / 'mine.yaml')!r} is malformed"
-    )
-    assert result.stderr.endswith("Mend that file, or move it away.\n")
+    assert result.stderr.startswith(f"error: Dask cannot read its settings ({wrong}")
+    assert result.stderr.endswith("Correct them: ~/.config/dask, variables DASK_...\n")
 
 
 def test_what_can_be_gone_on_with_says_so() -> None:
