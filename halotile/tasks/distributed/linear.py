@@ -15,7 +15,7 @@ from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.atonce import Largest, Products, Solution, computed, is_small
 from halotile.tasks.distributed.krylov import System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.one import OneOperator
-from halotile.tasks.distributed.physics import ADJOINT, DistributedStackedPhysics
+from halotile.tasks.distributed.physics import ADJOINT, DistributedStackedPhysics, check_reduction
 from halotile.tasks.distributed.pieces import LocalStack, is_large, is_large_later, local_stack
 from halotile.tasks.distributed.typed import typed
 
@@ -79,6 +79,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type:
     @typed
     def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any) -> Any:
         """``sum_i A_i^T y_i``; their mean, or with ``reduce_op=None`` the list of them."""
+        check_reduction("reduce_op", reduce_op)
         parts = self._parts(y)
         if reduce_op and not kwargs and all(map(self._is_cut, parts)) and (local := self._local()):
             image = local.image_of(parts)
@@ -94,6 +95,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type:
         self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
         """``sum_i A_i^T A_i x``, there and back in one task for each operator."""
+        check_reduction("reduce_op", reduce_op)
         if reduce_op and not kwargs and self._is_cut(x) and (local := self._local(x)):
             if self.ctx.is_lazy(x):
                 return self._mean(local.later("normal", [x], tuple(x.shape))[0], reduce_op)
