@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from halotile.errors import DamagedData, InputError, OutputRefused
+from halotile.errors import DamagedData, InputError, OutputRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.damage import damaged_among
 from halotile.graphs.plan import RunPlan
+from halotile.graphs.signals import Signals
 from halotile.storage.journal import Journal
 from halotile.storage.output import metadata_digest
 from halotile.storage.runs import Runs
@@ -91,14 +92,32 @@ class Claimed:
             "to start over."
         )
 
-    def strike_damaged(self, numbers: Iterable[int], *, thorough: bool) -> int:
-        """Take these blocks out of the journal where the output does not hold what was written; how many there are."""
+    def strike_damaged(self, numbers: Iterable[int], signals: Signals, *, thorough: bool) -> int:
+        """Take these blocks out of the journal where the output does not hold what was written; how many there are.
+
+        Raises
+        ------
+        Stopped
+            When a signal asks for it before all of them were looked at; where that is soon done, when it presses.
+        """
+
+        def until_asked() -> Iterator[int]:
+            for number in numbers:
+                if signals.asked if thorough else signals.hurried:
+                    raise Stopped(
+                        f"stopped on {signals.name} while the blocks that are done were checked. Run again to go on.",
+                        signals.name,
+                    )
+                yield number
+
         plan = self.plan
-        damaged = damaged_among(numbers, self.journal, plan.output, plan.layout, plan.grid, thorough=thorough)
+        damaged = damaged_among(
+            until_asked(), self.journal, plan.output, plan.layout, plan.grid, thorough=thorough
+        )
         self.journal.strike(damaged)
         return len(damaged)
 
-    def finish(self) -> None:
+    def finish(self, signals: Signals) -> None:
         """Refuse to call the run finished where its output is not what it wrote. The input was checked after each pass.
 
         Raises
@@ -107,6 +126,8 @@ class Claimed:
             As :meth:`check_place`, and where the metadata are not what was written.
         DamagedData
             When shards are not what was written; their blocks are struck from the journal.
+        Stopped
+            As :meth:`strike_damaged`.
         """
         self.check_place()
         output = self.plan.output
@@ -115,7 +136,7 @@ class Claimed:
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 "`recon-cli verify --repair` restores them."
             )
-        if damaged := self.strike_damaged(self.journal.done, thorough=False):
+        if damaged := self.strike_damaged(self.journal.done, signals, thorough=False):
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(damaged, 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."

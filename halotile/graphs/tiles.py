@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from contextlib import suppress
 
 from halotile.errors import DiskRefused, Stopped
@@ -96,7 +94,8 @@ class _Driver:
 
     def run(self) -> Outcome:
         """Until nothing is left to do; a cluster that stops answering is started anew."""
-        struck = self._strike_damaged(self.journal.done, thorough=False)
+        signals = self.sweep.signals
+        struck = self.claimed.strike_damaged(self.journal.done, signals, thorough=False)
         self.earlier = Runs(self.journal.done)
         self.status.begin(self.sweep.progress("start"))
         self._say_struck(struck)
@@ -105,7 +104,7 @@ class _Driver:
         try:
             self._until_done()
             self._until_sound()
-            self.claimed.finish()
+            self.claimed.finish(signals)
         except BaseException as error:
             with suppress(OSError):  # a mark that is lost with the disk repeats a block
                 self.journal.sync()
@@ -117,11 +116,6 @@ class _Driver:
             sweep_partials(self.plan.output)
         return self._conclude()
 
-    def _strike_damaged(self, numbers: Iterable[int], *, thorough: bool) -> int:
-        """Take the blocks out of the journal whose files are damaged; returns how many there were."""
-        wanted = itertools.takewhile(lambda _: not self.sweep.signals.asked, numbers)
-        return self.claimed.strike_damaged(wanted, thorough=thorough)
-
     def _say_struck(self, struck: int) -> None:
         if struck:
             are = "is" if struck == 1 else "are"
@@ -131,7 +125,7 @@ class _Driver:
         """Look at every byte that earlier runs wrote, and do again what is damaged: a run that ends well made a whole output."""
         if self.earlier and not self.sweep.disk_error:
             with self.status.ticking(lambda: self.sweep.progress("check")):
-                damaged = self._strike_damaged(self.earlier, thorough=True)
+                damaged = self.claimed.strike_damaged(self.earlier, self.sweep.signals, thorough=True)
             self._say_struck(damaged)
             self._until_done()
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import DamagedData, HalotileError, InputError, OutputRefused
-from halotile.graphs import claimed
+from halotile.errors import DamagedData, HalotileError, InputError, OutputRefused, Stopped
+from halotile.graphs import claimed, signals
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.progress import Progress
 from halotile.graphs.verify import verify
@@ -178,3 +180,38 @@ def test_looks_that_take_long_are_seldom(
     scene.run(cluster)
     # The first, and the one that is always taken, after the pass.
     assert len(looks) == 2 or looks[-1] - looks[0] > 9
+
+
+@pytest.mark.parametrize("checks", ["when it goes on", "at its end"])
+def test_a_run_that_is_stopped_while_it_checks_has_not_finished(
+    scene: Scene,
+    cluster: Cluster,
+    check_whole: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    checks: str,
+) -> None:
+    """A pixel is damaged beneath a checksum that is read alone by any check but that of every byte."""
+    if checks == "when it goes on":
+        scene.run(cluster)
+        flip(next((scene.output / "c").glob("0/[0-9]")))
+        due = 0
+    else:
+        due = BLOCKS
+
+    def press(_: Scene) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(signals, "TWICE_SECONDS", -1.0)
+    with pytest.raises(Stopped, match="stopped on SIGTERM while the blocks that are done were checked"):
+        scene.run(cluster, observer=after(due, scene, press))
+    assert scene.status()["state"] == ("finished" if checks == "when it goes on" else "stopped")
+    assert scene.run(cluster).done == BLOCKS
+    check_whole()
+
+
+def flip(shard: Path) -> None:
+    """Change the first byte of a file's pixels."""
+    content = bytearray(shard.read_bytes())
+    content[16] ^= 255
+    shard.write_bytes(content)

@@ -92,7 +92,7 @@ def test_reduce_op_says_how_contributions_become_one(ctx: DistributedContext, re
 
 def test_a_word_that_is_no_reduction_is_refused_at_any_size(ctx: DistributedContext) -> None:
     stack, x = distribute(STACKS["circular blurs"](), ctx), image(1, 1, 800, 700)
-    with pytest.raises(ConfigError, match="reduce_op is 'average'. Write 'sum', 'mean', or None"):
+    with pytest.raises(ConfigError, match=r"reduce_op is 'average'\. Write 'sum', 'mean', or None"):
         stack.A_adjoint_A(x, reduce_op="average")
 
 

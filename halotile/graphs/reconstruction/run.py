@@ -107,7 +107,7 @@ class _Driver:
 
     def run(self) -> Outcome:
         """Every sweep that is left."""
-        self.claimed.strike_damaged(self.journal.done, thorough=True)
+        self.claimed.strike_damaged(self.journal.done, self.signals, thorough=True)
         keep_job(self.plan, self.directory)
         if self.journal.done and is_behind(self.directory, self.plan.job.solver):
             self.journal.strike(list(self.journal.done))
@@ -120,7 +120,7 @@ class _Driver:
                 self._tell_of_mending()
                 with self.session:
                     self._solve()
-            self.claimed.finish()
+            self.claimed.finish(self.signals)
         except BaseException as error:
             with suppress(OSError):
                 self.journal.sync()

@@ -176,7 +176,7 @@ class _Making:
 
     def make(self, session: Session, signals: Signals, import_folder: str | None) -> None:
         """Every block that is left."""
-        self.claimed.strike_damaged(self.journal.done, thorough=True)
+        self.claimed.strike_damaged(self.journal.done, signals, thorough=True)
         sweep = Sweep(
             self.plan.task,
             phase="simulate",
@@ -196,7 +196,7 @@ class _Making:
         try:
             session.through(sweep)
             self._check(sweep)
-            self.claimed.finish()
+            self.claimed.finish(signals)
         except BaseException as error:
             with suppress(OSError):
                 self.journal.sync()
