@@ -27,7 +27,7 @@ from halotile.tasks.probe import check_own_code
 from halotile.tasks.usercode import loaded_code
 
 T = TypeVar("T")
-UNCOMPARED = "whether tiles have the bits of the whole image was not tried: larger windows need more than run.memory_per_worker"
+UNCOMPARED = "tiles were not compared with larger windows"
 
 
 class Tried(NamedTuple):
@@ -92,7 +92,7 @@ def compared(
 ) -> Reach:
     """The reach after tiles of the job's own sizes were compared with larger windows, for a new run of a network on the CPU.
 
-    Where a worker's memory does not suffice for that, a note says so: the job itself may fit.
+    Where that fails, for a worker's memory or otherwise, a note says so: the job itself may do well.
     """
     if task is None or not task.denoiser.convolutional or task.device != "cpu":
         return reach
@@ -102,8 +102,8 @@ def compared(
     try:
         with told_if_slow(say, f"comparing tiles of {task.denoiser.title} with larger windows"):
             found = bounded(partial(_difference, sizes), task.denoiser.title, run)
-    except MemoryRefused:
-        return replace(reach, notes=(*reach.notes, UNCOMPARED))
+    except MemoryRefused as error:
+        return replace(reach, notes=(*reach.notes, f"{UNCOMPARED}: {error}"))
     return replace(reach, difference=max(found, reach.difference))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -34,11 +34,14 @@ def allow_memory(more_bytes: int | None) -> None:
 
 @contextmanager
 def size_limited(total_bytes: int | None) -> Iterator[None]:
-    """Let allocations fail, for the length of the context, with which all of the process would take more; None for no bound."""
+    """Limit this process to ``total_bytes`` for the length of the context.
+
+    Only a process that has a limit already gets one, as workers of ours have: in another one the threads beside this may do
+    somebody else's work.
+    """
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    if total_bytes is not None:
-        with suppress(OSError):  # no Linux
-            allow_memory(max(0, total_bytes - _bytes_here(1)))
+    if total_bytes is not None and before[0] != resource.RLIM_INFINITY:
+        allow_memory(max(0, total_bytes - _bytes_here(1)))
     try:
         yield
     finally:

@@ -286,8 +286,17 @@ def strategy_of(x: torch.Tensor) -> Any:
 def test_a_network_that_looks_at_the_whole_image_is_not_cut(ctx: DistributedContext, make: Any) -> None:
     net, x = make(), image(1, 1, 40, 40)
     denoiser = distribute(net, ctx, type_object="auto" if hasattr(net, "prox") else "denoiser", patch_size=16)
-    with torch.no_grad(), pytest.raises(ConfigError, match=r"looks at the whole image.*unsafe=True"):
-        denoiser.prox(x, 1.0) if hasattr(net, "prox") else denoiser(x)
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(ConfigError, match=r"looks at the whole image.*unsafe=True"):
+            denoiser.prox(x, 1.0) if hasattr(net, "prox") else denoiser(x)
+
+
+def test_each_way_to_cut_is_tried(ctx: DistributedContext) -> None:
+    rows = tiled(ctx, Rows(), overlap=0)
+    assert rows(image(1, 1, 40, 16)).shape == (1, 1, 40, 16)
+    with pytest.raises(ConfigError, match="looks at the whole image"):
+        rows(image(1, 1, 16, 40))
+    assert rows(image(1, 1, 40, 16)).shape == (1, 1, 40, 16)
 
 
 def test_it_is_refused_whatever_goes_with_it_and_however_it_is_cut(ctx: DistributedContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -113,7 +114,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self._draws = Draws(ctx.seed, ctx.stream())
         self._told: set[str] = set()
         self._asked: set[tuple[bool, bool]] = set()
-        self._is_tried = self.options.unsafe
+        self._looks_far: dict[tuple[int, ...], bool] = {}
+        """Whether the processor was found to look at everything, by the number of axes and those that are cut."""
 
     @typed
     def forward(self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any) -> torch.Tensor:
@@ -207,12 +209,30 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     def _try(
         self, x: Any, processed: Processed, tensors: Sequence[torch.Tensor], axes: Sequence[int]
     ) -> None:
-        """Refuse a processor that looks at all of an image which is cut; it is tried once, on a worker."""
+        """Refuse a processor that looks at all of an image which is cut; it is tried once for such axes, on a worker."""
         # In training mode a layer that normalises a batch is one that eval() makes local: that is told elsewhere.
         learns = any(True for each in contents_of(self.processor) for _ in running_statistics(each))
-        if self._is_tried or learns or not axes or not is_triable(x, axes):
+        if self.options.unsafe or learns or not is_triable(x, axes):
             return
-        self._is_tried = True
+        name = f"the denoiser ({name_of(self.processor)})"
+        cut = (len(x.shape), *axes)
+        if cut not in self._looks_far:
+            found = self._looking(x, processed, tensors, axes)
+            self._looks_far[cut] = found == 1
+            if not math.isfinite(found):
+                why = "fails on" if math.isnan(found) else "runs out of memory on"
+                warnings.warn(
+                    f"{name} {why} small windows of random pixels: whether its tiles give what the whole image gives is not "
+                    "known. This is said once.",
+                    stacklevel=3,
+                )
+        if self._looks_far[cut]:
+            raise refusal(name)
+
+    def _looking(
+        self, x: Any, processed: Processed, tensors: Sequence[torch.Tensor], axes: Sequence[int]
+    ) -> float:
+        """What :class:`Looking` says of these axes."""
         arguments = processed.arguments
         like = x.new_zeros(1) if isinstance(x, torch.Tensor) else torch.from_numpy(np.zeros(1, x.dtype))
         lent = [lent_to_windows(a, t.detach()) for a, t in zip(arguments, tensors, strict=True)]
@@ -227,14 +247,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         call = Call(looking, tuple(range(1 + len(lent))), (0,), 0)
         (found,) = Batch(self.ctx, PHASE, (call,), 1, "tile").values([like, *lent])
         assert found is not None
-        if found.isnan():
-            warnings.warn(
-                f"the denoiser ({name_of(self.processor)}) fails on small windows of random pixels: whether its tiles give what the "
-                "whole image gives is not known. This is said once.",
-                stacklevel=3,
-            )
-        elif found:
-            raise refusal(f"the denoiser ({name_of(self.processor)})")
+        return float(found)
 
     def _tell(self) -> None:
         """Say once what these tiles do not do; a network is looked through once for each mode that it is in."""

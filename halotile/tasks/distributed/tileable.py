@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError
+from halotile.tasks.device import is_out_of_memory
 from halotile.tasks.distributed.arguments import Argument
 from halotile.tasks.distributed.calls import Tensors
 from halotile.tasks.distributed.processed import Processed
@@ -19,7 +20,7 @@ from halotile.tasks.trial import NARROW, Trial
 
 @dataclass(frozen=True)
 class Looking:
-    """How far a processor looks at least, along each of some axes; infinity where it looks at everything.
+    """Whether a processor looks at the whole image, along any of some axes.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class Looking:
     limit_bytes: int | None
 
     def __call__(self, like: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-        """For windows of the type of ``like``: 1 if it looks at everything, 0 if not, NaN where it cannot be tried."""
+        """For windows of the type of ``like``: 1 if it does, 0 if not; NaN where it fails, infinity where memory runs out."""
 
         def model(windows: torch.Tensor) -> torch.Tensor:
             beside = (
@@ -54,8 +55,8 @@ class Looking:
         with size_limited(self.limit_bytes):
             try:
                 far = any(looks_far(self._trial(model), axis) for axis in self.axes)
-            except Exception:
-                return (torch.tensor([float("nan")]),)
+            except Exception as error:
+                return (torch.tensor([float("inf" if is_out_of_memory(error) else "nan")]),)
         return (torch.tensor([float(far)]),)
 
     def _trial(self, model: Any) -> Trial:
