@@ -199,8 +199,8 @@ def test_a_run_that_is_stopped_while_it_checks_has_not_finished(
         due = BLOCKS
 
     def press(_: Scene) -> None:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(signals, "TWICE_SECONDS", -1.0)
     with pytest.raises(Stopped, match="stopped on SIGTERM while the blocks that are done were checked"):
