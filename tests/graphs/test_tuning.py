@@ -329,17 +329,17 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "limit", "said"),
     [
-        (lambda picture: os._exit(7), "a trial broke: exit code 7"),
-        (lambda picture: 1 / 0, "a trial broke: ZeroDivisionError: division by zero"),
-        (lambda picture: time.sleep(60), "a trial did not end within 5 s"),
+        (lambda picture: os._exit(7), 60.0, "a trial broke: exit code 7"),
+        (lambda picture: 1 / 0, 60.0, "a trial broke: ZeroDivisionError: division by zero"),
+        (lambda picture: time.sleep(60), 5.0, "a trial did not end within 5 s"),
     ],
 )
 def test_a_trial_that_breaks_says_how(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Callable[[Any], Any], said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Callable[[Any], Any], limit: float, said: str
 ) -> None:
-    monkeypatch.setattr(tuning, "LIMIT_SECONDS", 5.0)
+    monkeypatch.setattr(tuning, "LIMIT_SECONDS", limit)
     plan = make_plan(job(tmp_path, "cpu"))
     task = replace(plan.task, denoiser=GivenFunction(call=broken, depth=1))
     with pytest.raises(NotTried, match=said):
