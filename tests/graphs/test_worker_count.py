@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from halotile.errors import MemoryRefused
+from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs import worker_count
 from halotile.graphs.cores import cores_here
 from halotile.graphs.devices import device_of
@@ -103,6 +103,24 @@ def test_an_allocation_is_taken_as_a_whole(
     assert found.why.endswith("of the allocation")
     slots = steps.slots_in(environment, workers)
     assert {slot.of for slot in slots} == {workers // 2}
+
+
+@pytest.mark.parametrize(
+    ("run", "cluster", "asked"),
+    [
+        (Run(device="cuda"), IN_IT, "run.device is cuda"),
+        (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"),
+    ],
+)
+def test_an_allocation_without_the_gpus_that_are_asked_for_is_refused(
+    run: Run, cluster: Cluster, asked: str, has: list[str]
+) -> None:
+    assert device_of(run, cluster, ALLOCATED) == "cuda"
+    with pytest.raises(
+        ConfigError, match=rf"^{asked}, and Slurm tells of no GPU .*--gres.*, write run\.workers"
+    ):
+        workers_of(run, cluster, "cuda", ALLOCATED)
+    assert workers_of(replace(run, workers=2), cluster, "cuda", ALLOCATED).workers == 2
 
 
 def test_workers_that_do_not_fit_an_allocation_are_refused(has: list[str]) -> None:
