@@ -159,8 +159,5 @@ def in_words_of_config() -> Iterator[None]:
         raise ConfigError(f"the cluster did not start ({said}). {remedy}") from error
 
 
-Check = Callable[[job.Cluster], None]
-"""``check`` of a kind, which it may leave out: raises where a cluster cannot be started from here, before a run makes anything."""
-
 Start = Callable[[Order], AbstractContextManager[Cluster]]
 """``start`` of a kind: a running cluster, which ends with the context."""
