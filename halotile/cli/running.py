@@ -80,12 +80,13 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
 def _among_copies(job: AnyJob) -> AbstractContextManager[None]:
     """Where this is the first of several copies of the command, the others hear of its end."""
     from halotile.graphs.launchers import copy_of
+    from halotile.graphs.resolution import kind_of
 
-    if copy_of() is None:
+    if kind_of(job.cluster).name != "ranks" or copy_of() is None:
         return nullcontext()
     from halotile.graphs.clusters.ranks import as_first
 
-    return as_first(job.cluster)
+    return as_first()
 
 
 def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool, quiet: bool) -> None:

@@ -6,10 +6,8 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
-GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUP = Path("/proc/self/cgroup")
+from halotile.graphs.cgroups import cgroups_of
 
 
 def cores_here() -> int:
@@ -19,13 +17,7 @@ def cores_here() -> int:
 
 
 def _cores_of_groups() -> Iterator[float]:
-    """What its control groups allow, its own and those around it, of both versions."""
-    folders = [GROUPS / "cpu"]
-    with suppress(OSError):
-        lines = OWN_GROUP.read_text().splitlines()
-        own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-        folders += [GROUPS / str(path).lstrip("/") for path in (Path(own), *Path(own).parents)]
-    for folder in folders:
+    for folder in cgroups_of("cpu"):
         with suppress(OSError, ValueError):  # not there, or "max"
             quota, period = map(int, (folder / "cpu.max").read_text().split())
             yield quota / period

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from halotile.errors import DamagedData
+from halotile.graphs.cores import cores_here
 from halotile.storage.grid import Block, Grid
 from halotile.storage.journal import Journal
 from halotile.storage.output import Layout, check_block, inspect_block
@@ -20,6 +21,8 @@ from halotile.storage.shards import digest_of
 T = TypeVar("T")
 
 CHECKED_AT_ONCE = 64
+HELD_BYTES = 2**30
+"""Of shards that are in memory to be read whole: a driver's memory is in no plan."""
 
 
 def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) -> Grid:
@@ -63,7 +66,8 @@ def damaged_blocks(
     def check(block: Block) -> list[str]:
         return check_block(path, layout, block.core, digest(block.number), thorough=thorough)
 
-    return ((number, problems) for number, problems in _side_by_side(check, blocks) if problems)
+    threads = _threads_for(layout) if thorough else cores_here()
+    return ((number, problems) for number, problems in _side_by_side(check, blocks, threads) if problems)
 
 
 def damaged_among(
@@ -95,17 +99,26 @@ def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
         return inspect_block(path, layout, block.core, thorough=False)
 
     digests = []
-    for _, (problems, digest) in _side_by_side(inspect, output_grid(layout, grid.shape, grid.block)):
+    blocks = output_grid(layout, grid.shape, grid.block)
+    for _, (problems, digest) in _side_by_side(inspect, blocks, cores_here()):
         if problems:
             raise DamagedData(problems[0])
         digests.append(digest)
     return digest_of(digests)
 
 
-def _side_by_side(look: Callable[[Block], T], blocks: Iterable[Block]) -> Iterator[tuple[int, T]]:
+def _threads_for(layout: Layout) -> int:
+    """How many threads may each hold a whole shard."""
+    shard_bytes = math.prod(layout.form.counts) * layout.form.chunk_bytes
+    return max(1, min(cores_here(), HELD_BYTES // shard_bytes))
+
+
+def _side_by_side(
+    look: Callable[[Block], T], blocks: Iterable[Block], threads: int
+) -> Iterator[tuple[int, T]]:
     """What a look at each block finds, in their order."""
     pending: deque[tuple[int, Future[T]]] = deque()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for block in itertools.chain(blocks, itertools.repeat(None)):
             if block is not None:
                 pending.append((block.number, pool.submit(look, block)))

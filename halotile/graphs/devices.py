@@ -143,6 +143,17 @@ def hands_of(run: Run, cluster: Cluster, device: str) -> int:
     return max(1, min(HANDS_AT_MOST, cores))
 
 
+def asked_by(run: Run, cluster: Cluster) -> str:
+    """What of a job asks for GPUs.
+
+    Examples
+    --------
+    >>> asked_by(Run(device="cuda"), Cluster()), asked_by(Run(), Cluster(gpus=1))
+    ('run.device is cuda', 'cluster.gpus is 1')
+    """
+    return "run.device is cuda" if run.device == "cuda" else f"cluster.gpus is {shown(cluster.gpus)}"
+
+
 def check_device(run: Run, cluster: Cluster, device: str) -> None:
     """Refuse a card where workers live on this machine and there is none.
 
@@ -157,8 +168,7 @@ def check_device(run: Run, cluster: Cluster, device: str) -> None:
     if kind_of(cluster).name == LOCAL_CUDA:
         chosen(cluster, here)
     if not here.names:
-        asked = "run.device is cuda" if run.device == "cuda" else f"cluster.gpus is {shown(cluster.gpus)}"
         raise ConfigError(
-            f"{asked}, and there is no GPU here: {here.why_none}. Leave it out to compute on processors, or start it where there is one "
+            f"{asked_by(run, cluster)}, and there is no GPU here: {here.why_none}. Leave it out to compute on processors, or start it where there is one "
             "(`recon-cli doctor` looks for them)."
         )

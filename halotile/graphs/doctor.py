@@ -25,6 +25,7 @@ from halotile.graphs.devices import LOCAL_CUDA
 from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.identity import package_version
 from halotile.graphs.job import Cluster
+from halotile.graphs.memory import machine_bytes
 from halotile.graphs.pieces.batch import BatchSystem
 from halotile.graphs.plan import existing_parent
 from halotile.graphs.resolution import DEFAULT, kind_of
@@ -129,9 +130,7 @@ def _platform() -> Finding:
 
 
 def _machine() -> str:
-    import psutil
-
-    memory = bytes_text(psutil.virtual_memory().total)
+    memory = bytes_text(machine_bytes())
     return f"{socket.gethostname()}: {counted(cores_here(), 'core')}, {memory}, Python {platform.python_version()}"
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from halotile.errors import ConfigError
 
+OWN_RANK = "HALOTILE_RANK"
 OWN_SIZE = "HALOTILE_SIZE"
-"""Together with HALOTILE_RANK it counts before what any launcher says; it also tells what PMIx alone does not."""
+"""Together with HALOTILE_RANK it counts before what any launcher says; it also tells what PMIx and PALS may leave open."""
 UNCOUNTED = ("PMIX_RANK", "PALS_RANKID")
 """Set by launchers that number their copies and may leave it to a library to say how many there are."""
 
@@ -40,7 +41,7 @@ class Launcher:
 
 
 LAUNCHERS = {
-    "an override": Launcher("HALOTILE_RANK", OWN_SIZE, "HALOTILE_LOCAL_RANK", "HALOTILE_LOCAL_SIZE"),
+    "an override": Launcher(OWN_RANK, OWN_SIZE, "HALOTILE_LOCAL_RANK", "HALOTILE_LOCAL_SIZE"),
     "Open MPI": Launcher(
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
@@ -85,6 +86,7 @@ LAUNCHERS = {
         by_slurm=True,
     ),
     "PMIx": Launcher("PMIX_RANK", OWN_SIZE, "", "", ("PMIX_NAMESPACE",)),
+    "PALS alone": Launcher("PALS_RANKID", OWN_SIZE, "PALS_LOCAL_RANKID", "", ("PALS_APID",), by_slurm=True),
 }
 """The innermost first: `mpirun` may stand in a batch job, and `torchrun` in a step of `srun`."""
 
@@ -139,6 +141,8 @@ def copy_of(environment: Mapping[str, str] = os.environ) -> Copy | None:
             words = (environment.get(name, "") for name in ("SLURM_JOB_ID", *launcher.launch))
             launch = "-".join(word.replace("/", "_") for word in words if word)
             return Copy(rank, size, number(launcher.local_rank), number(launcher.local_size), launch)
+        if launcher.rank == OWN_RANK:
+            return None
     uncounted = next((name for name in UNCOUNTED if name in environment), None)
     if uncounted and not counted:
         raise ConfigError(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from pathlib import Path
+from itertools import product
 
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
+from halotile.graphs.cgroups import cgroups_of
 from halotile.tasks.buffers import COUNT
 
 MIB = 1024**2
@@ -21,17 +22,18 @@ SHARED_BYTES = 240 * MIB
 """What of it is program files, of which a machine keeps one copy for all its workers."""
 CARD_BYTES = 2048 * MIB
 """Allowed for what a driver of cards and its libraries keep in a process that computes on one, until a trial there has measured it."""
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""Of the two versions of control groups."""
 
 
 def machine_bytes() -> int:
-    """Memory of this machine, or of the container that this process runs in."""
+    """Memory of this machine, or what of it the control groups of this process allow."""
     import psutil
 
     limits = [int(psutil.virtual_memory().total)]
-    for file in CGROUP_LIMITS:
+    for group, name in product(cgroups_of("memory"), CGROUP_LIMITS):
         with suppress(OSError, ValueError):  # not there, or "max"
-            limits.append(int(Path(file).read_text(encoding="ascii")))
+            limits.append(int((group / name).read_text()))
     return min(limit for limit in limits if limit > 0)
 
 

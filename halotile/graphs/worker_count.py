@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from halotile.errors import MemoryRefused
+from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.cores import cores_here
-from halotile.graphs.devices import LOCAL_CUDA, SLURM_ALLOC, chosen
+from halotile.graphs.devices import LOCAL_CUDA, SLURM_ALLOC, asked_by, chosen
 from halotile.graphs.job import Auto, Cluster, Job, Reconstruction, Run, parse_bytes
 from halotile.graphs.launchers import copy_of
 from halotile.graphs.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
@@ -66,7 +66,13 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
     if kind == SLURM_ALLOC and "SLURM_JOB_NODELIST" in environment:
         from halotile.graphs.pieces.steps import workers_in
 
-        return Count(*workers_in(environment, device))
+        count = Count(*workers_in(environment, device))
+        if not count.workers:
+            raise ConfigError(
+                f"{asked_by(run, cluster)}, and Slurm tells of no GPU in the allocation: with run.workers: auto there would be no worker. "
+                "Leave it out to compute on processors, or ask Slurm for GPUs (--gres=gpu:1); where Slurm does not count them, write run.workers."
+            )
+        return count
     return Count(USUAL, "as many as are asked for: run.workers")
 
 

@@ -18,7 +18,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.job import Cluster
 from halotile.registry import find
-from tests.cli.engine import RUNNER
+from tests.cli.engine import RUNNER, Engine
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish
 
@@ -207,6 +207,17 @@ def test_what_stands_in_a_job_script_is_one_line(config: Path, values: str, word
     with pytest.raises(ConfigError) as caught:
         load_job(config)
     assert words in str(caught.value)
+
+
+def test_copies_that_nobody_counts_run_each_for_itself_where_the_cluster_is_written(
+    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PALS_RANKID", "1")
+    refused = RUNNER.invoke(app, ["run", str(config), "--cluster", "ranks"])
+    assert (refused.exit_code, "Set HALOTILE_SIZE" in refused.stderr) == (2, True)
+    done = RUNNER.invoke(app, ["run", str(config), "--cluster", "local"])
+    assert done.exit_code == 0, done.stderr
+    assert "finished" in done.stdout
 
 
 @pytest.mark.parametrize("size", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])

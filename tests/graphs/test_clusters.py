@@ -200,16 +200,40 @@ def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(
     assert "memory" not in str(caught.value).partition(". ")[0]
 
 
-def test_processes_that_are_scarce_are_told() -> None:
-    def full() -> None:
-        with in_words_of_config():
-            try:
-                raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-            except OSError as error:
-                raise RuntimeError("Cluster failed to start") from error
+def told_of(cause: Exception) -> str:
+    """What is told of a cluster that does not start, wrapped as Dask does it."""
+    with pytest.raises(ConfigError) as caught, in_words_of_config():
+        raise RuntimeError("Cluster failed to start") from cause
+    return str(caught.value)
 
-    with pytest.raises(ConfigError, match=r"unavailable\)\. Write fewer workers"):
-        full()
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EAGAIN, "Write fewer workers: "),
+        (errno.EMFILE, "Allow more open files (ulimit -n)"),
+        (errno.ENFILE, "All programs of this machine together"),
+        (errno.ENOSPC, "Make room: "),
+        (errno.EADDRNOTAVAIL, "That is what this machine says: `recon-cli doctor`"),
+        (errno.EADDRINUSE, "That is what this machine says: `recon-cli doctor`"),
+    ],
+)
+def test_what_the_system_refuses_is_not_blamed_on_dasks_configuration(number: int, remedy: str) -> None:
+    told = told_of(OSError(number, os.strerror(number)))
+    assert f"{os.strerror(number)}). {remedy}" in told
+    assert "configuration" not in told
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [FileNotFoundError(errno.ENOENT, "No such file", "preload.py"), TimeoutError(), TypeError("many")],
+)
+def test_what_a_setting_may_have_caused_is_told_as_one(cause: Exception) -> None:
+    assert "Correct what fails in Dask's configuration, a preload or a setting" in told_of(cause)
+
+
+def test_memory_that_is_scarce_is_told() -> None:
+    assert "Write fewer workers: " in told_of(MemoryError())
 
 
 DIES = """

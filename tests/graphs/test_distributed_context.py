@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from distributed import LocalCluster
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.distributed import context
 from halotile.graphs.distributed.holding import task_bytes
 from halotile.graphs.memory import IMPORTS_BYTES
 from tests.graphs.distributing import STACKS, image, one_bright_pixel, refuse_bright, tiled
@@ -40,6 +42,19 @@ def test_a_scheduler_that_does_not_answer_is_told_with_its_address(monkeypatch: 
     with (
         pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:9.*leave DASK_SCHEDULER_ADDRESS out"),
         DistributedContext(),
+    ):
+        pass
+
+
+def test_workers_share_the_memory_that_a_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(order: Order) -> None:
+        raise ConfigError(f"{order.workers} workers of {order.memory_bytes} bytes")
+
+    monkeypatch.setattr(context, "machine_bytes", lambda: 2**30)
+    monkeypatch.setattr(context, "find", lambda *_: SimpleNamespace(start=start))
+    with (
+        pytest.raises(ConfigError, match=f"2 workers of {2**29} bytes"),
+        DistributedContext(workers=2, cluster="local"),
     ):
         pass
 

@@ -72,6 +72,14 @@ SET_BY = {
         Copy(3, 4, launch="7-1"),
     ),
     "PMIx that is told how many": ({"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}, Copy(3, 4)),
+    "PALS that is told how many": (
+        {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_APID": "a-b", "HALOTILE_SIZE": "4"},
+        Copy(3, 4, 1, launch="a-b"),
+    ),
+    "PMIx in a batch job's script": (
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "PMIX_RANK": "3", "HALOTILE_SIZE": "4"},
+        Copy(3, 4, launch="7"),
+    ),
     "whoever knows better": (
         STEP | {"HALOTILE_RANK": "3", "HALOTILE_SIZE": "4", "HALOTILE_LOCAL_RANK": "1"},
         Copy(3, 4, 1, launch="7"),
@@ -82,6 +90,8 @@ ALONE: dict[str, Mapping[str, str]] = {
     "one task": STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"},
     "variables of somebody's own": {"RANK": "colonel", "WORLD_SIZE": "large"},
     "a size alone": {"WORLD_SIZE": "8"},
+    "whoever knows better": {"HALOTILE_RANK": "0", "HALOTILE_SIZE": "1", "RANK": "0", "WORLD_SIZE": "4"},
+    "PALS that is told of one": {"HALOTILE_SIZE": "1", "PALS_RANKID": "0"},
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -60,13 +62,53 @@ def test_a_job_whose_driver_ended_is_left_alone(
 def test_a_job_that_may_not_be_put_back_is_ended(
     monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
 ) -> None:
-    def refuse(_: str) -> None:
-        raise ClusterFailed("no")
-
-    answers(monkeypatch, LOST)
-    monkeypatch.setattr(orphans, "requeue", refuse)
+    answers(monkeypatch, f"{LOST}   Requeue=0 Restarts=0\n")
     orphans.put_back(closed, JOB)
     assert done == ["sleep 0", "cancel 7"]
+
+
+def test_a_requeue_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
+) -> None:
+    outcomes: list[Exception | None] = [ClusterFailed("scontrol did not answer within 30 s"), None]
+
+    def requeue(job: str) -> None:
+        done.append(f"requeue {job}")
+        if (error := outcomes.pop(0)) is not None:
+            raise error
+
+    answers(monkeypatch, f"{LOST}   Requeue=1 Restarts=0\n")
+    monkeypatch.setattr(orphans, "requeue", requeue)
+    orphans.put_back(closed, JOB)
+    assert done == ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]
+
+
+def test_of_two_workers_at_once_the_slower_does_not_end_the_job_that_the_other_put_back(
+    monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
+) -> None:
+    both_looked = threading.Barrier(2, timeout=30)
+    slurmctld = threading.Lock()
+    state = [LOST]
+
+    def look(_: list[str]) -> str:
+        text = state[0]
+        if text is LOST:
+            both_looked.wait()
+        return text
+
+    def requeue(_: str) -> None:
+        with slurmctld:
+            if state[0] is not LOST:
+                raise ClusterFailed("Job is pending execution")
+            state[0] = LOST.replace("RUNNING", "PENDING")
+            done.append("put back")
+
+    monkeypatch.setattr(orphans, "answer_of", look)
+    monkeypatch.setattr(orphans, "requeue", requeue)
+    with ThreadPoolExecutor(2) as workers:
+        for end in [workers.submit(orphans.put_back, closed, JOB) for _ in range(2)]:
+            end.result(timeout=60)
+    assert [call for call in done if not call.startswith("sleep")] == ["put back"]
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7"}, {orphans.ATTENDED: "1"}])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from halotile.errors import MemoryRefused
+from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs import worker_count
 from halotile.graphs.cores import cores_here
 from halotile.graphs.devices import device_of
 from halotile.graphs.job import Cluster, Run
+from halotile.graphs.memory import machine_bytes
 from halotile.graphs.pieces import steps
 from halotile.graphs.planner import make_plan
 from halotile.graphs.worker_count import check_allocation, workers_of
@@ -103,6 +105,24 @@ def test_an_allocation_is_taken_as_a_whole(
     assert {slot.of for slot in slots} == {workers // 2}
 
 
+@pytest.mark.parametrize(
+    ("run", "cluster", "asked"),
+    [
+        (Run(device="cuda"), IN_IT, "run.device is cuda"),
+        (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"),
+    ],
+)
+def test_an_allocation_without_the_gpus_that_are_asked_for_is_refused(
+    run: Run, cluster: Cluster, asked: str, has: list[str]
+) -> None:
+    assert device_of(run, cluster, ALLOCATED) == "cuda"
+    with pytest.raises(
+        ConfigError, match=rf"^{asked}, and Slurm tells of no GPU .*--gres.*, write run\.workers"
+    ):
+        workers_of(run, cluster, "cuda", ALLOCATED)
+    assert workers_of(replace(run, workers=2), cluster, "cuda", ALLOCATED).workers == 2
+
+
 def test_workers_that_do_not_fit_an_allocation_are_refused(has: list[str]) -> None:
     environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": "3(x2)"}
     words = (
@@ -132,6 +152,23 @@ def test_a_plan_has_no_worker_for_which_there_is_no_block(
     assert (small.run.workers, small.summary()["workers_from"]) == (8, "one for each core")
 
 
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Makes control groups of these files; the process is in those of a job's step."""
+
+    def make(files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(f"{text}\n")
+
+    (tmp_path / "own").write_text(
+        "5:memory:/slurm/job\n4:cpu,cpuacct:/slurm/job\n1:name=systemd:/else\n0::/job/step\n"
+    )
+    monkeypatch.setattr("halotile.graphs.cgroups.MOUNTED", tmp_path)
+    monkeypatch.setattr("halotile.graphs.cgroups.OWN", tmp_path / "own")
+    return make
+
+
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
@@ -141,17 +178,49 @@ def test_a_plan_has_no_worker_for_which_there_is_no_block(
         ({"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}, 1),
         ({"cpu.max": "50000 100000"}, 1),
         ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/slurm/cpu.cfs_quota_us": "100000", "cpu/slurm/cpu.cfs_period_us": "100000"}, 1),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2),
     ],
 )
 def test_cores_are_those_that_a_control_group_allows(
-    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str],
+    cores: int,
+    groups: Callable[[dict[str, str]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n")
-    (tmp_path / "own").write_text("0::/job/step\n")
-    monkeypatch.setattr("halotile.graphs.cores.GROUPS", tmp_path)
-    monkeypatch.setattr("halotile.graphs.cores.OWN_GROUP", tmp_path / "own")
+    groups(files)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
     assert cores_here() == cores
+
+
+@pytest.mark.parametrize(
+    ("files", "gibibytes"),
+    [
+        ({}, 24),
+        ({"job/step/memory.max": "max"}, 24),
+        ({"job/step/memory.max": f"{2 * GIB}"}, 2),
+        ({"job/memory.max": f"{2 * GIB}", "job/step/memory.max": f"{8 * GIB}"}, 2),
+        ({"memory.max": f"{2 * GIB}"}, 2),
+        ({"memory/slurm/job/memory.limit_in_bytes": f"{2 * GIB}"}, 2),
+        ({"memory/slurm/memory.limit_in_bytes": f"{2 * GIB}", "memory/memory.limit_in_bytes": f"{2**63}"}, 2),
+        ({"else/memory.max": f"{2 * GIB}"}, 24),
+    ],
+)
+def test_memory_is_what_a_control_group_allows(
+    files: dict[str, str],
+    gibibytes: int,
+    groups: Callable[[dict[str, str]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups(files)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB))
+    assert machine_bytes() == gibibytes * GIB
+
+
+def test_workers_fit_into_the_memory_of_a_control_group(
+    groups: Callable[[dict[str, str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups({"job/memory.max": f"{9 * GIB}"})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
+    assert workers_of(Run(), HERE, "cpu") == (2, "9 GiB have no room for more of 4GiB; 8 cores")

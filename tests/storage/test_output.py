@@ -28,6 +28,7 @@ from halotile.storage.output import (
     check_block,
     create_metadata,
     create_output,
+    inspect_block,
     metadata_digest,
     open_output,
     to_dtype,
@@ -370,3 +371,13 @@ def test_the_writer_converts(tmp_path: Path) -> None:
     region = Region((0, 0), (8, 8))
     ShardWriter(tmp_path / "a.zarr", layout).write(region, np.full((8, 8), 300.2))
     assert (zarr.open_array(tmp_path / "a.zarr", mode="r")[region.slices] == 255).all()
+
+
+def test_what_a_thorough_check_holds_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "a.zarr", PLAIN)
+    whole = Region.whole(PLAIN.shape)
+    by_the_index = inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=False)
+    monkeypatch.delattr(os, "pread")
+    assert inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=True) == by_the_index

@@ -22,8 +22,17 @@ LEAST_SILENCE_SECONDS = 60.0
 """A worker is not given up before it was silent this long: it is while it loads a model, and where a function of one's own
 keeps Python's lock."""
 
-_SCARCE = (errno.EAGAIN, errno.ENOMEM)
-"""What the system says when there is no room for another process."""
+_FEWER = "Write fewer workers: there are too many processes, or there is too little memory."
+_FULL = "Make room: $TMPDIR, your home or /dev/shm is full."
+_REMEDIES = {
+    errno.EAGAIN: _FEWER,
+    errno.ENOMEM: _FEWER,
+    errno.EMFILE: "Allow more open files (ulimit -n), or write fewer workers.",
+    errno.ENFILE: "All programs of this machine together have too many files open: end some, or write fewer workers.",
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+}
+"""For what the system says when something is scarce."""
 
 
 def _silent(_: str) -> None:
@@ -127,7 +136,7 @@ def in_words_of_config() -> Iterator[None]:
     Raises
     ------
     ConfigError
-        Of processes or memory that are scarce, or else of Dask's configuration: the rest is ours.
+        Of what the system refuses, or else of Dask's configuration: the rest is ours.
     """
     try:
         yield
@@ -138,17 +147,17 @@ def in_words_of_config() -> Iterator[None]:
         while isinstance(cause, RuntimeError) and (deeper := cause.__cause__ or cause.__context__):
             cause = deeper  # Dask's own words say no more than that it failed
         said = " ".join(f"{type(cause).__name__}: {cause}".split())
-        if isinstance(cause, MemoryError) or getattr(cause, "errno", 0) in _SCARCE:
-            remedy = "Write fewer workers: there are too many processes, or there is too little memory."
+        number = errno.ENOMEM if isinstance(cause, MemoryError) else getattr(cause, "errno", None)
+        if number in _REMEDIES:
+            remedy = _REMEDIES[number]
+        elif isinstance(cause, OSError) and number and not cause.filename:  # no file that a setting names
+            remedy = "That is what this machine says: `recon-cli doctor` tells more of it."
         else:
             remedy = "Correct what fails in Dask's configuration, a preload or a setting (~/.config/dask, variables DASK_...)."
             if isinstance(cause, RuntimeError):  # a worker that died and did not say why
                 remedy += " If that is not it, write fewer workers: processes or memory may be scarce."
         raise ConfigError(f"the cluster did not start ({said}). {remedy}") from error
 
-
-Check = Callable[[job.Cluster], None]
-"""``check`` of a kind, which it may leave out: raises where a cluster cannot be started from here, before a run makes anything."""
 
 Start = Callable[[Order], AbstractContextManager[Cluster]]
 """``start`` of a kind: a running cluster, which ends with the context."""

@@ -27,7 +27,6 @@ from halotile.graphs.credentials import Credentials, credentials, private_base
 from halotile.graphs.job import Cluster as Choice
 from halotile.graphs.launchers import Copy, copy_of
 from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS, pages_of, worker_arguments
-from halotile.graphs.resolution import kind_of
 from halotile.graphs.watching.hosts import answer_only_told
 from halotile.graphs.workers.__main__ import LEVEL
 from halotile.graphs.workers.__main__ import main as worker_command
@@ -83,7 +82,7 @@ def _launch(environment: Mapping[str, str] = os.environ) -> str:
 
 
 @contextmanager
-def as_first(choice: Choice) -> Iterator[None]:
+def as_first() -> Iterator[None]:
     """Where this is the first of several copies, the others hear of it when it ends with an error before they are asked for.
 
     Not every launcher ends them by itself: Slurm's `srun` does not.
@@ -91,7 +90,7 @@ def as_first(choice: Choice) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if kind_of(choice).name == "ranks" and _launch():
+        if _launch():
             with suppress(OSError):
                 word = _word_of_the_end()
                 for old in word.parent.glob("over-*"):

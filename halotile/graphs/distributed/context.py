@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
 from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
@@ -29,6 +28,7 @@ from halotile.graphs.distributed import lazy
 from halotile.graphs.distributed.holding import check_holds, task_bytes
 from halotile.graphs.distributed.rank import OneRank
 from halotile.graphs.job import parse_bytes
+from halotile.graphs.memory import machine_bytes
 from halotile.graphs.reduce import groups_of, key_of, plan_sums
 from halotile.graphs.resolution import ADDRESS, DEFAULT, Kind, check_one_script, kind_of
 from halotile.registry import find
@@ -216,7 +216,7 @@ class DistributedContext(OneRank):
 
     def _started(self, choice: job.Cluster) -> AbstractContextManager[Cluster]:
         count = self._workers or min(MOST_WORKERS, cores_here())
-        share = psutil.virtual_memory().total // count
+        share = machine_bytes() // count
         kind = self._kind(choice)
         check_one_script(kind)
         start: Start = find("clusters", kind.name).start

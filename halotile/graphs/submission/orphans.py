@@ -39,17 +39,12 @@ def put_back(scheduler: str, environment: Mapping[str, str] = os.environ) -> Non
         time.sleep(pause)
         if _answers(scheduler):
             return
-        with suppress(ClusterFailed):
-            if _is_orphan(answer_of(["scontrol", "show", "job", job])):
-                _requeue(job)
+        with suppress(ClusterFailed):  # Slurm is slow, or another worker was faster: the next look tells
+            told = answer_of(["scontrol", "show", "job", job])
+            if _is_orphan(told):
+                # That a requeue fails does not say that it is not allowed.
+                (cancel if re.search(r"\bRequeue=0\b", told) else requeue)(job)
                 return
-
-
-def _requeue(job: str) -> None:
-    try:
-        requeue(job)
-    except ClusterFailed:
-        cancel(job)
 
 
 def _pauses(address: str) -> tuple[float, ...]:

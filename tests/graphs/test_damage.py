@@ -1,0 +1,56 @@
+"""Checks of an output read side by side, no more at once than there are cores and memory for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from halotile.graphs import damage
+from halotile.graphs.damage import damaged_blocks, image_digest
+from tests.storage.outputs import PLAIN, written
+
+SHARD_BYTES = 8 * 8 * 2
+"""Of PLAIN, with pixels of two bytes."""
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many threads each check has asked for; the machine has four cores."""
+    counts: list[int] = []
+
+    class Threads(ThreadPoolExecutor):
+        def __init__(self, count: int) -> None:
+            counts.append(count)
+            super().__init__(count)
+
+    monkeypatch.setattr(damage, "ThreadPoolExecutor", Threads)
+    monkeypatch.setattr(damage, "cores_here", lambda: 4)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("held", "thorough", "count"),
+    [
+        (100 * SHARD_BYTES, True, 4),
+        (3 * SHARD_BYTES - 1, True, 2),
+        (SHARD_BYTES - 1, True, 1),
+        (SHARD_BYTES - 1, False, 4),
+    ],
+)
+def test_whole_shards_are_held_as_memory_allows(
+    held: int, thorough: bool, count: int, threads: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damage, "HELD_BYTES", held)
+    layout = replace(PLAIN, dtype="uint16")
+    written(tmp_path / "a.zarr", layout)
+    assert list(damaged_blocks(tmp_path / "a.zarr", layout, layout.grid, thorough=thorough)) == []
+    assert threads == [count]
+
+
+def test_an_image_is_digested_by_as_many_threads_as_cores(threads: list[int], tmp_path: Path) -> None:
+    written(tmp_path / "a.zarr", PLAIN)
+    image_digest(tmp_path / "a.zarr", PLAIN, PLAIN.grid)
+    assert threads == [4]
