@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from halotile.errors import DamagedData, InputError, OutputRefused
+from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused
 from halotile.graphs.amounts import counted
-from halotile.graphs.damage import damaged_among
+from halotile.graphs.damage import damaged_blocks, output_grid
 from halotile.graphs.plan import RunPlan
+from halotile.storage.disk import GONE
 from halotile.storage.journal import Journal
-from halotile.storage.output import metadata_digest
+from halotile.storage.output import UNREADABLE, metadata_digest
 from halotile.storage.runs import Runs
+from halotile.storage.stored import refusal, unreadable
 
 LOOK_SECONDS = 5.0
 """How often the output's directory and the input are looked at."""
 LOOK_SHARE = 0.01
 """The most of a run's time that this takes."""
+SILENT_SECONDS = 60.0
+"""How long the system may not tell what became of them before the run ends: a network file system recovers, a ticket is renewed."""
 LISTED = 300
 """The most characters of block numbers in a message."""
 
@@ -41,6 +45,7 @@ class Claimed:
         self._directory = directory
         self._metadata = metadata_digest(plan.output, plan.layout)
         self._next = time.monotonic() + LOOK_SECONDS
+        self._silent_since: float | None = None
         self._at_hand, self._title = journal, ""
         self._sure = journal.done.copy()
         """Blocks of the pass at hand that were done when the input was as it had been."""
@@ -54,7 +59,7 @@ class Claimed:
     def look(self) -> None:
         """Check now and then: every few seconds, and less often where that takes long."""
         if time.monotonic() >= self._next:
-            self.check()
+            self._told(self._check)
 
     def check(self) -> None:
         """Refuse to go on where the output is not there any more, or the input has changed.
@@ -63,7 +68,31 @@ class Claimed:
         ------
         OutputRefused, InputError
             Saying what happened. Blocks that may be of another input are struck from the journal at hand.
+        InputUnreadable
+            When the system did not tell for :data:`SILENT_SECONDS`.
         """
+        self._wait_until_told(self._check)
+
+    def _wait_until_told(self, look: Callable[[], None]) -> None:
+        while not self._told(look):
+            time.sleep(LOOK_SECONDS)
+
+    def _told(self, look: Callable[[], None]) -> bool:
+        """Whether the system told what a look asks; until it does, blocks stay doubtful."""
+        began = time.monotonic()
+        try:
+            look()
+        except InputUnreadable:
+            if self._silent_since is None:
+                self._silent_since = began
+            if began - self._silent_since >= SILENT_SECONDS:
+                raise
+            self._next = time.monotonic() + LOOK_SECONDS
+            return False
+        self._silent_since = None
+        return True
+
+    def _check(self) -> None:
         began = time.monotonic()
         self.check_place()
         self._check_input()
@@ -78,14 +107,18 @@ class Claimed:
         ------
         OutputRefused
             When another one is, or none.
+        InputUnreadable
+            When the system does not tell.
         """
         output = self.plan.output
         try:
             if os.path.samestat(os.stat(output), os.fstat(self._directory)):
                 return
             what = "is no longer the directory that the run began to write"
-        except OSError as error:
+        except GONE as error:
             what = f"was moved or removed ({error.strerror})"
+        except OSError as error:
+            raise refusal(f"{output}: it cannot be looked at", error) from error
         raise OutputRefused(
             f"{output} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
             "to start over."
@@ -93,10 +126,15 @@ class Claimed:
 
     def strike_damaged(self, numbers: Iterable[int], *, thorough: bool) -> int:
         """Take these blocks out of the journal where the output does not hold what was written; how many there are."""
-        plan = self.plan
-        damaged = damaged_among(numbers, self.journal, plan.output, plan.layout, plan.grid, thorough=thorough)
+        damaged = self._damaged(numbers, thorough=thorough)
         self.journal.strike(damaged)
         return len(damaged)
+
+    def _damaged(self, numbers: Iterable[int], *, thorough: bool) -> dict[int, list[str]]:
+        """The problems of each of these blocks that the output does not hold as it was written."""
+        plan = self.plan
+        blocks = map(output_grid(plan.layout, plan.grid.shape, plan.grid.block).block_at, numbers)
+        return dict(damaged_blocks(plan.output, plan.layout, blocks, self.journal.digest, thorough=thorough))
 
     def finish(self) -> None:
         """Refuse to call the run finished where its output is not what it wrote. The input was checked after each pass.
@@ -107,19 +145,32 @@ class Claimed:
             As :meth:`check_place`, and where the metadata are not what was written.
         DamagedData
             When shards are not what was written; their blocks are struck from the journal.
+        InputUnreadable
+            When the system did not give them for :data:`SILENT_SECONDS`.
         """
+        self._wait_until_told(self._check_output)
+
+    def _check_output(self) -> None:
         self.check_place()
         output = self.plan.output
-        if metadata_digest(output, self.plan.layout) != self._metadata:
+        try:
+            metadata = metadata_digest(output, self.plan.layout)
+        except OSError as error:
+            raise refusal(f"{output}: its metadata cannot be read", error) from error
+        if metadata != self._metadata:
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 "`recon-cli verify --repair` restores them."
             )
-        if damaged := self.strike_damaged(self.journal.done, thorough=False):
+        found = self._damaged(self.journal.done, thorough=False)
+        if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
+            self.journal.strike(damaged)
             raise DamagedData(
-                f"after the run had written {output}, shards of {counted(damaged, 'block')} were changed or removed. "
+                f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."
             )
+        for line, *_ in found.values():
+            raise unreadable(line)
 
     def _check_input(self) -> None:
         changed = [f"{source.path} {what}" for source in self.plan.sources if (what := source.change())]
