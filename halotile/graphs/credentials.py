@@ -9,14 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.security import Security
 
+from halotile.errors import OutputRefused
 from halotile.storage.locks import flock
 
 PREFIX = "tls-"
@@ -82,23 +84,30 @@ def credentials(base: Path) -> Iterator[Credentials]:
 
 @contextmanager
 def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
-    """A folder of mode 0700 in ``base``, for the length of the context; those with its prefix whose owners are gone are removed."""
-    sweep_stale(base, prefix)
+    """A folder of mode 0700 in ``base``, for the length of the context.
+
+    Those of its prefix that owners on this machine left behind are removed. Locks of others may not be seen here.
+    """
+    ours = f"{prefix}{socket.gethostname()}-tmp"
+    sweep_stale(base, ours)
     # It gets its name once it is owned: nobody sweeps it in between.
-    unnamed = Path(tempfile.mkdtemp(dir=base))  # of mode 0700
-    folder = unnamed.with_name(prefix + unnamed.name)
+    unnamed = Path(tempfile.mkdtemp(prefix="tmp", dir=base))  # of mode 0700
+    folder = unnamed.with_name(ours + unnamed.name.removeprefix("tmp"))
     try:
-        with _owned(unnamed):
+        with ExitStack() as held:
+            with suppress(OutputRefused):  # on a file system without locks nobody sweeps
+                held.enter_context(_owned(unnamed))
             unnamed.rename(folder)
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for made in (unnamed, folder):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def sweep_stale(base: Path, prefix: str = PREFIX) -> None:
-    """Remove folders, by default of certificates, that were left behind by owners that are gone."""
+    """Remove folders, by default of certificates, that were left behind by owners that are gone: none where there are no locks."""
     for folder in base.glob(f"{prefix}*"):
-        with suppress(OSError), _owned(folder):
+        with suppress(OSError, OutputRefused), _owned(folder):
             shutil.rmtree(folder)
 
 
@@ -116,7 +125,7 @@ def private_base() -> Path:
 
 @contextmanager
 def _owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; OSError when somebody else does."""
+    """Hold the lock of a folder; OSError when somebody else does, OutputRefused where there are no locks."""
     lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

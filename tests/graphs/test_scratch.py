@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -141,9 +143,52 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"{scratch.PREFIX}left" / "worker-1").mkdir(parents=True)
+    (left(tmp_path, socket.gethostname()) / "worker-1").mkdir(parents=True)
     with scratch.private_scratch() as first, scratch.private_scratch() as second:
         assert {*map(str, tmp_path.iterdir())} == {first, second}
+    assert [*tmp_path.iterdir()] == []
+
+
+def left(base: Path, host: str) -> Path:
+    """A folder that a process on some machine has left behind."""
+    return base / f"{scratch.PREFIX}{host}-tmpleft"
+
+
+def test_what_processes_on_other_machines_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = {left(tmp_path, host) for host in ("other", f"{socket.gethostname()}-2")}
+    for folder in others:
+        folder.mkdir()
+    with scratch.private_scratch():
+        assert len([*tmp_path.iterdir()]) == 3
+    assert {*tmp_path.iterdir()} == others
+
+
+def test_on_a_file_system_without_locks_a_folder_is_made_and_none_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with scratch.private_scratch() as first, scratch.private_scratch() as second:
+        assert {*map(str, tmp_path.iterdir())} == {first, second}
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_cannot_be_had_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(OSError, match="Input/output error"), scratch.private_scratch():
+        pass
     assert [*tmp_path.iterdir()] == []
 
 
