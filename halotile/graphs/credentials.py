@@ -107,7 +107,7 @@ def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
 def sweep_stale(base: Path, prefix: str = PREFIX) -> None:
     """Remove folders, by default of certificates, that were left behind by owners that are gone: none where there are no locks."""
     for folder in base.glob(f"{prefix}*"):
-        with suppress(OSError, OutputRefused), _owned(folder):
+        with suppress(OSError, OutputRefused), _owned(folder, os.geteuid()):
             shutil.rmtree(folder)
 
 
@@ -124,14 +124,18 @@ def private_base() -> Path:
 
 
 @contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; OSError when somebody else does, OutputRefused where there are no locks."""
-    lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
+def _owned(folder: Path, user: int | None = None) -> Iterator[None]:
+    """Hold the lock of a folder; OSError when somebody else does, or it is not this user's, OutputRefused where there are no locks."""
+    with ExitStack() as held:
+        # What others planted under such a name is not followed, nor is anything made in it.
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        held.callback(os.close, place)
+        if user not in (None, os.fstat(place).st_uid):
+            raise PermissionError(f"{folder} is another user's")
+        lock = os.open(_OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=place)
+        held.callback(os.close, lock)
         flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(lock)
 
 
 def _write_private(path: str, text: str) -> None:

@@ -164,6 +164,25 @@ def test_what_processes_on_other_machines_made_stays(tmp_path: Path, monkeypatch
     assert {*tmp_path.iterdir()} == others
 
 
+def test_what_another_user_planted_is_neither_followed_nor_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    left(tmp_path, socket.gethostname()).symlink_to(ours)
+    with scratch.private_scratch():
+        assert [*ours.iterdir()] == []
+    if os.getuid() == 0:  # else nobody else's can be made
+        theirs = left(tmp_path, socket.gethostname()).with_name(
+            f"{scratch.PREFIX}{socket.gethostname()}-tmp2"
+        )
+        theirs.mkdir()
+        os.chown(theirs, NOBODY, NOBODY)
+        with scratch.private_scratch():
+            assert [*theirs.iterdir()] == []
+
+
 def test_on_a_file_system_without_locks_a_folder_is_made_and_none_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
