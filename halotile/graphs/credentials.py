@@ -19,6 +19,7 @@ from pathlib import Path
 from distributed.security import Security
 
 from halotile.errors import OutputRefused
+from halotile.storage.kept import user_cache
 from halotile.storage.locks import flock
 
 PREFIX = "tls-"
@@ -116,8 +117,7 @@ def private_base() -> Path:
 
     It is in the home, which machines of a cluster share.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(cache) / "halotile"
+    folder = user_cache()
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     return folder

@@ -112,7 +112,7 @@ def check_place(
 def _check_removable(root: Path, key: str) -> None:
     """Only a Zarr that holds nothing but its own may be removed."""
     here = root.resolve()
-    for name, place in (("home directory", Path.home()), ("working directory", Path.cwd())):
+    for name, place in (("home directory", Path(os.path.expanduser("~"))), ("working directory", Path.cwd())):
         if place.resolve().is_relative_to(here):
             raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
     if not root.is_dir():

@@ -22,6 +22,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.credentials import credentials
 from halotile.graphs.pieces.batch import BatchSystem, arguments_of, watched
 from halotile.graphs.workers import scratch
+from halotile.graphs.workers.environment import own_environment
 from tests.faults import REPOSITORY
 
 NOBODY = 65534
@@ -93,6 +94,12 @@ def test_a_folder_that_another_user_made_first_is_not_used(
     for folder in theirs:
         assert [*folder.iterdir()] == [], "something was put where another user may change it"
         assert [*folder.parent.iterdir()] == [folder], "something is left behind"
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_torch_keeps_what_it_compiles_where_it_does_by_itself() -> None:
+    with own_environment():
+        assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
 @pytest.fixture
