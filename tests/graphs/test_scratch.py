@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
@@ -144,6 +145,13 @@ def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
     assert not [each for each in path if "scratch" in each]
     assert [*theirs.iterdir()] == []
     assert [*theirs.parent.iterdir()] == [theirs], "something is left behind"
+
+
+def test_what_is_no_text_on_the_path_stays_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own: list[Any] = [tmp_path, "here"]
+    monkeypatch.setattr(sys, "path", [*own, str(tmp_path / "dask-scratch-space" / "worker-1")])
+    scratch.keep_off_path()
+    assert sys.path == own
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(
