@@ -36,6 +36,18 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, as in a container, without HOME."""
+
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Two worker processes over TLS, started once."""

@@ -22,6 +22,7 @@ from halotile.cli.screen import Row, complain
 from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
 from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.progress import Progress
+from halotile.storage.place import check_entry
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.runfiles import BATCH
 
@@ -117,6 +118,7 @@ def find_run(path: Path) -> Path:
     """
     for directory in (path, run_beside(path)):
         run = RunDirectory(directory)
+        check_entry(directory)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
             return directory
     raise ConfigError(

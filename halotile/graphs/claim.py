@@ -142,6 +142,9 @@ def _what_is_made(job: Mapping[str, Any]) -> dict[str, Any]:
     parts["output"] = {key: value for key, value in parts.get("output", {}).items() if key != "overwrite"}
     if "solver" in parts:
         parts["solver"] = identity_of(parts["solver"])
+    prior = parts.get("prior") or {}
+    if prior.get("name") != "tv":  # others have none, and the default was another in earlier versions
+        parts["prior"] = {key: value for key, value in prior.items() if key != "iterations"}
     what: dict[str, Any] = json.loads(json.dumps(parts))
     return what
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
-from halotile.errors import DamagedData, InputError, OutputRefused, Stopped
+from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs.amounts import counted
-from halotile.graphs.damage import damaged_among
+from halotile.graphs.damage import damaged_blocks, output_grid
 from halotile.graphs.plan import RunPlan
 from halotile.graphs.signals import Signals
+from halotile.storage.disk import GONE
 from halotile.storage.journal import Journal
-from halotile.storage.output import metadata_digest
+from halotile.storage.output import UNREADABLE, metadata_digest
 from halotile.storage.runs import Runs
+from halotile.storage.stored import refusal, unreadable
 
 LOOK_SECONDS = 5.0
 """How often the output's directory and the input are looked at."""
 LOOK_SHARE = 0.01
 """The most of a run's time that this takes."""
+SILENT_SECONDS = 60.0
+"""How long the system may not tell what became of them before the run ends: a network file system recovers, a ticket is renewed."""
 LISTED = 300
 """The most characters of block numbers in a message."""
 
@@ -42,6 +47,7 @@ class Claimed:
         self._directory = directory
         self._metadata = metadata_digest(plan.output, plan.layout)
         self._next = time.monotonic() + LOOK_SECONDS
+        self._silent_since: float | None = None
         self._at_hand, self._title = journal, ""
         self._sure = journal.done.copy()
         """Blocks of the pass at hand that were done when the input was as it had been."""
@@ -55,7 +61,7 @@ class Claimed:
     def look(self) -> None:
         """Check now and then: every few seconds, and less often where that takes long."""
         if time.monotonic() >= self._next:
-            self.check()
+            self._told(self._check)
 
     def check(self) -> None:
         """Refuse to go on where the output is not there any more, or the input has changed.
@@ -64,7 +70,31 @@ class Claimed:
         ------
         OutputRefused, InputError
             Saying what happened. Blocks that may be of another input are struck from the journal at hand.
+        InputUnreadable
+            When the system did not tell for :data:`SILENT_SECONDS`.
         """
+        self._wait_until_told(self._check)
+
+    def _wait_until_told(self, look: Callable[[], None]) -> None:
+        while not self._told(look):
+            time.sleep(LOOK_SECONDS)
+
+    def _told(self, look: Callable[[], None]) -> bool:
+        """Whether the system told what a look asks; until it does, blocks stay doubtful."""
+        began = time.monotonic()
+        try:
+            look()
+        except InputUnreadable:
+            if self._silent_since is None:
+                self._silent_since = began
+            if began - self._silent_since >= SILENT_SECONDS:
+                raise
+            self._next = time.monotonic() + LOOK_SECONDS
+            return False
+        self._silent_since = None
+        return True
+
+    def _check(self) -> None:
         began = time.monotonic()
         self.check_place()
         self._check_input()
@@ -79,14 +109,18 @@ class Claimed:
         ------
         OutputRefused
             When another one is, or none.
+        InputUnreadable
+            When the system does not tell.
         """
         output = self.plan.output
         try:
             if os.path.samestat(os.stat(output), os.fstat(self._directory)):
                 return
             what = "is no longer the directory that the run began to write"
-        except OSError as error:
+        except GONE as error:
             what = f"was moved or removed ({error.strerror})"
+        except OSError as error:
+            raise refusal(f"{output}: it cannot be looked at", error) from error
         raise OutputRefused(
             f"{output} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
             "to start over."
@@ -100,6 +134,12 @@ class Claimed:
         Stopped
             When a signal asks for it before all of them were looked at; where that is soon done, when it presses.
         """
+        damaged = self._damaged(numbers, signals, thorough=thorough)
+        self.journal.strike(damaged)
+        return len(damaged)
+
+    def _damaged(self, numbers: Iterable[int], signals: Signals, *, thorough: bool) -> dict[int, list[str]]:
+        """The problems of each of these blocks that the output does not hold as it was written."""
 
         def until_asked() -> Iterator[int]:
             for number in numbers:
@@ -111,11 +151,8 @@ class Claimed:
                 yield number
 
         plan = self.plan
-        damaged = damaged_among(
-            until_asked(), self.journal, plan.output, plan.layout, plan.grid, thorough=thorough
-        )
-        self.journal.strike(damaged)
-        return len(damaged)
+        blocks = map(output_grid(plan.layout, plan.grid.shape, plan.grid.block).block_at, until_asked())
+        return dict(damaged_blocks(plan.output, plan.layout, blocks, self.journal.digest, thorough=thorough))
 
     def finish(self, signals: Signals) -> None:
         """Refuse to call the run finished where its output is not what it wrote. The input was checked after each pass.
@@ -128,19 +165,32 @@ class Claimed:
             When shards are not what was written; their blocks are struck from the journal.
         Stopped
             As :meth:`strike_damaged`.
+        InputUnreadable
+            When the system did not give them for :data:`SILENT_SECONDS`.
         """
+        self._wait_until_told(partial(self._check_output, signals))
+
+    def _check_output(self, signals: Signals) -> None:
         self.check_place()
         output = self.plan.output
-        if metadata_digest(output, self.plan.layout) != self._metadata:
+        try:
+            metadata = metadata_digest(output, self.plan.layout)
+        except OSError as error:
+            raise refusal(f"{output}: its metadata cannot be read", error) from error
+        if metadata != self._metadata:
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 "`recon-cli verify --repair` restores them."
             )
-        if damaged := self.strike_damaged(self.journal.done, signals, thorough=False):
+        found = self._damaged(self.journal.done, signals, thorough=False)
+        if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
+            self.journal.strike(damaged)
             raise DamagedData(
-                f"after the run had written {output}, shards of {counted(damaged, 'block')} were changed or removed. "
+                f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."
             )
+        for line, *_ in found.values():
+            raise unreadable(line)
 
     def _check_input(self) -> None:
         changed = [f"{source.path} {what}" for source in self.plan.sources if (what := source.change())]

@@ -9,14 +9,17 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.security import Security
 
+from halotile.errors import OutputRefused
+from halotile.storage.kept import user_cache
 from halotile.storage.locks import flock
 
 PREFIX = "tls-"
@@ -82,23 +85,30 @@ def credentials(base: Path) -> Iterator[Credentials]:
 
 @contextmanager
 def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
-    """A folder of mode 0700 in ``base``, for the length of the context; those with its prefix whose owners are gone are removed."""
-    sweep_stale(base, prefix)
+    """A folder of mode 0700 in ``base``, for the length of the context.
+
+    Those of its prefix that owners on this machine left behind are removed. Locks of others may not be seen here.
+    """
+    ours = f"{prefix}{socket.gethostname()}-tmp"
+    sweep_stale(base, ours)
     # It gets its name once it is owned: nobody sweeps it in between.
-    unnamed = Path(tempfile.mkdtemp(dir=base))  # of mode 0700
-    folder = unnamed.with_name(prefix + unnamed.name)
+    unnamed = Path(tempfile.mkdtemp(prefix="tmp", dir=base))  # of mode 0700
+    folder = unnamed.with_name(ours + unnamed.name.removeprefix("tmp"))
     try:
-        with _owned(unnamed):
+        with ExitStack() as held:
+            with suppress(OutputRefused):  # on a file system without locks nobody sweeps
+                held.enter_context(_owned(unnamed))
             unnamed.rename(folder)
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for made in (unnamed, folder):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def sweep_stale(base: Path, prefix: str = PREFIX) -> None:
-    """Remove folders, by default of certificates, that were left behind by owners that are gone."""
+    """Remove folders, by default of certificates, that were left behind by owners that are gone: none where there are no locks."""
     for folder in base.glob(f"{prefix}*"):
-        with suppress(OSError), _owned(folder):
+        with suppress(OSError, OutputRefused), _owned(folder, os.geteuid()):
             shutil.rmtree(folder)
 
 
@@ -107,22 +117,25 @@ def private_base() -> Path:
 
     It is in the home, which machines of a cluster share.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(cache) / "halotile"
+    folder = user_cache()
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     return folder
 
 
 @contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; OSError when somebody else does."""
-    lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
+def _owned(folder: Path, user: int | None = None) -> Iterator[None]:
+    """Hold the lock of a folder; OSError when somebody else does, or it is not this user's, OutputRefused where there are no locks."""
+    with ExitStack() as held:
+        # What others planted under such a name is not followed, nor is anything made in it.
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        held.callback(os.close, place)
+        if user not in (None, os.fstat(place).st_uid):
+            raise PermissionError(f"{folder} is another user's")
+        lock = os.open(_OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=place)
+        held.callback(os.close, lock)
         flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(lock)
 
 
 def _write_private(path: str, text: str) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 
 from distributed import KilledWorker
 
-from halotile.errors import Stopped
+from halotile.errors import InputUnreadable, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.bars import show_blocks
 from halotile.graphs.claimed import Claimed
@@ -289,7 +289,8 @@ class Sweep:
         self._retry(bad, stream, alone=answer.alone)
 
     def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
-        self.claimed.check_place()  # where that is gone, no block is to blame
+        with suppress(InputUnreadable):
+            self.claimed.check_place()  # where that is gone, no block is to blame
         if bad.kind == "disk":
             self._disk_is_full(bad.error, stream)
             return

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import OutputRefused
+from halotile.errors import DamagedData, OutputRefused
 from halotile.graphs.claim import check_same_job
 from halotile.graphs.damage import damaged_blocks, output_grid
 from halotile.graphs.job import AnyJob
@@ -73,7 +74,7 @@ def verify(
         raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
     directory = RunDirectory(run_directory_of(path))
     directory.check_files()
-    stored = directory.read_plan()
+    stored = _plan_of(directory)
     if stored is None:
         if not path.exists():
             raise OutputRefused(f"{path}: nothing is there. Give the output.path of a job.")
@@ -101,6 +102,16 @@ def verify(
     left = dict(damaged_blocks(path, layout, map(grid.block_at, damaged), after.digest))
     undone = after.done.complement(total)
     return Verdict(total, len(after.done), problems, len(problems) - len(_lines("block", left)), undone)
+
+
+def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
+    """The plan; where it is not as this version writes one, its journal tells whether another version did."""
+    try:
+        return directory.read_plan()
+    except DamagedData:
+        with suppress(FileNotFoundError):
+            Journal.look(directory.journal_path)
+        raise
 
 
 def _journal(directory: RunDirectory, stored: dict[str, Any], total: int) -> Journal:

@@ -23,6 +23,9 @@ PARTIAL = ".partial"
 Buffer = bytes | bytearray | memoryview
 Buffers = Sequence[Buffer]
 
+GONE = (FileNotFoundError, NotADirectoryError)
+"""Errors of the system that say for sure that nothing is there; others may be over at another look."""
+
 _IOV_MAX = 1024
 _NOT_FOR_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP}
 _FILES_IN_FLIGHT = 32

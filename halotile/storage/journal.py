@@ -302,7 +302,7 @@ def _owner(path: Path, header: bytes) -> dict[str, Any]:
     if owner.get("journal", VERSION) != VERSION:
         raise ResumeRefused(
             f"{path} was written by another version of halotile (journal {owner['journal']}, here {VERSION}). "
-            "Go on with that version, or run with --fresh to start over."
+            "Go on with that version, or start over with --fresh (and output.overwrite: true where that says that it is another job's)."
         )
     kinds = {key: type(value) for key, value in owner.items()}
     if kinds != {"journal": int, "fingerprint": str, "total": int, "images": int}:

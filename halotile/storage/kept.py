@@ -15,13 +15,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from halotile.errors import ConfigError
 from halotile.storage.lines import opened, sealed
 
 MOST_ENTRIES = 1000
 """Beyond them the oldest half goes."""
 MOST_BYTES = 2**16
 """A larger file is none of these."""
-FOLDER = ("halotile", "found")
+
+
+def user_cache() -> Path:
+    """The folder of halotile in the user's cache, which need not be there.
+
+    Raises
+    ------
+    ConfigError
+        When neither the environment nor the system names a home.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(cache or Path.home() / ".cache") / "halotile"
+    except RuntimeError as error:
+        raise ConfigError(
+            f"HOME is unset, and the system knows no home of user {os.geteuid()}. Set HOME or XDG_CACHE_HOME to a folder of yours."
+        ) from error
 
 
 def recall(key: str) -> Any:
@@ -32,7 +49,7 @@ def recall(key: str) -> Any:
     >>> recall("0" * 64) is None
     True
     """
-    with suppress(OSError, RuntimeError, ValueError), _folder() as folder:
+    with suppress(OSError, ValueError), _folder() as folder:
         fd = os.open(key, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
         with open(fd, "rb") as file:
             content = opened(file.read(MOST_BYTES))
@@ -43,7 +60,7 @@ def recall(key: str) -> Any:
 def keep(key: str, value: Any) -> None:
     """Keep a value that JSON can hold; not, where there is no place for it."""
     partial = f"{key}.{secrets.token_hex(4)}"
-    with suppress(OSError, RuntimeError), _folder() as folder:
+    with suppress(OSError, ConfigError), _folder() as folder:
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
         with open(fd, "wb") as file:
             file.write(sealed(json.dumps(value).encode()))
@@ -57,10 +74,10 @@ def _folder() -> Iterator[int]:
 
     Raises
     ------
-    OSError, RuntimeError
+    OSError, ConfigError
         When there is none, or another user could write to it.
     """
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").joinpath(*FOLDER)
+    path = user_cache() / "found"
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(0o700)

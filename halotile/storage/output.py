@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
-from halotile.storage.disk import DISK, Buffers, Disk
+from halotile.storage.disk import DISK, GONE, Buffers, Disk
 from halotile.storage.grid import Region
 from halotile.storage.hands import HANDS
 from halotile.storage.layout import Layout, read_layout
@@ -49,6 +49,8 @@ __all__ = [
 ]
 
 open_output = read_layout
+UNREADABLE = "the shard cannot be read"
+"""The problem of a shard that the system may give at another look."""
 
 
 def create_output(path: str | Path, layout: Layout, disk: Disk = DISK, *, overwrite: bool = False) -> None:
@@ -326,7 +328,9 @@ def _inspect_shard(
                 return content[place : place + count] if thorough else os.pread(shard.fileno(), count, place)
 
             return problems, b"" if problems else stored_digest(content, read, form, shape)
-    except FileNotFoundError:
+    except GONE:
         return ["the shard is missing"], b""
+    except IsADirectoryError:
+        return ["a directory stands in place of the shard"], b""
     except OSError as error:
-        return [f"the shard cannot be read: {error.strerror}"], b""
+        return [f"{UNREADABLE}: {error.strerror}"], b""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from halotile.errors import OutputRefused
 from halotile.storage.disk import PARTIAL
@@ -71,6 +73,41 @@ def check_parents(path: str | Path, key: str = "output.path") -> None:
         )
 
 
+def check_entry(directory: Path) -> None:
+    """Refuse a run directory that this user may not enter: they are made for their owners alone.
+
+    Raises
+    ------
+    OutputRefused
+        Naming its owner.
+    """
+    if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+        raise OutputRefused(
+            f"{directory} is closed to user {os.geteuid()}: user {directory.stat().st_uid} made it. Ask that user, or write another "
+            "output.path."
+        )
+
+
+def check_owner(directory: Path) -> None:
+    """Refuse a run directory that another user made, who could steer the run; none is no fault.
+
+    Raises
+    ------
+    OutputRefused
+        Naming its owner.
+    """
+    if not directory.exists() or (owner := directory.stat().st_uid) == os.geteuid():
+        return
+    # Some file systems have one owner for all that is made on a machine.
+    with suppress(PermissionError), TemporaryFile(dir=directory) as ours:
+        if os.fstat(ours.fileno()).st_uid == owner:
+            return
+    raise OutputRefused(
+        f"{directory} is where this run would keep its journal, and another user (number {owner}) made it, who could steer "
+        "the run. Move it away, or write another output.path."
+    )
+
+
 def _is_array(folder: Path) -> bool:
     """Whether a folder is a Zarr array. A group may hold other things."""
     if (folder / ".zarray").is_file():
@@ -112,7 +149,7 @@ def check_place(
 def _check_removable(root: Path, key: str) -> None:
     """Only a Zarr that holds nothing but its own may be removed."""
     here = root.resolve()
-    for name, place in (("home directory", Path.home()), ("working directory", Path.cwd())):
+    for name, place in (("home directory", Path(os.path.expanduser("~"))), ("working directory", Path.cwd())):
         if place.resolve().is_relative_to(here):
             raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
     if not root.is_dir():

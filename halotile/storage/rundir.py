@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
 from halotile.storage.disk import DISK, PARTIAL, Disk, is_full, sweep_partials
 from halotile.storage.lines import digest
 from halotile.storage.locks import acquire, flock, in_words, read_holder, write_holder
+from halotile.storage.place import check_entry, check_owner
 from halotile.storage.runfiles import (
     CONFIG,
     EVENTS,
@@ -101,6 +101,7 @@ class RunDirectory:
 
     def claims_output(self) -> bool:
         """Whether the output beside it is, or was about to be, the work of a run of ours."""
+        check_entry(self.path)
         return any(path.is_file() for path in (self.job_path, self.plan_path, self.journal_path))
 
     def create(self) -> None:
@@ -113,7 +114,7 @@ class RunDirectory:
         """
         self.check_place()
         self.disk.make_directory(self.path, _DIRECTORY_MODE)
-        self._refuse_of_others()
+        check_owner(self.path)
         self.path.chmod(_DIRECTORY_MODE)
 
     def check_place(self) -> None:
@@ -124,11 +125,13 @@ class RunDirectory:
         OutputRefused
             When that is so.
         """
+        check_entry(self.path)
         if self.path.is_symlink() or (self.path.exists() and not self._is_ours()):
             raise OutputRefused(
                 f"{self.path} is where this run would keep its journal, and something that no run made stands there. "
                 "Move it away, or write another output.path."
             )
+        check_owner(self.path)
         self.check_files()
 
     def check_files(self) -> None:
@@ -137,8 +140,9 @@ class RunDirectory:
         Raises
         ------
         OutputRefused
-            Naming the first.
+            Naming the first, or when it is closed to this user.
         """
+        check_entry(self.path)
         for name in sorted(NAMES):
             path, folder = self.path / name, name in (STATE, WORKERS)
             if path.exists() and path.is_dir() != folder:
@@ -146,19 +150,6 @@ class RunDirectory:
                 raise OutputRefused(
                     f"{path} is {stands}, and a run keeps {wanted} there. Move it away, and run again."
                 )
-
-    def _refuse_of_others(self) -> None:
-        owner = self.path.stat().st_uid
-        if owner == os.geteuid():
-            return
-        # Some file systems have one owner for all that is made on a machine.
-        with contextlib.suppress(PermissionError), TemporaryFile(dir=self.path) as ours:
-            if os.fstat(ours.fileno()).st_uid == owner:
-                return
-        raise OutputRefused(
-            f"{self.path} is where this run would keep its journal, and another user (number {owner}) made it, who could steer "
-            "the run. Move it away, or write another output.path."
-        )
 
     def forget(self) -> None:
         """Remove what is known of the run, the plan first; the job stays, it claims the output."""
@@ -374,6 +365,7 @@ class RunDirectory:
         self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=FILE_MODE)
 
     def _read(self, path: Path) -> dict[str, Any] | None:
+        check_entry(self.path)
         try:
             value = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):

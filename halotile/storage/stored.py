@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
+from halotile.storage.disk import GONE
 from halotile.storage.formats.base import Header, Reader
 from halotile.storage.grid import Region
 from halotile.storage.ome_metadata import OmePicture
@@ -169,10 +170,18 @@ class StoredArray:
         }
 
     def change(self) -> str:
-        """What has become of it since it was opened, in words; empty where nothing has. Cheap, never reads pixels."""
+        """What has become of it since it was opened, in words; empty where nothing has. Cheap, never reads pixels.
+
+        Raises
+        ------
+        InputUnreadable
+            When the system does not tell: another look may.
+        """
         try:
             now = _opened(self._opener, self.path, self._options).header
-        except (InputError, OSError):
+        except InputError as error:
+            if isinstance(error, InputUnreadable) and not isinstance(error.__cause__, GONE):
+                raise
             return "can no longer be opened"
         was = self._header
         same = (now.identity, now.shape, now.dtype) == (was.identity, was.shape, was.dtype)
@@ -252,8 +261,13 @@ def refusal(what: str, error: Exception) -> InputError:
     """
     words = f"{what}: {_words(error)}"
     if isinstance(error, OSError) and error.errno is not None:
-        return InputUnreadable(f"{words}. Look after its disk, network or permissions, then run again.")
+        return unreadable(words)
     return DamagedData(f"{words}. The stored data are damaged: restore this file from its origin.")
+
+
+def unreadable(words: str) -> InputUnreadable:
+    """The error for what the system does not give, with what to do."""
+    return InputUnreadable(f"{words}. Look after its disk, network or permissions, then run again.")
 
 
 def _words(error: Exception) -> str:

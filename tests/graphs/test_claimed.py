@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import DamagedData, HalotileError, InputError, OutputRefused, Stopped
+from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs import claimed, signals
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.progress import Progress
 from halotile.graphs.verify import verify
+from halotile.storage import output
+from halotile.storage.formats.zarr import ZarrReader
 from tests.faults import BLOCK, BLOCKS, Scene, picture, truth
 from tests.support import write_zarr
 
@@ -163,6 +168,69 @@ def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: Cluster) ->
             parts={"input": {"sides": {"mask": str(mask)}}},
             observer=after(8, scene, lambda _: os.utime(mask / "c" / "0" / "0")),
         )
+
+
+ASKING: dict[str, tuple[Any, str]] = {
+    "input": (ZarrReader, "__init__"),
+    "directory": (os.path, "samestat"),
+    "metadata": (claimed, "metadata_digest"),
+    "shards": (output, "find_index_problems"),
+}
+"""What asks the system in the driver, as a run looks after its input and its output."""
+
+
+class Hiccup:
+    """Has the system not give something: so many times, once it has begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, times: float) -> None:
+        self.left, self.begun = times, False
+        self._asked = getattr(*ASKING[name])
+        monkeypatch.setattr(*ASKING[name], lambda *given, **named: self._answer(*given, **named))
+
+    def begin(self, _: Scene) -> None:
+        self.begun = True
+
+    def _answer(self, *given: Any, **named: Any) -> Any:
+        if self.begun and self.left > 0:
+            self.left -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return self._asked(*given, **named)
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
+    scene: Scene,
+    cluster: Cluster,
+    check_whole: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(claimed, "LOOK_SECONDS", 0.1)
+    hiccup = Hiccup(monkeypatch, name, times=5)
+    scene.set_pace(0.02)
+    scene.run(cluster, observer=after(8, scene, hiccup.begin))
+    assert not hiccup.left
+    assert sorted(scene.seen()) == list(range(BLOCKS)), "no block is done again"
+    check_whole()
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_what_the_system_never_tells_ends_a_run_in_its_own_words(
+    scene: Scene,
+    cluster: Cluster,
+    check_resumes: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(claimed, "SILENT_SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        hiccup = Hiccup(patched, name, times=math.inf)
+        scene.set_pace(0.02)
+        with pytest.raises(InputUnreadable, match=r"\.zarr.*Stale file handle.*network.*run again"):
+            scene.run(cluster, observer=after(8, scene, hiccup.begin))
+    assert scene.status()["state"] == "failed"
+    assert len(scene.journalled()) >= 8, "nothing is known against what is done"
+    check_resumes()
 
 
 def test_looks_that_take_long_are_seldom(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from halotile.errors import ConfigError
 from halotile.graphs.credentials import credentials, private_base, sweep_stale
 from tests.faults import REPOSITORY
 
@@ -66,6 +67,12 @@ def test_what_a_killed_run_left_behind_is_swept_and_what_lives_stays(tmp_path: P
     with credentials(tmp_path) as made:
         assert not left.exists()
         assert [*tmp_path.iterdir()] == [made.folder]
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_there_is_no_folder_of_ones_own() -> None:
+    with pytest.raises(ConfigError, match=r"HOME is unset.*Set HOME or XDG_CACHE_HOME"):
+        private_base()
 
 
 def test_the_users_own_folder_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import halotile
 from halotile.cli.config import load_saved_job
-from halotile.errors import ResumeRefused
+from halotile.errors import OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Output, PriorChoice, Reconstruction, Run, SolverChoice, Tile
 from halotile.graphs.outcome import Outcome
@@ -147,6 +147,21 @@ def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, 
     ):
         make_reconstruction_plan(with_iterations(job, 3))
     assert files(job) == before
+
+
+@pytest.mark.parametrize("name", ["cg", "pgd"])  # without a prior, and with tv
+def test_dual_steps_make_another_job_of_tv_alone(tmp_path: Path, cluster: Cluster, name: str) -> None:
+    job = job_in(tmp_path, SolverChoice(name=name, iterations=1))
+    go(job, cluster)
+    asked = directory(job).read_job() or {}
+    asked["prior"]["iterations"] += 20
+    directory(job).write_job(asked)
+    fresh = make_reconstruction_plan(job, fresh=True)
+    if name == "pgd":
+        with pytest.raises(OutputRefused, match="another job's"):
+            engine.reconstruct(fresh, cluster=cluster)
+    else:
+        assert engine.reconstruct(fresh, cluster=cluster).resumed == 0
 
 
 @pytest.mark.parametrize("keep_state", [False, True])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
@@ -20,6 +23,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.credentials import credentials
 from halotile.graphs.pieces.batch import BatchSystem, arguments_of, watched
 from halotile.graphs.workers import scratch
+from halotile.graphs.workers.environment import own_environment
 from tests.faults import REPOSITORY
 
 NOBODY = 65534
@@ -93,6 +97,12 @@ def test_a_folder_that_another_user_made_first_is_not_used(
         assert [*folder.parent.iterdir()] == [folder], "something is left behind"
 
 
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_torch_keeps_what_it_compiles_where_it_does_by_itself() -> None:
+    with own_environment():
+        assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[tuple[LocalCluster, list[str]]]:
     """A scheduler without workers, and what a worker of it is told."""
@@ -137,13 +147,82 @@ def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
     assert [*theirs.parent.iterdir()] == [theirs], "something is left behind"
 
 
+def test_what_is_no_text_on_the_path_stays_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own: list[Any] = [tmp_path, "here"]
+    monkeypatch.setattr(sys, "path", [*own, str(tmp_path / "dask-scratch-space" / "worker-1")])
+    scratch.keep_off_path()
+    assert sys.path == own
+
+
 def test_what_a_killed_process_left_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"{scratch.PREFIX}left" / "worker-1").mkdir(parents=True)
+    (left(tmp_path, socket.gethostname()) / "worker-1").mkdir(parents=True)
     with scratch.private_scratch() as first, scratch.private_scratch() as second:
         assert {*map(str, tmp_path.iterdir())} == {first, second}
+    assert [*tmp_path.iterdir()] == []
+
+
+def left(base: Path, host: str) -> Path:
+    """A folder that a process on some machine has left behind."""
+    return base / f"{scratch.PREFIX}{host}-tmpleft"
+
+
+def test_what_processes_on_other_machines_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = {left(tmp_path, host) for host in ("other", f"{socket.gethostname()}-2")}
+    for folder in others:
+        folder.mkdir()
+    with scratch.private_scratch():
+        assert len([*tmp_path.iterdir()]) == 3
+    assert {*tmp_path.iterdir()} == others
+
+
+def test_what_another_user_planted_is_neither_followed_nor_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    left(tmp_path, socket.gethostname()).symlink_to(ours)
+    with scratch.private_scratch():
+        assert [*ours.iterdir()] == []
+    if os.getuid() == 0:  # else nobody else's can be made
+        theirs = left(tmp_path, socket.gethostname()).with_name(
+            f"{scratch.PREFIX}{socket.gethostname()}-tmp2"
+        )
+        theirs.mkdir()
+        os.chown(theirs, NOBODY, NOBODY)
+        with scratch.private_scratch():
+            assert [*theirs.iterdir()] == []
+
+
+def test_on_a_file_system_without_locks_a_folder_is_made_and_none_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with scratch.private_scratch() as first, scratch.private_scratch() as second:
+        assert {*map(str, tmp_path.iterdir())} == {first, second}
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_cannot_be_had_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(OSError, match="Input/output error"), scratch.private_scratch():
+        pass
     assert [*tmp_path.iterdir()] == []
 
 

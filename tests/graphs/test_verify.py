@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from halotile.errors import BlockFailed, OutputRefused, ResumeRefused
+from halotile.errors import BlockFailed, DamagedData, OutputRefused, ResumeRefused
 from halotile.graphs import tiles
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.planner import make_plan
 from halotile.graphs.tiles import run
 from halotile.graphs.verify import verify
+from halotile.storage.lines import sealed
 from tests.faults import BLOCKS, Scene, flip_bit, until
 from tests.support import job_of, noisy_picture, write_zarr
 
@@ -138,6 +140,18 @@ def test_a_repair_for_another_job_strikes_nothing(finished: Scene) -> None:
     with pytest.raises(OutputRefused, match="without its job"):
         verify(finished.output, repair=True)
     assert finished.journalled() == set(range(BLOCKS))
+
+
+def test_a_run_of_another_version_is_told_as_that(finished: Scene) -> None:
+    old = b'{"journal": 1, "fingerprint": "print", "total": 64}'
+    finished.directory.journal_path.write_bytes(sealed(old))
+    plan = finished.directory.plan_path
+    plan.write_text(json.dumps(finished.directory.read_plan()))  # without a seal
+    with pytest.raises(ResumeRefused, match=r"another version of halotile.*--fresh.*output\.overwrite: true"):
+        verify(finished.output)
+    finished.directory.journal_path.unlink()
+    with pytest.raises(DamagedData, match=r"plan\.json is damaged"):
+        verify(finished.output)
 
 
 @pytest.mark.parametrize("repair", [False, True])

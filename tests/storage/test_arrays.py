@@ -246,6 +246,21 @@ def test_a_disk_that_fails_is_a_refusal_which_names_the_file(
         open_source(path)
 
 
+@every_format
+def test_only_a_file_that_is_gone_can_no_longer_be_opened(
+    tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(save(tmp_path, made_picture((20, 33), "uint16")))
+
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for place in ("pathlib.Path.open", "zarr.open", "h5py.File", "tifffile.TiffFile"):
+        monkeypatch.setattr(place, fail)
+    with pytest.raises(InputUnreadable, match=r"\.\S+: .*Permission denied.*network or permissions"):
+        source.change()
+
+
 def test_what_cannot_be_had_for_want_of_memory_is_not_the_inputs_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ import zarr
 import zarr.storage
 from numpy.typing import NDArray
 
-from halotile.errors import DamagedData, InputError
+from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
 
@@ -235,3 +235,5 @@ def test_a_zarr_is_read_over_http(tmp_path: Path) -> None:
             assert np.array_equal(source[1:, 3:], pixels[1:, 3:])
         finally:
             server.shutdown()
+    with pytest.raises(InputUnreadable, match="does not give it"):
+        source.change()

@@ -82,6 +82,12 @@ def test_no_folder_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recall(KEY) is None
 
 
+@pytest.mark.usefixtures("homeless")
+def test_no_home_is_no_fault() -> None:
+    keep(KEY, 1)
+    assert recall(KEY) is None
+
+
 def test_many_write_at_once_and_each_reads_something_whole(folder: Path) -> None:
     def turn(number: int) -> Any:
         keep(KEY, [number] * 100)

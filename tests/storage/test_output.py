@@ -296,7 +296,7 @@ def damage(path: Path, kind: str) -> None:
         ("short", "the checksum of the index does not match"),
         ("flipped", "the checksum of chunk (0, 0) does not match"),
         ("empty", "it was cut short"),
-        ("directory", "the shard cannot be read"),
+        ("directory", "a directory stands in place of the shard"),
     ],
 )
 def test_damage_is_found_in_its_block_and_in_no_other(tmp_path: Path, kind: str, said: str) -> None:

@@ -54,6 +54,13 @@ def test_an_old_zarr_can_be_overwritten(tmp_path: Path) -> None:
     assert open_output(tmp_path / "a.zarr") == PLAIN
 
 
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_can_overwrite_a_zarr(tmp_path: Path) -> None:
+    create_output(tmp_path / "a.zarr", PLAIN)
+    create_output(tmp_path / "a.zarr", replace(PLAIN, shape=(8, 13)), overwrite=True)
+    assert open_output(tmp_path / "a.zarr").shape == (8, 13)
+
+
 def test_a_zarr_with_a_symlink_inside_stays(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     written(path, PLAIN)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -331,6 +332,44 @@ def test_a_directory_of_another_user_is_refused(directory: RunDirectory) -> None
     with pytest.raises(OutputRefused, match=r"another user \(number 65534\) made it"), directory.lock():
         pass
     assert directory.path.stat().st_mode & 0o777 != 0o700, "it is left as it is"
+
+
+CLOSED = """
+import os, pathlib, sys
+import halotile.cli.figures, halotile.cli.report, halotile.cli.resume, halotile.graphs.verify  # what is imported later may be out of reach
+from halotile.cli.commands.looking import verify
+from halotile.cli.status import find_run
+from halotile.errors import OutputRefused
+from halotile.storage.rundir import RunDirectory
+directory = RunDirectory(pathlib.Path(sys.argv[1]))
+output = directory.path.with_suffix("")
+os.setuid(65534)
+asked = (directory.claims_output, directory.check_place, directory.check_files, directory.whole_plan, directory.read_status)
+for ask in (*asked, lambda: find_run(directory.path), lambda: find_run(output), lambda: verify.__wrapped__(output)):
+    try:
+        ask()
+    except OutputRefused as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_directory_that_is_closed_to_this_user_is_refused_in_words() -> None:
+    with TemporaryDirectory() as folder:  # pytest's own are closed to others as a whole
+        Path(folder).chmod(0o755)
+        directory = RunDirectory(Path(folder, "a.zarr.run"))
+        directory.create()
+        done = subprocess.run(
+            [sys.executable, "-c", CLOSED, str(directory.path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == 8 * (
+        f"{directory.path} is closed to user 65534: user 0 made it. Ask that user, or write another output.path.\n"
+    )
 
 
 def test_an_empty_directory_may_become_ours(directory: RunDirectory) -> None:

@@ -110,8 +110,8 @@ def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterat
     """
     with own_environment(), dask.config.set(LOCAL_SETTINGS | order.settings), private_scratch():
         cluster = _made(make)
-        keep_off_path()
         try:
+            keep_off_path()
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)
             try:
                 pages = cluster.dashboard_link if order.choice.dashboard else None

@@ -164,8 +164,8 @@ def start(order: Order) -> Iterator[Cluster]:
                 scheduler_kwargs=order.scheduler_options,
                 silence_logs=50,
             )
-        keep_off_path()
         with scheduler, Client(scheduler, timeout=START_SECONDS, set_as_default=False) as client:
+            keep_off_path()
             point = meeting_point(folder)
             _announce(point, scheduler.scheduler_address, made, order)
             try:

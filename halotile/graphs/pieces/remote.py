@@ -94,8 +94,8 @@ def kept(
     ):
         with in_words_of_config():
             cluster = hold(made.security, base, options | {"security": made.security})
-        keep_off_path()
         try:
+            keep_off_path()
             with Client(cluster, timeout=START_SECONDS, set_as_default=False) as client:
                 pages = pages_of(cluster) if order.choice.dashboard else None
                 answer_only_told(cluster.scheduler, pages)

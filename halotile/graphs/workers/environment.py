@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
+
+from halotile.errors import ConfigError
+from halotile.storage.kept import user_cache
 
 ALLOCATOR_ENVIRONMENT = {
     # Convolution layers allocate and free large activations over and over. With these the memory stays in
@@ -26,8 +28,8 @@ WORKER_ENVIRONMENT = ALLOCATOR_ENVIRONMENT | {
 
 def keep_compiled_code_at_home() -> None:
     """Have torch keep what it compiles in the user's cache: by default it trusts a folder of ``$TMPDIR``, whoever made it."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(cache) / "halotile" / "torchinductor"))
+    with suppress(ConfigError):  # without a home, it is as torch has it
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "torchinductor"))
 
 
 @contextmanager

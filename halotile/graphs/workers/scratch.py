@@ -31,4 +31,4 @@ def private_scratch() -> Iterator[str]:
 
 def keep_off_path() -> None:
     """Import nothing from folders of Dask's servers, which Dask puts first on ``sys.path``."""
-    sys.path[:] = [place for place in sys.path if _DASKS not in place]
+    sys.path[:] = [place for place in sys.path if _DASKS not in str(place)]

@@ -85,7 +85,13 @@ class Source(Readable, Protocol):
         ...
 
     def change(self) -> str:
-        """What has become of it since it was opened, in words; empty where nothing has. Cheap, never reads pixels."""
+        """What has become of it since it was opened, in words; empty where nothing has. Cheap, never reads pixels.
+
+        Raises
+        ------
+        InputUnreadable
+            When the system does not tell: another look may.
+        """
         ...
 
 

@@ -39,10 +39,7 @@ class Hdf5Reader:
 
     def __init__(self, path: str, *, dataset: str | None, axes: str | None) -> None:
         h5py = _import_h5py()
-        try:
-            self._file = h5py.File(path, "r")
-        except OSError as error:
-            raise DamagedData(f"HDF5 cannot open it: {error}. Copy it again from its origin.") from error
+        self._file = h5py.File(path, "r")
         self.pixels = _choose(h5py, self._file, dataset)
         _refuse_short_chunks(self.pixels)
         self.header = make_header(

@@ -90,6 +90,8 @@ class TiffReader:
 def _opened(tifffile: Any, path: str) -> Any:
     try:
         return tifffile.TiffFile(path)
+    except OSError:
+        raise
     except Exception as error:  # whatever tifffile stumbles over in a broken header
         raise DamagedData(f"tifffile cannot open it: {error}. Copy it again from its origin.") from error
 

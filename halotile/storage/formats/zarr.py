@@ -14,7 +14,7 @@ from typing import Any
 import zarr
 import zarr.storage
 
-from halotile.errors import DamagedData, InputError, MissingPackage
+from halotile.errors import DamagedData, InputError, InputUnreadable, MissingPackage
 from halotile.storage.formats.base import (
     Header,
     Source,
@@ -101,7 +101,7 @@ class ArrayPixels:
             raise InputError("its chunks or shards hold no pixels: an edge of theirs is 0. Write it again.")
         self.array = array
         self._path = path
-        self._folder = Path(path, array.path) if os.path.isdir(path) else None
+        self._folder = Path(path, array.path) if Path(path).is_dir() else None
         self.local = _open_local(self._folder, array) if self._folder else None
 
     def read(self, region: Region) -> Pixels:
@@ -189,7 +189,7 @@ def open_node(path: str) -> Any:
         if not _is_from_store(error):
             raise
         reason = " ".join(str(error).partition("Debug source")[0].split())
-        raise InputError(
+        raise InputUnreadable(
             f"the store does not give it: {reason}. Check the address, and its credentials in the environment."
         ) from error
 
