@@ -35,6 +35,9 @@ BATCH_PIXELS = 8 * 128 * 64
 CLEAR = 1e-3
 """What a shifted result differs by in single precision, of the largest pixel, where no rounding could explain it."""
 
+FAR, PLACED = 0, -1
+"""Instead of a stride: the model looks at the whole image, or its result depends on where the tile lies."""
+
 Exact = tuple[Trial, float, "torch.dtype"]
 """A model, how well its results agree, and its type of pixel."""
 
@@ -199,18 +202,37 @@ def _probe_axis(trial: Trial, exact: Exact, axis: int) -> tuple[int, int]:
     raise trial.too_far(lengths[-1])
 
 
-def looks_far(trial: Trial, axis: int) -> bool:
-    """Whether a pixel reaches the ends of every window along an axis, whatever else the model may draw or remember."""
+def stride_along(trial: Trial, axis: int) -> int:
+    """Multiple on which tile origins must fall along an axis; :data:`FAR` or :data:`PLACED` where tiles cannot do.
+
+    For a model that may draw random numbers or remember, of which no more is asked than whether it looks at everything.
+    """
+    reach = _reach_at_most(trial, axis)
+    if reach is None:
+        return FAR
+    window = trial.noise(trial.shape(axis, LENGTHS[trial.dims][0]))
+    first = trial.run(window)
+    if not _same(first, trial.run(window)):
+        return 1
+    import torch
+
+    is_coarse = first.dtype in (torch.float16, torch.bfloat16)
+    by: Exact = trial, 16 * torch.finfo(first.dtype).eps if is_coarse else 1e-5, torch.float32
+    return next((shift for shift in ALIGNMENTS if _follows(by, axis, shift, reach)), PLACED)
+
+
+def _reach_at_most(trial: Trial, axis: int) -> int | None:
+    """No less than the receptive field; None where a pixel reaches the ends of every window."""
     lengths = LENGTHS[trial.dims]
     for length in lengths:
         try:
             if not _reaches_ends(trial, axis, length):
-                return False
+                return length // 2
         except Exception as error:
             if length > lengths[0] and is_out_of_memory(error):
-                return True
+                return None
             raise
-    return True
+    return None
 
 
 def _reaches_ends(trial: Trial, axis: int, length: int) -> bool:

@@ -299,6 +299,39 @@ def test_each_way_to_cut_is_tried(ctx: DistributedContext) -> None:
     assert rows(image(1, 1, 40, 16)).shape == (1, 1, 40, 16)
 
 
+class Shuffled(torch.nn.Module):  # type: ignore[misc]
+    """Works on blocks of 4 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fold = torch.nn.functional
+        return x + fold.pixel_shuffle(self.inner(fold.pixel_unshuffle(x, 4)), 4)
+
+
+@pytest.mark.parametrize(("patch", "overlap"), [(16, 9), (21, 13), ((18, 26), (9, 10))])
+def test_tiles_of_a_network_with_a_stride_begin_on_multiples_of_it(
+    ctx: DistributedContext, patch: Any, overlap: Any
+) -> None:
+    net, x = Shuffled().requires_grad_(False), image(2, 1, 60, 76)
+    made = distribute(net, ctx, type_object="denoiser", patch_size=patch, overlap=overlap)(x)
+    inner = (..., slice(8, -8), slice(8, -8))
+    assert difference(made[inner], net(x)[inner]) < NEAR
+
+
+class Placed(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.linspace(0, 1, x.shape[-1])
+
+
+def test_a_network_whose_result_depends_on_the_place_is_not_cut(ctx: DistributedContext) -> None:
+    with pytest.raises(ConfigError, match=r"depends on where the tile lies.*unsafe=True"):
+        tiled(ctx, Placed())(image(1, 1, 40, 40))
+
+
 def test_it_is_refused_whatever_goes_with_it_and_however_it_is_cut(ctx: DistributedContext) -> None:
     net, x = Normalised(), image(2, 1, 40, 40)
     for sigma in (0.5, torch.tensor(0.5), x.abs(), torch.ones(2, 1, 1, 1)):

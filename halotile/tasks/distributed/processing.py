@@ -114,8 +114,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self._draws = Draws(ctx.seed, ctx.stream())
         self._told: set[str] = set()
         self._asked: set[tuple[bool, bool]] = set()
-        self._looks_far: dict[tuple[int, ...], bool] = {}
-        """Whether the processor was found to look at everything, by the number of axes and those that are cut."""
+        self._strides: dict[tuple[int, ...], float] = {}
+        """What :class:`Looking` said, by the number of axes and those that are cut."""
 
     @typed
     def forward(self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any) -> torch.Tensor:
@@ -137,15 +137,12 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
 
     def _tiled(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
         tiles = self.options.tiles(x.shape)
-        batches = self.options.batches(tiles)
         arguments, tensors = tensors_of(args, words, tiles.shape, tiles.axes)
         processed, weights = self._processed(args, words, arguments, tiles)
-        self._try(
-            x,
-            processed,
-            tensors,
-            [a for a, cuts in zip(tiles.axes, tiles.cuts, strict=True) if len(cuts) > 1],
-        )
+        cut = [a for a, cuts in zip(tiles.axes, tiles.cuts, strict=True) if len(cuts) > 1]
+        tiles = replace(tiles, stride=self._stride(x, processed, tensors, cut))
+        processed = replace(processed, tiles=tiles)
+        batches = self.options.batches(tiles)
         if self.ctx.is_lazy(x) and tensors:
             raise ConfigError(
                 "a tensor came with an image that is not computed yet: how it goes with the tiles is not clear. Write a number, "
@@ -195,7 +192,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         batches = by.cut(x)
         arguments, tensors = tensors_of(args, words, x.shape, by.axes)
         processed, weights = self._processed(args, words, arguments, None)
-        self._try(x, processed, tensors, by.axes if len(by.numbers) > 1 else ())
+        self._stride(x, processed, tensors, by.axes if len(by.numbers) > 1 else ())
         beside = [by.beside(a, t, batches) for a, t in zip(arguments, tensors, strict=True)]
         inputs: list[torch.Tensor] = list(weights)
         calls = []
@@ -206,19 +203,25 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         results = evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "batch of tiles"), inputs)
         return by.joined(x, batches, results)
 
-    def _try(
+    def _stride(
         self, x: Any, processed: Processed, tensors: Sequence[torch.Tensor], axes: Sequence[int]
-    ) -> None:
-        """Refuse a processor that looks at all of an image which is cut; it is tried once for such axes, on a worker."""
+    ) -> int:
+        """Multiple on which tiles have to begin that are cut along these axes; tried once for such axes, on a worker.
+
+        Raises
+        ------
+        ConfigError
+            When no tiles can do.
+        """
         # In training mode a layer that normalises a batch is one that eval() makes local: that is told elsewhere.
         learns = any(True for each in contents_of(self.processor) for _ in running_statistics(each))
         if self.options.unsafe or learns or not is_triable(x, axes):
-            return
+            return 1
         name = f"the denoiser ({name_of(self.processor)})"
         cut = (len(x.shape), *axes)
-        if cut not in self._looks_far:
+        if cut not in self._strides:
             found = self._looking(x, processed, tensors, axes)
-            self._looks_far[cut] = found == 1
+            self._strides[cut] = found
             if not math.isfinite(found):
                 why = "fails on" if math.isnan(found) else "runs out of memory on"
                 warnings.warn(
@@ -226,8 +229,10 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
                     "known. This is said once.",
                     stacklevel=3,
                 )
-        if self._looks_far[cut]:
-            raise refusal(name)
+        found = self._strides[cut]
+        if found <= 0:
+            raise refusal(name, found)
+        return int(found) if math.isfinite(found) else 1
 
     def _looking(
         self, x: Any, processed: Processed, tensors: Sequence[torch.Tensor], axes: Sequence[int]

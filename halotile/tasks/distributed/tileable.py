@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,13 @@ from halotile.tasks.distributed.arguments import Argument
 from halotile.tasks.distributed.calls import Tensors
 from halotile.tasks.distributed.processed import Processed
 from halotile.tasks.limits import size_limited
-from halotile.tasks.probe import LENGTHS, looks_far
+from halotile.tasks.probe import FAR, LENGTHS, stride_along
 from halotile.tasks.trial import NARROW, Trial
 
 
 @dataclass(frozen=True)
 class Looking:
-    """Whether a processor looks at the whole image, along any of some axes.
+    """The multiple on which tiles of a processor have to begin, found by trying it on windows.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class Looking:
     limit_bytes: int | None
 
     def __call__(self, like: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-        """For windows of the type of ``like``: 1 if it does, 0 if not; NaN where it fails, infinity where memory runs out."""
+        """For windows of the type of ``like``: the multiple, or ``FAR`` or ``PLACED``; NaN where it fails, infinity without memory."""
 
         def model(windows: torch.Tensor) -> torch.Tensor:
             beside = (
@@ -54,10 +55,12 @@ class Looking:
 
         with size_limited(self.limit_bytes):
             try:
-                far = any(looks_far(self._trial(model), axis) for axis in self.axes)
+                trial = self._trial(model)
+                strides = [stride_along(trial, axis) for axis in self.axes]
             except Exception as error:
                 return (torch.tensor([float("inf" if is_out_of_memory(error) else "nan")]),)
-        return (torch.tensor([float(far)]),)
+        # Both of what no tile can do are below any stride.
+        return (torch.tensor([float(min(strides) if min(strides) <= 0 else math.lcm(*strides))]),)
 
     def _trial(self, model: Any) -> Trial:
         """The model with what it makes of a window."""
@@ -88,10 +91,15 @@ def _beside(argument: Argument, tensor: torch.Tensor, windows: torch.Tensor) -> 
     return argument.repeated(tensor, len(windows))
 
 
-def refusal(name: str) -> ConfigError:
-    """What to say of a processor that looks at everything."""
+def refusal(name: str, stride: float) -> ConfigError:
+    """What to say of a processor that no tiles can do."""
+    how = (
+        f"looks at the whole image, or at least {max(LENGTHS[2]) // 2 - 1} pixels far: tiles cannot give its result. A "
+        "normalisation, attention or Fourier transform over all pixels does that. Write a local network"
+        if stride == FAR
+        else "gives other pixels where a window begins elsewhere: its result depends on where the tile lies. A position encoding "
+        "does that. Write a network without one"
+    )
     return ConfigError(
-        f"{name} looks at the whole image, or at least {max(LENGTHS[2]) // 2 - 1} pixels far: tiles cannot give its result. A "
-        "normalisation, attention or Fourier transform over all pixels does that. Write a local network; or "
-        "distribute(..., unsafe=True), if each tile by itself is what you want."
+        f"{name} {how}; or distribute(..., unsafe=True), if each tile by itself is what you want."
     )

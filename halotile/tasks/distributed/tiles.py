@@ -40,8 +40,10 @@ class Cut:
     """The window without its halo."""
 
 
-def cut_axis(length: int, patch: int, overlap: int) -> tuple[Cut, ...]:
+def cut_axis(length: int, patch: int, overlap: int, stride: int = 1) -> tuple[Cut, ...]:
     """The tiles of an axis: windows of equal length, the last one moved back to end with the axis.
+
+    With a stride, all of them begin on multiples of it: sizes are rounded up, and the last one ends behind the axis.
 
     An axis that is no longer than a patch is one tile, and is not padded.
 
@@ -51,13 +53,20 @@ def cut_axis(length: int, patch: int, overlap: int) -> tuple[Cut, ...]:
     [((0, 4), (-1, 5)), ((4, 8), (3, 9)), ((8, 10), (5, 11))]
     >>> cut_axis(4, 4, 1)
     (Cut(core=(0, 4), window=(0, 4), inner=(0, 4)),)
+    >>> [cut.window for cut in cut_axis(15, 6, 3, 4)]
+    [(-4, 12), (4, 20)]
     """
+    patch, overlap = (-(-size // stride) * stride for size in (patch, overlap))
     if length <= patch:
         return (Cut((0, length), (0, length), (0, length)),)
-    starts = [*range(0, length - patch, patch), length - patch]
+    starts = [*range(0, length - patch, patch), -((patch - length) // stride) * stride]
     ends = [0, *(start + patch for start in starts)]
     return tuple(
-        Cut((end, start + patch), (start - overlap, start + patch + overlap), (start, start + patch))
+        Cut(
+            (end, min(length, start + patch)),
+            (start - overlap, start + patch + overlap),
+            (start, start + patch),
+        )
         for start, end in zip(starts, ends, strict=False)
     )
 
@@ -87,7 +96,7 @@ def blend_axis(
     ramps = []
     for cut in cuts:
         rise = np.ones_like(at) if cut.inner[0] == 0 else _ramp(at - cut.inner[0], overlap)
-        fall = np.ones_like(at) if cut.inner[1] == length else _ramp(cut.inner[1] - at, overlap)
+        fall = np.ones_like(at) if cut.inner[1] >= length else _ramp(cut.inner[1] - at, overlap)
         ramps.append(np.minimum(rise, fall))
     shaped = [np.sin(ramp * np.pi / 2) ** 2 if kind == "hann" else ramp for ramp in ramps]
     total = np.sum(shaped, axis=0)
@@ -118,6 +127,8 @@ class Tiles:
         For each of them.
     blending : str, optional
         ``linear`` or ``hann``: neighbours are mixed where they overlap. Otherwise each pixel is that of one tile.
+    stride : int
+        Windows begin on multiples of it.
 
     Examples
     --------
@@ -133,6 +144,7 @@ class Tiles:
     patch: tuple[int, ...]
     overlap: tuple[int, ...]
     blending: str | None = None
+    stride: int = 1
 
     def __post_init__(self) -> None:
         if self.blending not in (None, *BLENDINGS):
@@ -146,7 +158,7 @@ class Tiles:
     def cuts(self) -> tuple[tuple[Cut, ...], ...]:
         """The tiles of each axis that is cut."""
         return tuple(
-            cut_axis(self.shape[axis], p, r)
+            cut_axis(self.shape[axis], p, r, self.stride)
             for axis, p, r in zip(self.axes, self.patch, self.overlap, strict=True)
         )
 
