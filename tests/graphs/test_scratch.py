@@ -65,19 +65,26 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder in which sockets may be bound: their paths have 107 characters at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.cluster
 def test_a_folder_that_another_user_made_first_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    theirs = [taken(tmp_path / name) for name in ("temporary", "configured")]
+    theirs = [taken(short_path / name) for name in ("temporary", "configured")]
     places = {
         "TMPDIR": str(theirs[0].parent),
         "DASK_TEMPORARY_DIRECTORY": str(theirs[1].parent),
         "PYTHONPATH": str(REPOSITORY),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": str(short_path / "cache"),
     }
-    script = tmp_path / "script.py"
+    script = short_path / "script.py"
     script.write_text(LOCAL)
     done = subprocess.run(
         [sys.executable, str(script)],
@@ -91,10 +98,35 @@ def test_a_folder_that_another_user_made_first_is_not_used(
     mode, paths, compiled = json.loads(done.stdout)
     assert mode == 0o700
     assert not [path for path in paths if "scratch" in path]
-    assert compiled == str(tmp_path / "cache" / "halotile" / "torchinductor")
+    assert compiled == str(short_path / "cache" / "halotile" / "torchinductor")
     for folder in theirs:
         assert [*folder.iterdir()] == [], "something was put where another user may change it"
         assert [*folder.parent.iterdir()] == [folder], "something is left behind"
+
+
+def test_a_temporary_folder_of_a_long_name_is_told_of(tmp_path: Path) -> None:
+    place = tmp_path / ("long" * 25)
+    place.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LONG],
+        env=os.environ | {"TMPDIR": str(place)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert f"$TMPDIR is {place}: its name is too long for a socket in it." in done.stdout
+
+
+LONG = """
+from halotile.errors import ConfigError
+from halotile.graphs.workers.forks import ensure_forks
+
+try:
+    ensure_forks()
+except ConfigError as error:
+    print(error)
+"""
 
 
 @pytest.mark.usefixtures("homeless")

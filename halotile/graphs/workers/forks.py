@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
+from halotile.errors import ConfigError
 from halotile.graphs.workers.environment import WORKER_ENVIRONMENT, own_environment
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
@@ -46,7 +48,14 @@ def ensure_forks() -> None:
         # It is to import what this process would, and nothing that happens to lie in the working directory.
         path = os.pathsep.join(filter(None, sys.path))
         os.environ.update(WORKER_ENVIRONMENT, PYTHONPATH=path, PYTHONSAFEPATH="1")
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            if "path too long" not in str(error):
+                raise
+            raise ConfigError(
+                f"$TMPDIR is {tempfile.gettempdir()}: its name is too long for a socket in it. Set a shorter one, such as /tmp."
+            ) from None
 
 
 def environment_now() -> dict[str, str]:
