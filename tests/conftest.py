@@ -68,7 +68,7 @@ def slurm() -> Iterator[Slurm]:
 @pytest.fixture
 def as_in_a_worker() -> Iterator[None]:
     """One thread: torch divides its work among several, each with an end of its own; and in a busy machine they wait."""
-    from halotile.tasks.device import one_thread
+    from halotile.tasks.device import threads
 
-    with one_thread():
+    with threads():
         yield

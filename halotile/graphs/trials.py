@@ -11,6 +11,7 @@ import numpy as np
 
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
+from halotile.graphs.cores import cores_here
 from halotile.graphs.job import Run, Tile, parse_bytes
 from halotile.graphs.patience import Say, told_if_slow
 from halotile.graphs.reach import Reach, rehearsed, resolve_reach
@@ -20,13 +21,15 @@ from halotile.storage.kept import keep, recall
 from halotile.tasks.bits import tile_difference
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.device import is_out_of_memory
+from halotile.tasks.device import is_out_of_memory, threads
 from halotile.tasks.draws import RandomImage
 from halotile.tasks.origin import origin_of
 from halotile.tasks.probe import check_own_code
 from halotile.tasks.usercode import loaded_code
 
 T = TypeVar("T")
+MOST_THREADS = 4
+"""Windows on trial are small."""
 UNCOMPARED = "tiles were not compared with larger windows"
 
 
@@ -162,7 +165,8 @@ def _tried(
     origin = origin_of(denoiser, code, tile.depth, tile.seams, picture, probed, is_new)
     if origin is not None and (known := recall(origin)) is not None:
         return Tried(code, Reach.from_json(known))
-    reach = _reach(denoiser, tile, picture, probed, code, is_new)
+    with threads(min(cores_here(), MOST_THREADS)):
+        reach = _reach(denoiser, tile, picture, probed, code, is_new)
     if origin is not None and loaded_code() == loaded:
         keep(origin, asdict(reach))
     return Tried(code, reach)

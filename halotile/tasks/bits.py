@@ -18,7 +18,7 @@ import numpy as np
 from halotile.storage.grid import Region, align_outward
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import CoreModel, Model
-from halotile.tasks.device import Device, one_thread
+from halotile.tasks.device import Device, threads
 from halotile.tasks.draws import RandomImage
 from halotile.tasks.trial import Trial
 from halotile.tasks.window import Tiling, Window, windows_of
@@ -53,7 +53,7 @@ def tile_difference(task: DenoiseTask) -> float:
     references = [image] if is_small else _long_windows(first.reach, tiling)
     tiles = list(dict.fromkeys(_tiles(task))) if is_small else [first]
     corner = _corner([first.reach, *references])
-    with one_thread():
+    with threads():
         device = Device("cpu", "float32", task.channels_last)
         model = device.place(Trial.of(task.denoiser, len(tiling.picture)).model)
         reference = device.place(task.denoiser.reference()) if is_small else model

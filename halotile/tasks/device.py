@@ -47,12 +47,12 @@ def prepare_process(threads: int) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """As in a worker, for the length of the context: how torch divides its work shows in the last bit."""
+def threads(count: int = 1) -> Iterator[None]:
+    """So many for torch in the context; one as in a worker: how torch divides its work shows in the last bit."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -71,7 +71,9 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     """
     trial = Trial.of(denoiser, dims)
     exact = _in_double(trial)
-    found = [_probe_axis(trial, exact, axis) for axis in range(dims)]
+    found: list[tuple[int, int]] = []
+    for axis in range(dims):
+        found.append(_probe_axis(trial, exact, axis, found[-1][1] if found else 1))
     return max(reach for reach, _ in found), math.lcm(*(alignment for _, alignment in found))
 
 
@@ -179,8 +181,8 @@ def check_ragged(denoiser: Denoiser, picture: tuple[int, ...]) -> None:
         ) from error
 
 
-def _probe_axis(trial: Trial, exact: Exact, axis: int) -> tuple[int, int]:
-    """Receptive field and alignment along one axis."""
+def _probe_axis(trial: Trial, exact: Exact, axis: int, likely: int) -> tuple[int, int]:
+    """Receptive field and alignment along one axis; ``likely`` is the alignment along another one."""
     lengths = LENGTHS[trial.dims]
     passed = 0
     for length in lengths:
@@ -195,7 +197,7 @@ def _probe_axis(trial: Trial, exact: Exact, axis: int) -> tuple[int, int]:
         if reach is None:
             passed = length
             continue
-        alignment = _alignment(trial, exact, axis, reach)
+        alignment = _alignment(trial, exact, axis, reach, likely)
         others = _reach(trial, axis, length, list(range(start + 2, start + alignment)))
         if others is not None:
             return max(reach, others), alignment
@@ -336,12 +338,12 @@ def _along(trial: Trial, axis: int, touched: torch.Tensor, scale: int | None = N
     return lines.unflatten(1, (-1, scale or trial.scale)).any(2)
 
 
-def _alignment(trial: Trial, exact: Exact, axis: int, reach: int) -> int:
-    """The least shift that the result follows."""
+def _alignment(trial: Trial, exact: Exact, axis: int, reach: int, likely: int) -> int:
+    """The shift that is likely, if the result follows it, or else the least one that it follows."""
     import torch
 
     rough: Exact = trial, CLEAR, torch.float32
-    for shift in ALIGNMENTS:
+    for shift in (likely, *ALIGNMENTS):
         # Double precision takes ten times as long: it is left what single precision cannot tell.
         if _follows(rough, axis, shift, reach) and _follows(exact, axis, shift, reach):
             return shift

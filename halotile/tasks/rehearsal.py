@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Depth, Region
 from halotile.tasks.denoisers.base import Denoiser, Model
-from halotile.tasks.device import Device, one_thread
+from halotile.tasks.device import Device, threads
 from halotile.tasks.trial import Trial
 from halotile.tasks.window import TileRunner, Tiling
 
@@ -64,8 +64,13 @@ def rehearse(denoiser: Denoiser, depth: Depth, picture: tuple[int, ...], *, sear
     search : bool
         Whether larger alignments are tried where the tiles do not agree.
     """
-    with one_thread():
-        return _rehearsed(_Stage.of(denoiser, depth, picture), search)
+    stage = _Stage.of(denoiser, depth, picture)
+    if not denoiser.convolutional:
+        with threads():
+            return _rehearsed(stage, search)
+    found = _rehearsed(stage, search)
+    # Its last bits, which depend on how many threads there are, are compared at the sizes of the job.
+    return replace(found, difference=0.0) if found.agrees else found
 
 
 def _rehearsed(stage: _Stage, search: bool) -> Rehearsal:
@@ -131,8 +136,9 @@ class _Stage:
         return self.pixels.shape[1:]
 
     def tile(self, alignment: int) -> tuple[int, ...]:
-        """Tiles that leave several seams, and are not much smaller than the halo around them."""
-        least = max(self.least // 2, *itertools.chain.from_iterable(self.depth))
+        """Tiles that leave several seams on each axis, and are not much smaller than the halo around them."""
+        several = min(self.least, min(self.lengths) // 4)
+        least = max(self.least // 2, several, *itertools.chain.from_iterable(self.depth))
         edge = -(-least // alignment) * alignment
         return tuple(min(edge, -(-n // alignment) * alignment) for n in self.lengths)
 
@@ -141,10 +147,12 @@ class _Stage:
         whole = Region.whole(self.lengths)
         near = tuple(min(-(-self.least // alignment) * alignment, n) for n in self.lengths)
         for axis, missing in itertools.product(range(len(near)), MISSING):
-            length = self.lengths[axis]
-            start = (length + (-length) % alignment + missing * alignment) % math.lcm(LARGEST, alignment)
-            if start + self.least + self.depth[axis][0] > length:
+            length, period = self.lengths[axis], math.lcm(LARGEST, alignment)
+            start = (length + (-length) % alignment + missing * alignment) % period
+            spare = length - (start + self.least + self.depth[axis][0])
+            if spare < 0:
                 continue
+            start += spare // period * period
             first = [0] * len(near)
             first[axis] = start
             window = Region(

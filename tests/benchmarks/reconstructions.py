@@ -164,7 +164,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     from halotile.graphs.job import Tile
     from halotile.graphs.reconstruction.planner import make_reconstruction_plan
     from halotile.graphs.solvers.base import State
-    from halotile.tasks.device import one_thread
+    from halotile.tasks.device import threads
     from halotile.tasks.operators.base import InMemory, read_all
 
     images = []
@@ -177,7 +177,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     )
     problem = whole.problem(STEP)
     x: Any = whole.start
-    with one_thread():
+    with threads():
         for _ in range(2):
             at = x
             step = whole.solver.step(problem, State(), lambda name, age: at)  # noqa: B023 - called at once
