@@ -38,7 +38,7 @@ class Count(NamedTuple):
 
 
 def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str, str] = os.environ) -> Count:
-    """The number of workers of a run that this computes.
+    """The number of workers of a run that computes on ``device``.
 
     Raises
     ------

@@ -21,7 +21,7 @@ from halotile.storage.lines import opened, sealed
 MOST_ENTRIES = 1000
 """Beyond them the oldest half goes."""
 MOST_BYTES = 2**16
-"""A larger file is none of these."""
+"""No entry is larger."""
 
 
 def user_cache() -> Path:

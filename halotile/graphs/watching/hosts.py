@@ -14,7 +14,7 @@ LEFT_OUT = {"sitemap.json", "exceptions", "individual-exceptions", "hardware"}
 
 
 def answer_only_told(scheduler: Any, link: str | None) -> None:
-    """Answer no request under, or from a page under, another name than those of loopback and of the link: 404.
+    """Answer only requests to, and from pages under, the names of loopback and of the link; others get a 404.
 
     A web page of anybody's may reach what listens on loopback: under a name of its own that leads here (DNS rebinding), or by
     a websocket, which says whose page it is from. Some of Dask's pages are left out for everybody.

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """How the process ended that should have answered, in words that follow its subject."""
+    """The process ended without an answer; the message says how, to follow the name of what it ran."""
 
 
 def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
