@@ -135,7 +135,6 @@ def test_one_driver_has_nobody_to_talk_to(ctx: DistributedContext) -> None:
         (torch.nn.ReLU(), {"type_object": "denoiser", "blending": "cubic"}, "blending is 'cubic'"),
         (torch.nn.ReLU(), {"type_object": "denoiser", "pach_size": 3}, "no keyword 'pach_size'"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_is_refused_with_what_was_seen(
     ctx: DistributedContext, thing: Any, options: Any, message: str
