@@ -199,9 +199,13 @@ class Claimed:
         doubtful = self._at_hand.done.copy()
         doubtful.discard(self._sure)
         self._at_hand.strike(doubtful)
+        again = (
+            f"; {_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again"
+            if doubtful
+            else ""
+        )
         raise InputError(
-            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._sure)} done before that; "
-            f"{_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again. "
+            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._sure)} done before that{again}. "
             "Put it back as it was, with its times, and run again to go on, or run with --fresh to start over."
         )
 

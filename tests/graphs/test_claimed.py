@@ -18,7 +18,9 @@ import zarr
 
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs import claimed, signals
+from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Progress
 from halotile.graphs.verify import verify
 from halotile.storage import output
@@ -157,6 +159,18 @@ def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
     (scene.folder / "backup").rename(scene.source)
     assert scene.run(cluster).resumed == len(kept)
     check_whole()
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: Scene, done: int) -> None:
+    plan = make_plan(scene.job())
+    with claim(plan, scene.directory) as held:
+        held.journal.mark(dict.fromkeys(range(done), b"some"))
+        rewrite(scene)
+        with pytest.raises(InputError, match=r"no block was done before that.* Put it back") as ended:
+            held.check()
+    assert ("2 blocks (0-1) were done since" in str(ended.value)) == (done == 2)
+    assert ("may be of either" in str(ended.value)) == (done == 2)
 
 
 def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: Cluster) -> None:
