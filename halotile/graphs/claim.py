@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from halotile.errors import DamagedData, DiskRefused, OutputRefused, ResumeRefused
-from halotile.graphs.claimed import Claimed
+from halotile.graphs.claimed import Claimed, repair_command
 from halotile.graphs.identity import KEYS, PICTURES, differences, may_be_same
 from halotile.graphs.patience import log_line, patience_seconds, told_if_slow
 from halotile.graphs.plan import RunPlan
@@ -19,7 +19,8 @@ from halotile.graphs.resolution import check_startable
 from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
-from halotile.storage.output import create_output, documents_digest, metadata_digest
+from halotile.storage.output import create_output
+from halotile.storage.ownership import metadata_problems
 from halotile.storage.place import check_path, check_place
 from halotile.storage.rundir import LOCK_SECONDS, RunDirectory
 from halotile.storage.workerlock import WorkerLock
@@ -166,12 +167,8 @@ def _resumable(plan: RunPlan, directory: RunDirectory) -> bool:
         return False
     if previous is None and not _is_journal_of(plan, directory):
         return False
-    before = previous["metadata"] if previous else documents_digest(plan.layout)
-    if metadata_digest(plan.output, plan.layout) != before:
-        raise OutputRefused(
-            f"the metadata of {plan.output} is not what the run wrote. "
-            "`recon-cli verify --repair` restores it."
-        )
+    if problems := metadata_problems(plan.output, plan.layout):
+        raise OutputRefused(f"{problems[0]}. {repair_command(plan)} restores it.")
     return True
 
 
@@ -200,8 +197,7 @@ def _restore(plan: RunPlan, directory: RunDirectory) -> None:
     kept = directory.whole_plan() or {}
     now = kept_of(plan)
     if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
-        digest = kept.get("metadata") or metadata_digest(plan.output, plan.layout)
-        directory.write_plan(kept | now | {"metadata": digest})
+        directory.write_plan(kept | now)
     try:
         known = directory.read_job() is not None
     except DamagedData:
@@ -263,4 +259,4 @@ def _start_over(plan: RunPlan, directory: RunDirectory) -> None:
     directory.write_config(plan.resolved_json())
     create_output(plan.output, plan.layout, overwrite=overwrite or plan.wanted.overwrite)
     Journal.create(directory.journal_path, plan.fingerprint, len(plan.grid)).close()
-    directory.write_plan(kept_of(plan) | {"metadata": metadata_digest(plan.output, plan.layout)})
+    directory.write_plan(kept_of(plan))
