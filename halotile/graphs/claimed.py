@@ -181,6 +181,7 @@ class Claimed:
             When the system did not give them for :data:`SILENT_SECONDS`.
         """
         self._wait_until_told(partial(self._check_output, signals))
+        self.journal.secure()
 
     def _check_output(self, signals: Signals) -> None:
         self.check_place()

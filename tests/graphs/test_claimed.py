@@ -105,6 +105,17 @@ def test_a_run_whose_output_is_changed_does_not_finish(
     check_whole()
 
 
+def test_a_journal_that_is_overwritten_is_whole_again_when_the_run_ends(
+    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+) -> None:
+    scene.set_pace(0.02)
+    scene.run(
+        cluster, observer=after(8, scene, lambda _: scene.directory.journal_path.write_text("garbage\n"))
+    )
+    check_whole()
+    assert scene.run(cluster).resumed == BLOCKS
+
+
 def rewrite(scene: Scene) -> None:
     zarr.open_array(scene.source, mode="r+")[...] = picture() + np.float32(0.25)
 
