@@ -57,8 +57,8 @@ def verify(
     job : Job or Reconstruction, optional
         The job that wrote it; needed to repair.
     repair : bool
-        Restore the metadata, strike damaged blocks from the journal and run the job again: for them alone,
-        if it was finished, and also where an earlier repair struck them and was killed. A reconstruction is iterated again, and then writes them alone.
+        Restore the metadata, strike damaged blocks from the journal and run the job again: for them, and for those that are not
+        done, among which are those of a repair that was killed. A reconstruction is iterated again, and then writes them alone.
     observer : callable, optional
         Called with the progress of a repair.
 
