@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from halotile.errors import DamagedData, DiskRefused, HalotileError, OutputRefused, ResumeRefused
+from halotile.graphs.amounts import counted
 from halotile.graphs.claimed import Claimed, repair_command
 from halotile.graphs.damage import damaged_blocks, written_of
 from halotile.graphs.identity import KEYS, PICTURES, differences, may_be_same
@@ -211,13 +212,31 @@ def _resumable(plan: RunPlan, directory: RunDirectory) -> bool:
     previous = directory.whole_plan()
     if previous is not None:
         check_same_job(plan, previous)
-    if not directory.journal_path.exists() or not plan.output.exists():
+    if not directory.journal_path.exists() or (previous is None and not _is_journal_of(plan, directory)):
         return False
-    if previous is None and not _is_journal_of(plan, directory):
+    if not plan.output.exists():
+        _check_nothing_done(plan, directory)
         return False
     if problems := metadata_problems(plan.output, plan.layout):
         raise OutputRefused(f"{problems[0]}. {repair_command(plan)} restores it.")
     return True
+
+
+def _check_nothing_done(plan: RunPlan, directory: RunDirectory) -> None:
+    """Refuse to begin anew, where nobody said so, what was done before the output went away: it may come back.
+
+    Raises
+    ------
+    OutputRefused
+        Saying what is done.
+    """
+    done = len(Journal.look(directory.journal_path).done)
+    if done or directory.state_path.exists():
+        what = f"{counted(done, 'block')} of it" if done else "a solver's iterations"
+        raise OutputRefused(
+            f"{plan.output} is not there, and {directory.path} tells of {what} that an earlier run has done. Put it back to go on, "
+            "or run with --fresh to start over."
+        )
 
 
 def _is_journal_of(plan: RunPlan, directory: RunDirectory) -> bool:

@@ -101,7 +101,7 @@ def test_a_run_whose_output_is_changed_does_not_finish(
             scene.run(cluster)
         verify(scene.output, job=scene.job(), repair=True)
     else:
-        scene.run(cluster)
+        scene.run(cluster, fresh=name == "removed")
     check_whole()
 
 
