@@ -298,15 +298,15 @@ def check_same_job(plan: RunPlan, previous: Mapping[str, Any]) -> None:
     if differs := differences(previous["identity"], plan.identity):
         listed = "\n".join(f"  {line}" for line in differs)
         pictures = tuple(f"{KEYS.get(name, name)}." for name in PICTURES)
-        moved = (
-            "If these are the same pictures, mended, copied or moved, run with --same-input. "
-            if may_be_same(previous["identity"], plan.identity)
-            and all(line.startswith(pictures) for line in differs)
-            else ""
-        )
+        mended, moved = "", ""
+        if may_be_same(previous["identity"], plan.identity) and all(d.startswith(pictures) for d in differs):
+            if any(".path was " in line for line in differs):
+                moved = " --same-input takes your word that these are the same pixels at another place: every block that is done stays."
+            else:
+                mended = "If these are the same pictures, mended or copied, run with --same-input. "
         raise ResumeRefused(
             f"{plan.run_directory} belongs to a different job:\n{listed}\n"
-            f"{moved}Write what it was, or run with {_to_start_over(plan)} to start over."
+            f"{mended}Write what it was, or run with {_to_start_over(plan)} to start over.{moved}"
         )
 
 
