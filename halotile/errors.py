@@ -6,7 +6,7 @@
     ├── ConfigError (ValueError)      a wrong word or value in a job; nothing was touched
     │   ├── UnknownName (LookupError) a name that no file here and no plug-in answers to
     │   ├── WrongKind (TypeError)     an object of another kind than is needed
-    │   ├── OutputRefused             the output may not be written (not ours, same as the input)
+    │   ├── OutputRefused             the output may not be written (not ours, same as the input), or not any more
     │   │   └── OutputInUse           another run holds it, or workers of an earlier one
     │   └── ResumeRefused             the run directory belongs to a different job
     ├── MissingPackage (ImportError)  an optional package is needed; the message names the extra
@@ -58,7 +58,7 @@ class WrongKind(ConfigError, TypeError):
 
 
 class OutputRefused(ConfigError):
-    """The output path may not be written."""
+    """The output path may not be written, or not any more: what a run had written before it was moved or replaced stays."""
 
 
 class OutputInUse(OutputRefused):

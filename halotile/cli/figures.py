@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,7 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = 
         )
     if not verdict.sound:
         wait = "A run is still writing it: when that is over, " if at_work else ""
-        return f"damaged. {wait}`recon-cli verify {_quoted(output)} --repair{imports}` {_repairs(verdict.problems, verdict.iterates)}."
+        return f"damaged. {wait}`recon-cli verify {_quoted(output)} --repair{imports}` {_repairs(verdict)}."
     if not verdict.undone:
         return ""
     if at_work:
@@ -149,22 +149,16 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = 
     return f"not complete. `recon-cli resume {_quoted(output)}{imports}` does the blocks that are left."
 
 
-def _repairs(problems: Iterable[str], iterates: bool) -> str:
-    """What a repair does about problems.
-
-    Examples
-    --------
-    >>> _repairs(["metadata: zarr.json is missing", "block 3: cut short"], iterates=False)
-    'restores the metadata and does the damaged blocks again'
-    >>> _repairs(["block 3: cut short"], iterates=True)
-    'does all iterations again, from the start, and writes the damaged blocks'
-    """
-    metadata = [problem.startswith("metadata: ") for problem in problems]
+def _repairs(verdict: Verdict) -> str:
+    """What a repair does about an output."""
+    metadata = [problem.startswith("metadata: ") for problem in verdict.problems]
     doings = ["restores the metadata"] if any(metadata) else []
     blocks = "does the damaged blocks again"
-    if iterates:
+    if verdict.iterates:
         blocks = "does all iterations again, from the start, and writes the damaged blocks"
     doings += [] if all(metadata) else [blocks]
+    if undone := len(verdict.undone):
+        doings.append(f"does the {counted(undone, 'block')} that {'is' if undone == 1 else 'are'} not done")
     return " and ".join(doings)
 
 

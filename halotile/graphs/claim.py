@@ -6,11 +6,13 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from halotile.errors import DamagedData, DiskRefused, OutputRefused, ResumeRefused
-from halotile.graphs.claimed import Claimed
+from halotile.errors import DamagedData, DiskRefused, HalotileError, OutputRefused, ResumeRefused
+from halotile.graphs.amounts import counted
+from halotile.graphs.claimed import Claimed, repair_command
+from halotile.graphs.damage import damaged_blocks, written_of
 from halotile.graphs.identity import KEYS, PICTURES, differences, may_be_same
 from halotile.graphs.patience import log_line, patience_seconds, told_if_slow
 from halotile.graphs.plan import RunPlan
@@ -19,9 +21,17 @@ from halotile.graphs.resolution import check_startable
 from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
-from halotile.storage.output import create_output, documents_digest, metadata_digest
+from halotile.storage.output import Layout, create_output, open_output
+from halotile.storage.ownership import (
+    REPLACE,
+    find_stranger,
+    metadata_problems,
+    other_pixels,
+    restore_metadata,
+)
 from halotile.storage.place import check_path, check_place
 from halotile.storage.rundir import LOCK_SECONDS, RunDirectory
+from halotile.storage.runs import Runs
 from halotile.storage.workerlock import WorkerLock
 
 HOW = ("version", "tile", "run", "cluster", "fuse", "exact", "allow_import", "import_folder")
@@ -107,22 +117,62 @@ def _check_output(plan: RunPlan, directory: RunDirectory) -> None:
 
 
 def _check_replaceable(plan: RunPlan, directory: RunDirectory) -> None:
-    """Refuse to start over where that would discard what another job did, or holds, and nobody said that it may.
+    """Refuse to start over where that would discard what no run of this job did, or holds, and nobody said that it may.
 
     Raises
     ------
     OutputRefused
         Saying how to replace it.
     """
-    check_place(plan.wanted.path, overwrite=True)
-    if plan.wanted.overwrite or _is_own(plan, directory):
+    own = _is_own(plan, directory)
+    stranger = find_stranger(plan.output, _layout_there(plan, directory)) if own else ""
+    check_place(plan.wanted.path, overwrite=True, may_lack_metadata=own and not stranger)
+    if plan.wanted.overwrite:
         return
-    if directory.plan_path.exists() or os.path.lexists(plan.output):
+    if stranger:
+        raise OutputRefused(
+            f"output.path is {plan.output}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
+            "write output.overwrite: true to remove all that is there."
+        )
+    if not own and (directory.plan_path.exists() or os.path.lexists(plan.output)):
         raise OutputRefused(
             f"output.path is {plan.output}: it is another job's, by {directory.path}. --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
             "output.overwrite: true to replace it."
         )
+
+
+def _layout_there(plan: RunPlan, directory: RunDirectory) -> Layout:
+    """The layout of what the run there wrote, whose sizes may have been decided otherwise."""
+    if kept := directory.whole_plan():
+        return written_of(kept)[0]
+    with suppress(HalotileError):  # a run that was cut off while it started over has lost its plan
+        found = open_output(plan.output)
+        if (found.shape, found.dtype, found.ome) == (plan.layout.shape, plan.layout.dtype, plan.layout.ome):
+            return found
+    return plan.layout
+
+
+def _check_pixels(plan: RunPlan, directory: RunDirectory) -> None:
+    """Refuse to discard another result that was put in the place of the run's own.
+
+    Raises
+    ------
+    OutputRefused
+        Saying how to replace it.
+    """
+    kept = directory.whole_plan()
+    if plan.wanted.overwrite or kept is None:
+        return
+    layout, grid = written_of(kept)
+    found, done = dict[int, list[str]](), Runs()
+    with suppress(HalotileError, FileNotFoundError):  # without a journal nobody knows
+        journal = Journal.open(directory.journal_path, kept["fingerprint"], len(grid), read_only=True)
+        done = journal.done
+        blocks = map(grid.block_at, done)
+        found = dict(damaged_blocks(plan.output, layout, blocks, journal.digest, thorough=False))
+    if others := other_pixels(found, len(done)):
+        raise OutputRefused(f"{plan.output} is not what the run wrote there: {others}. {REPLACE}")
 
 
 def _is_own(plan: RunPlan, directory: RunDirectory) -> bool:
@@ -162,17 +212,31 @@ def _resumable(plan: RunPlan, directory: RunDirectory) -> bool:
     previous = directory.whole_plan()
     if previous is not None:
         check_same_job(plan, previous)
-    if not directory.journal_path.exists() or not plan.output.exists():
+    if not directory.journal_path.exists() or (previous is None and not _is_journal_of(plan, directory)):
         return False
-    if previous is None and not _is_journal_of(plan, directory):
+    if not plan.output.exists():
+        _check_nothing_done(plan, directory)
         return False
-    before = previous["metadata"] if previous else documents_digest(plan.layout)
-    if metadata_digest(plan.output, plan.layout) != before:
-        raise OutputRefused(
-            f"the metadata of {plan.output} is not what the run wrote. "
-            "`recon-cli verify --repair` restores it."
-        )
+    if problems := metadata_problems(plan.output, plan.layout):
+        raise OutputRefused(f"{problems[0]}. {repair_command(plan)} restores it.")
     return True
+
+
+def _check_nothing_done(plan: RunPlan, directory: RunDirectory) -> None:
+    """Refuse to begin anew, where nobody said so, what was done before the output went away: it may come back.
+
+    Raises
+    ------
+    OutputRefused
+        Saying what is done.
+    """
+    done = len(Journal.look(directory.journal_path).done)
+    if done or directory.state_path.exists():
+        what = f"{counted(done, 'block')} of it" if done else "a solver's iterations"
+        raise OutputRefused(
+            f"{plan.output} is not there, and {directory.path} tells of {what} that an earlier run has done. Put it back to go on, "
+            "or run with --fresh to start over."
+        )
 
 
 def _is_journal_of(plan: RunPlan, directory: RunDirectory) -> bool:
@@ -200,8 +264,7 @@ def _restore(plan: RunPlan, directory: RunDirectory) -> None:
     kept = directory.whole_plan() or {}
     now = kept_of(plan)
     if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
-        digest = kept.get("metadata") or metadata_digest(plan.output, plan.layout)
-        directory.write_plan(kept | now | {"metadata": digest})
+        directory.write_plan(kept | now)
     try:
         known = directory.read_job() is not None
     except DamagedData:
@@ -235,15 +298,15 @@ def check_same_job(plan: RunPlan, previous: Mapping[str, Any]) -> None:
     if differs := differences(previous["identity"], plan.identity):
         listed = "\n".join(f"  {line}" for line in differs)
         pictures = tuple(f"{KEYS.get(name, name)}." for name in PICTURES)
-        moved = (
-            "If these are the same pictures, mended, copied or moved, run with --same-input. "
-            if may_be_same(previous["identity"], plan.identity)
-            and all(line.startswith(pictures) for line in differs)
-            else ""
-        )
+        mended, moved = "", ""
+        if may_be_same(previous["identity"], plan.identity) and all(d.startswith(pictures) for d in differs):
+            if any(".path was " in line for line in differs):
+                moved = " --same-input takes your word that these are the same pixels at another place: every block that is done stays."
+            else:
+                mended = "If these are the same pictures, mended or copied, run with --same-input. "
         raise ResumeRefused(
             f"{plan.run_directory} belongs to a different job:\n{listed}\n"
-            f"{moved}Write what it was, or run with {_to_start_over(plan)} to start over."
+            f"{mended}Write what it was, or run with {_to_start_over(plan)} to start over.{moved}"
         )
 
 
@@ -256,11 +319,14 @@ def _start_over(plan: RunPlan, directory: RunDirectory) -> None:
     overwrite = directory.claims_output()
     if overwrite:
         _check_replaceable(plan, directory)
+        _check_pixels(plan, directory)
     else:
         check_place(plan.wanted.path, overwrite=plan.wanted.overwrite)
     directory.forget()
     directory.write_job(plan.job_json())
     directory.write_config(plan.resolved_json())
+    if overwrite and plan.output.exists():
+        restore_metadata(plan.output, plan.layout)  # what is half removed can be told by them
     create_output(plan.output, plan.layout, overwrite=overwrite or plan.wanted.overwrite)
     Journal.create(directory.journal_path, plan.fingerprint, len(plan.grid)).close()
-    directory.write_plan(kept_of(plan) | {"metadata": metadata_digest(plan.output, plan.layout)})
+    directory.write_plan(kept_of(plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -14,7 +15,8 @@ from halotile.graphs.plan import RunPlan
 from halotile.graphs.signals import Signals
 from halotile.storage.disk import GONE
 from halotile.storage.journal import Journal
-from halotile.storage.output import UNREADABLE, metadata_digest
+from halotile.storage.output import UNREADABLE
+from halotile.storage.ownership import REPLACE, metadata_problems, other_pixels
 from halotile.storage.runs import Runs
 from halotile.storage.stored import refusal, unreadable
 
@@ -45,7 +47,6 @@ class Claimed:
         self.plan = plan
         self.journal = journal
         self._directory = directory
-        self._metadata = metadata_digest(plan.output, plan.layout)
         self._next = time.monotonic() + LOOK_SECONDS
         self._silent_since: float | None = None
         self._at_hand, self._title = journal, ""
@@ -131,6 +132,8 @@ class Claimed:
 
         Raises
         ------
+        OutputRefused
+            When more than half of them are whole and others: nothing is struck.
         Stopped
             When a signal asks for it before all of them were looked at; where that is soon done, when it presses.
         """
@@ -139,20 +142,29 @@ class Claimed:
         return len(damaged)
 
     def _damaged(self, numbers: Iterable[int], signals: Signals, *, thorough: bool) -> dict[int, list[str]]:
-        """The problems of each of these blocks that the output does not hold as it was written."""
+        """The problems of each of these blocks that the output does not hold as it was written; refused where it is another result."""
+        looked_at = 0
 
         def until_asked() -> Iterator[int]:
+            nonlocal looked_at
             for number in numbers:
                 if signals.asked if thorough else signals.hurried:
                     raise Stopped(
                         f"stopped on {signals.name} while the blocks that are done were checked. Run again to go on.",
                         signals.name,
                     )
+                looked_at += 1
                 yield number
 
         plan = self.plan
         blocks = map(output_grid(plan.layout, plan.grid.shape, plan.grid.block).block_at, until_asked())
-        return dict(damaged_blocks(plan.output, plan.layout, blocks, self.journal.digest, thorough=thorough))
+        found = dict(damaged_blocks(plan.output, plan.layout, blocks, self.journal.digest, thorough=thorough))
+        if others := other_pixels(found, looked_at):
+            raise OutputRefused(
+                f"{plan.output} is not what this run wrote there: {others}. {REPLACE} "
+                f"{repair_command(plan)} does these blocks again in its place."
+            )
+        return found
 
     def finish(self, signals: Signals) -> None:
         """Refuse to call the run finished where its output is not what it wrote. The input was checked after each pass.
@@ -160,7 +172,7 @@ class Claimed:
         Raises
         ------
         OutputRefused
-            As :meth:`check_place`, and where the metadata are not what was written.
+            As :meth:`check_place` and :meth:`strike_damaged`, and where the metadata are not what was written.
         DamagedData
             When shards are not what was written; their blocks are struck from the journal.
         Stopped
@@ -169,18 +181,19 @@ class Claimed:
             When the system did not give them for :data:`SILENT_SECONDS`.
         """
         self._wait_until_told(partial(self._check_output, signals))
+        self.journal.secure()
 
     def _check_output(self, signals: Signals) -> None:
         self.check_place()
         output = self.plan.output
         try:
-            metadata = metadata_digest(output, self.plan.layout)
+            changed = metadata_problems(output, self.plan.layout)
         except OSError as error:
             raise refusal(f"{output}: its metadata cannot be read", error) from error
-        if metadata != self._metadata:
+        if changed:
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
-                "`recon-cli verify --repair` restores them."
+                f"{repair_command(self.plan)} restores them."
             )
         found = self._damaged(self.journal.done, signals, thorough=False)
         if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
@@ -208,6 +221,12 @@ class Claimed:
             f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._sure)} done before that{again}. "
             "Put it back as it was, with its times, and run again to go on, or run with --fresh to start over."
         )
+
+
+def repair_command(plan: RunPlan) -> str:
+    """What repairs the output of a plan."""
+    imports = " --allow-import" if plan.job_json().get("allow_import") else ""
+    return f"`recon-cli verify {shlex.quote(str(plan.output))} --repair{imports}`"
 
 
 def _blocks(numbers: Runs) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from halotile.errors import DamagedData
 from halotile.graphs.cores import cores_here
@@ -37,6 +37,12 @@ def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) 
     """
     edges = tuple(b * m // n for b, m, n in zip(block, layout.shape, shape, strict=True))
     return Grid(layout.shape, edges, ((0, 0),) * len(edges))
+
+
+def written_of(kept: Mapping[str, Any]) -> tuple[Layout, Grid]:
+    """The layout of a run's output, and its :func:`output_grid`, from what the run directory keeps of the plan."""
+    layout = Layout.from_json(kept["layout"])
+    return layout, output_grid(layout, tuple(kept["summary"]["shape"]), tuple(kept["block"]))
 
 
 def damaged_blocks(

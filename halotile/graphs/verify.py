@@ -11,14 +11,15 @@ from typing import Any
 
 from halotile.errors import DamagedData, OutputRefused
 from halotile.graphs.claim import check_same_job
-from halotile.graphs.damage import damaged_blocks, output_grid
+from halotile.graphs.damage import damaged_blocks, written_of
 from halotile.graphs.job import AnyJob
 from halotile.graphs.jobs import engine_of
 from halotile.graphs.plan import run_directory_of
 from halotile.graphs.progress import Observer
 from halotile.graphs.reconstruction.further import is_gone
 from halotile.storage.journal import Journal
-from halotile.storage.output import Layout, create_metadata, metadata_digest, open_output
+from halotile.storage.output import open_output
+from halotile.storage.ownership import metadata_problems, restore_metadata
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.runs import Runs
 
@@ -56,16 +57,16 @@ def verify(
     job : Job or Reconstruction, optional
         The job that wrote it; needed to repair.
     repair : bool
-        Restore the metadata, strike damaged blocks from the journal and run the job again: for them alone,
-        if it was finished, and also where an earlier repair struck them and was killed. A reconstruction is iterated again, and then writes them alone.
+        Restore the metadata, strike damaged blocks from the journal and run the job again: for them, and for those that are not
+        done, among which are those of a repair that was killed. A reconstruction is iterated again, and then writes them alone.
     observer : callable, optional
         Called with the progress of a repair.
 
     Raises
     ------
     OutputRefused
-        When nothing or a file is there, directories stand where a run keeps files, a repair is asked for and the output has
-        no run directory, or a run is writing it.
+        When nothing, a file or another Zarr is there, directories stand where a run keeps files, a repair is asked for and
+        the output has no run directory, or a run is writing it.
     ResumeRefused
         When a repair is asked for and the job is no longer the one that wrote the output.
     """
@@ -86,11 +87,10 @@ def verify(
         layout = open_output(path)
         damaged = dict(damaged_blocks(path, layout, layout.grid))
         return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0, repairable=False)
-    layout = Layout.from_json(stored["layout"])
-    grid = output_grid(layout, tuple(stored["summary"]["shape"]), tuple(stored["block"]))
+    layout, grid = written_of(stored)
     total = len(grid)
     journal = _journal(directory, stored, total)
-    metadata = _metadata_problems(path, layout, stored["metadata"])
+    metadata = metadata_problems(path, layout)
     damaged = dict(damaged_blocks(path, layout, map(grid.block_at, journal.done), journal.digest))
     problems = (*metadata, *_lines("block", damaged))
     undone = journal.done.complement(total)
@@ -133,25 +133,11 @@ def _repair(
     plan = engine.plan(job)
     check_same_job(plan, stored)
     with directory.lock():
-        create_metadata(path, plan.layout)
+        restore_metadata(path, plan.layout)
         journal = Journal.open(directory.journal_path, stored["fingerprint"], len(plan.grid))
         journal.strike(damaged)
         journal.close()
     engine.run(plan, observer=observer)
-
-
-def _metadata_problems(path: Path, layout: Layout, digest: str) -> list[str]:
-    """One line for each metadata file that is not as the run wrote it."""
-    if metadata_digest(path, layout) == digest:
-        return []
-    lines = []
-    for name, content in layout.documents().items():
-        file = path / name
-        if not file.is_file():
-            lines.append(f"metadata: {file} is missing")
-        elif file.read_bytes() != content:
-            lines.append(f"metadata: {file} is not what the run wrote")
-    return lines or [f"metadata: {path} was written by another version of halotile"]
 
 
 def _lines(word: str, damaged: dict[int, list[str]]) -> tuple[str, ...]:

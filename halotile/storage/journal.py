@@ -15,6 +15,7 @@ import base64
 import io
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -78,6 +79,7 @@ class Journal:
         self._disk = disk
         self._read_only = read_only
         self._size = len(header)
+        self._inode = 0
         self._dirty = False
         self._torn = False
 
@@ -111,7 +113,7 @@ class Journal:
         """
         header = sealed(json.dumps(_owner_of(fingerprint, total, images)).encode())
         journal = cls(path, header, total, images, disk, read_only=False)
-        disk.write_file(path, [journal._header], mode=_MODE, sync=sync)
+        journal._write_anew(sync=sync)
         return journal
 
     @classmethod
@@ -138,6 +140,7 @@ class Journal:
         header = data[: data.find(b"\n") + 1]
         _check_owner(path, header, _owner_of(fingerprint, total, images))
         journal = cls(path, header, total, images, disk, read_only=read_only)
+        journal._inode = path.stat().st_ino
         journal._replay(data)
         if not read_only:
             journal._mend(len(data))
@@ -193,8 +196,15 @@ class Journal:
     def sync(self) -> None:
         """Make every line durable."""
         if self._dirty:
+            self.secure()
+
+    def secure(self) -> None:
+        """Make every line durable, also where somebody else wrote to the file or removed it since: then it is written anew."""
+        if self._is_as_written():
             self._disk.sync(self.path)
-            self._dirty = False
+        else:
+            self._write_anew()
+        self._dirty = False
 
     def close(self) -> None:
         """Make every line durable; the journal may be used again."""
@@ -272,11 +282,25 @@ class Journal:
     def _mend(self, size: int) -> None:
         """Bring the file into a state that can be added to."""
         if self.warning:
-            digests = self._digests[np.fromiter(self.done, int, len(self.done))].tobytes()
-            lines = [self._header, _Entry(b"+", self.done, digests).to_line()]
-            self._size = self._disk.write_file(self.path, lines if self.done else lines[:1], mode=_MODE)
+            self._write_anew()
         elif size > self._size:
             self._disk.truncate(self.path, self._size)
+
+    def _write_anew(self, *, sync: bool = True) -> None:
+        """Put a file with what is known in place of whatever stands there."""
+        digests = self._digests[np.fromiter(self.done, int, len(self.done))].tobytes()
+        lines = [self._header, _Entry(b"+", self.done, digests).to_line()]
+        self._size = self._disk.write_file(
+            self.path, lines if self.done else lines[:1], mode=_MODE, sync=sync
+        )
+        self._inode = self.path.stat().st_ino
+        self._torn = False
+
+    def _is_as_written(self) -> bool:
+        with suppress(FileNotFoundError):
+            now = self.path.stat()
+            return (now.st_ino, now.st_size) == (self._inode, self._size)
+        return False
 
 
 def _owner_of(fingerprint: str, total: int, images: int) -> dict[str, Any]:

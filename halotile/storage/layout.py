@@ -264,9 +264,9 @@ def _read_document(path: Path) -> dict[str, Any]:
             f"{path} is not there: {path.parent} is no Zarr v3. Write the path of one."
         ) from None
     except ValueError as error:
-        raise DamagedData(f"{path} is damaged: {error}. `recon-cli verify --repair` restores it.") from None
+        raise DamagedData(f"{path} is damaged: {error}. Restore it from a copy.") from None
     if not isinstance(document, dict):
-        raise DamagedData(f"{path} is damaged: it holds no object. `recon-cli verify --repair` restores it.")
+        raise DamagedData(f"{path} is damaged: it holds no object. Restore it from a copy.")
     return document
 
 

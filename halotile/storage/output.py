@@ -6,9 +6,8 @@ ours; zarr-python, tensorstore and OME-Zarr viewers read it.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from operator import add
@@ -41,9 +40,7 @@ __all__ = [
     "check_block",
     "create_metadata",
     "create_output",
-    "documents_digest",
     "inspect_block",
-    "metadata_digest",
     "open_output",
     "to_dtype",
 ]
@@ -51,6 +48,8 @@ __all__ = [
 open_output = read_layout
 UNREADABLE = "the shard cannot be read"
 """The problem of a shard that the system may give at another look."""
+OTHER = "whole, but not what the run wrote there: a shard of another place or time"
+"""The problem of shards that somebody else may have written."""
 
 
 def create_output(path: str | Path, layout: Layout, disk: Disk = DISK, *, overwrite: bool = False) -> None:
@@ -85,25 +84,6 @@ def create_metadata(path: str | Path, layout: Layout, disk: Disk = DISK) -> None
     for name, content in layout.documents().items():
         disk.make_directory((root / name).parent)
         disk.write_file(root / name, [content])
-
-
-def metadata_digest(path: str | Path, layout: Layout) -> str:
-    """SHA-256 of the metadata files of an output; a file that is missing counts as one of its own."""
-    files = {name: Path(path, name) for name in layout.documents()}
-    return _digest({name: file.read_bytes() if file.is_file() else None for name, file in files.items()})
-
-
-def documents_digest(layout: Layout) -> str:
-    """The :func:`metadata_digest` of an output of this layout as it was made."""
-    return _digest(layout.documents())
-
-
-def _digest(contents: Mapping[str, bytes | None]) -> str:
-    digest = hashlib.sha256()
-    for name, content in contents.items():
-        digest.update(f"{name} {'missing' if content is None else len(content)}\n".encode())
-        digest.update(content or b"")
-    return digest.hexdigest()
 
 
 class WrittenBlock(NamedTuple):
@@ -223,7 +203,7 @@ def check_block(
         return problems
     first, *more = (layout.shard_path(path, index) for index, _ in _shards_of(layout, region))
     one_of = f" or one of {len(more)} beside it" if more else ""
-    return [f"{first}{one_of}: whole, but not what the run wrote there: a shard of another place or time"]
+    return [f"{first}{one_of}: {OTHER}"]
 
 
 def inspect_block(

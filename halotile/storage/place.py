@@ -119,7 +119,12 @@ def _is_array(folder: Path) -> bool:
 
 
 def check_place(
-    path: str | Path, *, overwrite: bool, key: str = "output.path", remedy: str = "output.overwrite: true"
+    path: str | Path,
+    *,
+    overwrite: bool,
+    key: str = "output.path",
+    remedy: str = "output.overwrite: true",
+    may_lack_metadata: bool = False,
 ) -> None:
     """Refuse a place where no output can be made; nothing is touched.
 
@@ -131,6 +136,8 @@ def check_place(
         Whether a Zarr that stands there may be removed. Anything that is not a Zarr may not.
     key, remedy : str
         What the job calls the path, and how it says that it may be replaced.
+    may_lack_metadata : bool
+        Whether all that stands there is known to be a run's, also without the files that tell a Zarr.
 
     Raises
     ------
@@ -143,10 +150,10 @@ def check_place(
         return
     if not overwrite:
         raise OutputRefused(f"{key} is {root}: something stands there. Write another path, or {remedy}.")
-    _check_removable(root, key)
+    _check_removable(root, key, may_lack_metadata)
 
 
-def _check_removable(root: Path, key: str) -> None:
+def _check_removable(root: Path, key: str, may_lack_metadata: bool) -> None:
     """Only a Zarr that holds nothing but its own may be removed."""
     here = root.resolve()
     for name, place in (("home directory", Path(os.path.expanduser("~"))), ("working directory", Path.cwd())):
@@ -154,8 +161,8 @@ def _check_removable(root: Path, key: str) -> None:
             raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
     if not root.is_dir():
         raise OutputRefused(f"{key} is {root}: a file stands there, not a Zarr. Write another path.")
-    entries = os.listdir(root)
-    if not any((root / mark).is_file() for mark in MARKS) and not all(e.endswith(PARTIAL) for e in entries):
+    is_known = may_lack_metadata or any((root / mark).is_file() for mark in MARKS)
+    if not is_known and not all(entry.endswith(PARTIAL) for entry in os.listdir(root)):
         raise OutputRefused(
             f"{key} is {root}: it is no Zarr (none of {', '.join(MARKS)} in it), and is not removed. "
             "Write another path."

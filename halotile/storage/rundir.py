@@ -286,7 +286,7 @@ class RunDirectory:
                 raise
             raise OutputRefused(
                 f"{self.path} was moved or removed while its run was at work ({error}), and with it the journal of what is done. "
-                "Put it back and run again to go on, or run with --fresh to start over."
+                "Put it back and run again to go on, or run with output.overwrite: true to start over."
             ) from error
         finally:
             os.close(fd)

@@ -61,13 +61,19 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
 
 
 @pytest.mark.parametrize(
-    ("problems", "words"),
+    ("problems", "undone", "words"),
     [
-        (("block 2: cut",), "--repair` does the damaged blocks again."),
-        (("metadata: zarr.json is missing",), "--repair` restores the metadata."),
+        (("block 2: cut",), 0, "--repair` does the damaged blocks again."),
+        (("metadata: zarr.json is missing",), 0, "--repair` restores the metadata."),
+        (
+            ("metadata: zarr.json is missing",),
+            3,
+            "--repair` restores the metadata and does the 3 blocks that are not done.",
+        ),
         (
             ("metadata: zarr.json is missing", "block 2: cut"),
-            "--repair` restores the metadata and does the damaged blocks again.",
+            1,
+            "--repair` restores the metadata and does the damaged blocks again and does the 1 block that is not done.",
         ),
     ],
 )
@@ -75,9 +81,10 @@ def test_verify_says_what_a_repair_would_do(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     problems: tuple[str, ...],
+    undone: int,
     words: str,
 ) -> None:
-    find(monkeypatch, Verdict(4, 4, problems, 0))
+    find(monkeypatch, Verdict(9, 9 - undone, problems, 0, Runs(range(undone))))
     result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
     assert result.exit_code == 4
     assert result.stderr.endswith(

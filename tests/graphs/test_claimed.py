@@ -72,7 +72,7 @@ OUTPUT: dict[str, tuple[Change, type[HalotileError], str]] = {
     "without metadata": (
         lambda scene: (scene.output / "zarr.json").unlink(),
         OutputRefused,
-        "metadata of .* were changed or removed.*verify --repair",
+        "metadata of .* were changed or removed.*verify .* --repair",
     ),
     "without a shard": (
         lambda scene: next((scene.output / "c").glob("0/[0-9]")).unlink(),
@@ -99,12 +99,23 @@ def test_a_run_whose_output_is_changed_does_not_finish(
         shutil.rmtree(scene.output, ignore_errors=True)
         aside.rename(scene.output)
     if name == "without metadata":
-        with pytest.raises(OutputRefused, match="verify --repair"):
+        with pytest.raises(OutputRefused, match=r"verify .*clean\.zarr --repair --allow-import"):
             scene.run(cluster)
         verify(scene.output, job=scene.job(), repair=True)
     else:
-        scene.run(cluster)
+        scene.run(cluster, fresh=name == "removed")
     check_whole()
+
+
+def test_a_journal_that_is_overwritten_is_whole_again_when_the_run_ends(
+    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+) -> None:
+    scene.set_pace(0.02)
+    scene.run(
+        cluster, observer=after(8, scene, lambda _: scene.directory.journal_path.write_text("garbage\n"))
+    )
+    check_whole()
+    assert scene.run(cluster).resumed == BLOCKS
 
 
 def rewrite(scene: Scene) -> None:
@@ -187,7 +198,7 @@ def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: Cluster) ->
 ASKING: dict[str, tuple[Any, str]] = {
     "input": (ZarrReader, "__init__"),
     "directory": (os.path, "samestat"),
-    "metadata": (claimed, "metadata_digest"),
+    "metadata": (claimed, "metadata_problems"),
     "shards": (output, "find_index_problems"),
 }
 """What asks the system in the driver, as a run looks after its input and its output."""

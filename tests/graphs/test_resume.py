@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from halotile.errors import BlockFailed, DamagedData, DiskRefused, ResumeRefused
+from halotile.errors import BlockFailed, DamagedData, DiskRefused, OutputRefused, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Progress
 from halotile.graphs.tiles import run
+from halotile.storage.journal import Journal
 from tests.faults import BLOCKS, Scene, flip_bit
 
 pytestmark = pytest.mark.cluster
@@ -136,7 +137,6 @@ def test_leftovers_of_killed_writers_are_swept(half_done: Scene, check_resumes: 
 def test_starting_over_begins_with_nothing(
     half_done: Scene, cluster: Cluster, check_whole: Callable[[], None]
 ) -> None:
-    (half_done.output / "stale").write_text("from before")
     outcome = half_done.run(cluster, fresh=True)
     assert outcome.resumed == 0
     assert sorted(half_done.seen()) == list(range(BLOCKS))
@@ -206,16 +206,38 @@ def test_a_bit_that_flipped_in_what_an_earlier_run_wrote_is_mended(
     check_whole()
 
 
-@pytest.mark.parametrize("missing", ["journal", "output"])
-def test_a_run_without_its_journal_or_output_starts_over(
-    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], missing: str
+def test_a_run_without_its_journal_starts_over(
+    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None]
 ) -> None:
-    if missing == "output":
-        shutil.rmtree(half_done.output)
-    else:
-        (half_done.directory.path / missing).unlink()
+    half_done.directory.journal_path.unlink()
     assert half_done.run(cluster).resumed == 0
     check_whole()
+
+
+def test_a_run_whose_output_went_away_starts_over_only_where_that_is_said(
+    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None]
+) -> None:
+    aside = half_done.output.rename(half_done.folder / "aside")
+    for parts in ({}, {"output": {"overwrite": True}}):
+        with pytest.raises(OutputRefused, match=r"is not there, .* 44 blocks of it .* Put it back .*--fresh"):
+            half_done.run(cluster, parts=parts)
+    assert len(half_done.journalled()) == 44
+    aside.rename(half_done.output)
+    assert half_done.run(cluster).resumed == 44
+    shutil.rmtree(half_done.output)
+    assert half_done.run(cluster, fresh=True).resumed == 0
+    check_whole()
+
+
+def test_what_a_solver_has_done_outlives_its_output(half_done: Scene, cluster: Cluster) -> None:
+    with Journal.open(half_done.directory.journal_path, half_done.fingerprint(), BLOCKS) as journal:
+        journal.strike(range(BLOCKS))
+    half_done.directory.state_path.mkdir()
+    shutil.rmtree(half_done.output)
+    with pytest.raises(OutputRefused, match=r"is not there, .* a solver's iterations .*--fresh"):
+        half_done.run(cluster)
+    half_done.directory.state_path.rmdir()
+    assert half_done.run(cluster).resumed == 0
 
 
 @pytest.fixture

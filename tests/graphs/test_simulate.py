@@ -170,11 +170,14 @@ def test_a_stop_leaves_no_measurement_and_the_next_call_goes_on(
 def test_what_changes_while_it_is_made_gets_no_name(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, change: Any, kind: type[HalotileError]
 ) -> None:
-    plans = make_simulation_plans(job_in(tmp_path), NoiseChoice())
+    job = job_in(tmp_path)
     monkeypatch.setattr(engine._Making, "_check", lambda *_: change(tmp_path))
     with pytest.raises(kind):
-        run_simulation(plans, cluster=cluster)
+        run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
     assert made(tmp_path) == []
+    monkeypatch.undo()
+    run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
+    assert len(made(tmp_path)) == 3
 
 
 @pytest.mark.cluster

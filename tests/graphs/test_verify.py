@@ -81,7 +81,7 @@ def test_damaged_metadata_is_named_and_restored(
     verdict = verify(finished.output)
     (problem,) = verdict.problems
     assert problem.startswith(f"metadata: {finished.output}/zarr.json is ")
-    with pytest.raises(OutputRefused, match="verify --repair"):
+    with pytest.raises(OutputRefused, match=r"verify .*clean\.zarr --repair --allow-import"):
         finished.run()
     verdict = verify(finished.output, job=finished.job(), repair=True)
     assert (verdict.problems, verdict.repaired) == ((problem,), 1)
@@ -176,6 +176,9 @@ def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: 
     assert not verdict.repairable
     with pytest.raises(OutputRefused, match="no run directory"):
         verify(finished.output, job=finished.job(), repair=True)
+    (finished.output / "zarr.json").write_text("{")
+    with pytest.raises(DamagedData, match=r"zarr\.json is damaged: .*Restore it from a copy"):
+        verify(finished.output)
 
 
 def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene) -> None:

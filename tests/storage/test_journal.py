@@ -265,6 +265,38 @@ def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
     assert disk.syncs == 5
 
 
+@pytest.mark.parametrize(
+    ("change", "dirty"),
+    [
+        ("overwritten", False),
+        ("overwritten", True),
+        ("replaced", False),
+        ("replaced", True),
+        ("removed", False),
+    ],
+)
+def test_a_file_that_somebody_else_changed_is_written_anew(tmp_path: Path, change: str, dirty: bool) -> None:
+    path = tmp_path / "journal"
+    journal = Journal.create(path, "print", 9)
+    journal.mark({3: b"wave", 5: b"dark"})
+    journal.strike([5])
+    if change == "overwritten":
+        path.write_bytes(b"garbage\n")
+    else:
+        path.unlink()
+        if change == "replaced":
+            path.write_bytes(b"garbage\n")
+    if dirty:
+        journal.mark({7: b"edge"})
+        journal.sync()
+    else:
+        journal.secure()
+    journal.mark({8: b"late"})
+    again = Journal.open(path, "print", 9, read_only=True)
+    assert set(again.done) == {3, 8} | ({7} if dirty else set())
+    assert (again.warning, again.digest(3), again.digest(8)) == ("", b"wave", b"late")
+
+
 def test_a_million_marks_in_batches_stay_small(tmp_path: Path) -> None:
     path, total = tmp_path / "journal", 1_000_000
     with Journal.create(path, "print", total) as journal:

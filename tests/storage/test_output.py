@@ -26,13 +26,12 @@ from halotile.storage.output import (
     Layout,
     ShardWriter,
     check_block,
-    create_metadata,
     create_output,
     inspect_block,
-    metadata_digest,
     open_output,
     to_dtype,
 )
+from halotile.storage.ownership import metadata_problems, restore_metadata
 from tests.storage.outputs import OME, PLAIN, noise, written
 
 CHANNEL = {"color": "FF0000", "label": "DAPI", "window": {"start": 0, "end": 900, "min": 0, "max": 65535}}
@@ -153,15 +152,17 @@ def test_a_zarr_of_another_program_has_no_layout(tmp_path: Path) -> None:
 def test_damaged_metadata_is_seen_and_can_be_written_again(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     pixels = written(path, OME)
-    digest = metadata_digest(path, OME)
     (path / "zarr.json").write_bytes((path / "zarr.json").read_bytes()[:50])
     with pytest.raises(DamagedData, match=r"zarr\.json is damaged"):
         open_output(path)
-    assert metadata_digest(path, OME) != digest
     (path / "0" / "zarr.json").unlink()
-    assert metadata_digest(path, OME) != digest
-    create_metadata(path, OME)
-    assert metadata_digest(path, OME) == digest
+    assert [line.removeprefix(f"metadata: {path}/") for line in metadata_problems(path, OME)] == [
+        "zarr.json is not what the run wrote",
+        "0/zarr.json is missing",
+    ]
+    restore_metadata(path, OME)
+    assert metadata_problems(path, OME) == []
+    assert open_output(path) == OME
     np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], pixels)
 
 

@@ -21,7 +21,8 @@ from halotile.errors import HalotileError
 from halotile.storage.disk import Buffers, Disk, sweep_partials
 from halotile.storage.grid import Region
 from halotile.storage.journal import Journal
-from halotile.storage.output import Layout, ShardWriter, check_block, create_output, metadata_digest
+from halotile.storage.output import Layout, ShardWriter, check_block, create_output
+from halotile.storage.ownership import metadata_problems
 from halotile.storage.rundir import RunDirectory
 
 LAYOUT = Layout((10, 10), "uint16", (4, 4), (2, 2), "lz4", ("y", "x"), (0.5, 0.5), ("micrometer",) * 2, True)
@@ -218,8 +219,8 @@ def drive(root: Path, disk: Disk, *, hasty: bool = False) -> None:
             directory.write_job({})
             create_output(output, LAYOUT, disk, overwrite=ours)
             Journal.create(directory.journal_path, "print", 9, disk).close()
-            directory.write_plan({"metadata": metadata_digest(output, LAYOUT)})
-        elif metadata_digest(output, LAYOUT) != plan["metadata"]:
+            directory.write_plan({})
+        elif metadata_problems(output, LAYOUT):
             raise LostError("the metadata is not what it was")
         sweep_partials(output, disk)
         with Journal.open(directory.journal_path, "print", 9, disk) as journal:

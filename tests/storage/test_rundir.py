@@ -151,7 +151,9 @@ def test_a_run_whose_directory_goes_away_is_told_so(directory: RunDirectory, aga
                 (directory.path / "lock").touch()
             directory.disk.append(directory.journal_path, b"+1")
 
-    with pytest.raises(OutputRefused, match="was moved or removed while its run was at work"):
+    with pytest.raises(
+        OutputRefused, match=r"was moved or removed while its run was at work.*output\.overwrite: true"
+    ):
         work()
 
 

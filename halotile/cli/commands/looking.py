@@ -44,7 +44,9 @@ def verify(
     output: Annotated[
         Path, typer.Argument(metavar="OUTPUT", help="A Zarr that a run wrote.", show_default=False)
     ],
-    repair: Annotated[bool, typer.Option("--repair", help="Do the damaged blocks again.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Do the damaged blocks again, and those that are not done.")
+    ] = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,

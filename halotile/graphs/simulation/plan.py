@@ -234,7 +234,8 @@ def _plan_of(
         "block": list(block),
         "code": code_versions(),
     }
-    before = RunDirectory(run_directory_of(data.with_name(data.name + MAKING))).whole_plan()
+    making = data.with_name(data.name + MAKING)
+    before = RunDirectory(run_directory_of(making)).whole_plan() if making.exists() else None
     return SimulationPlan(
         measured=measured,
         sources=(reference, *sources_in(operator)),
