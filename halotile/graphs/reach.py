@@ -85,7 +85,7 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
 
 
 def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, picture: tuple[int, ...]) -> Reach:
-    """The reach of a user's network after its tiles were compared with a whole picture.
+    """The reach of a user's network or function after its tiles were compared with a whole picture.
 
     Parameters
     ----------
@@ -104,6 +104,8 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, picture: tuple[int, 
         network cannot take the picture's far edge.
     """
     if isinstance(denoiser, PictureDenoiser):
+        if tile.seams != "allow":
+            denoiser.check_depth(reach.depth)
         return reach
     known = denoiser.probed(*reach.probed) if reach.probed else denoiser
     if known.alignment > 1:

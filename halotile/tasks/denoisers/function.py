@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
+from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
 from halotile.tasks.trial import NARROW
@@ -20,6 +21,8 @@ from halotile.tasks.usercode import called, imported_digest, value_digest
 if TYPE_CHECKING:
     import torch
 
+TOLERANCE = 1e-5
+"""What a window by itself may differ by from the same in a picture, of the largest pixel: rounding."""
 Picture = NDArray[Any]
 PictureFunction = Callable[..., Picture]
 """A 2-D or 3-D picture in, one of the same shape out."""
@@ -64,6 +67,34 @@ class PictureDenoiser(Pixelwise, ABC):
                 f"{self.title} gave one picture two results, after it had seen another between: it keeps state or draws "
                 "random numbers, so the result would depend on the order of tiles. Write one whose result depends on "
                 "its input alone."
+            )
+
+    def check_depth(self, depth: Depth) -> None:
+        """Refuse a function that looks farther than this. Needs no torch.
+
+        A window is tried by itself, and as the middle of a picture in which the pixels around it are of another kind.
+
+        Raises
+        ------
+        ConfigError
+            When pixels differ that are as deep in the window, or the function fails.
+        """
+        frame = NARROW[len(depth)] // 2
+        sides = [max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth]
+        draw = np.random.default_rng(20_26)
+        picture = draw.random([n + 2 * frame for n in sides], np.float32) + np.float32(1)
+        inside = tuple(slice(frame, -frame) for _ in depth)
+        picture[inside] = draw.random(sides, np.float32)
+        whole, alone = self._tried(picture.copy())[inside], self._tried(picture[inside].copy())
+        deep = tuple(slice(a, n - b) for (a, b), n in zip(depth, sides, strict=True))
+        apart, most = (
+            float(np.nanmax(np.abs(each), initial=0)) for each in ((alone - whole)[deep], whole[deep])
+        )
+        if apart > TOLERANCE * (most or 1.0):
+            raise ConfigError(
+                f"{self.title} looks farther than its depth of {self.depth}, or at the whole picture: tiles differ from it by "
+                f"{apart:.2g}, on a trial. Write a larger depth, or a function that needs no more than what is near a pixel; or, if "
+                "each tile by itself is what you want, tile.seams: allow (in Python, halotile.map_overlap)."
             )
 
     def _tried(self, picture: Picture) -> Picture:
@@ -179,6 +210,10 @@ def _checked(result: Any, picture: Picture) -> Picture:
         raise ConfigError(
             f"the function made {shape} of a picture of shape {picture.shape}. "
             "Write one that returns an array of the shape it was given."
+        )
+    if np.iscomplexobj(result):
+        raise ConfigError(
+            f"the function made complex numbers ({result.dtype}) of real ones. Write one that returns their real part or their modulus."
         )
     return result.astype(picture.dtype, copy=False)
 
