@@ -23,9 +23,8 @@ help:  ## list the commands
 demo: $(VENV)/stamp-demo  ## denoise a real picture, show what it did (output: demo/)
 	$(PY) examples/retina.py --out demo --workers $(WORKERS) $(ARGS)
 
-# Many tests wait for processes: two files at once.
 test: $(VENV)/stamp-test  ## run the whole suite
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest $(ARGS)
 
 check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests
 	$(PY) -m ruff check .

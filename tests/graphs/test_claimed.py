@@ -24,6 +24,7 @@ from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Progress
 from halotile.graphs.verify import verify
 from halotile.storage import output
+from halotile.storage.disk import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
 from tests.faults import BLOCK, BLOCKS, Scene, picture, truth
 from tests.support import write_zarr
@@ -51,7 +52,12 @@ def remove(scene: Scene) -> None:
 
 def replace(scene: Scene) -> None:
     scene.output.rename(scene.folder / "elsewhere")
-    shutil.copytree(scene.folder / "elsewhere", scene.output)
+    # A worker may be putting a shard into it.
+    shutil.copytree(
+        scene.folder / "elsewhere",
+        scene.output,
+        ignore=lambda _, names: [n for n in names if n.endswith(PARTIAL)],
+    )
 
 
 def swap(scene: Scene) -> None:
