@@ -160,7 +160,10 @@ def leave_behind(run_directory: Path, host: str) -> None:
     certificate.touch()
     told = {
         "address": "tcp://127.0.0.1:9",
-        "arguments": ["--death-timeout", "2"],
+        "arguments": [
+            "--death-timeout",
+            "10",
+        ],  # until then the first has made itself known, on a busy machine too
         "certificate": str(certificate),
         "host": host,
         "pid": 2**22 + 1,
