@@ -31,7 +31,7 @@ SOUND: dict[str, tuple[Callable[[Picture], Picture], int]] = {
     "running sums": (lambda picture: ndimage.uniform_filter(picture, 9), 4),
     "median": (lambda picture: ndimage.median_filter(picture, 5), 2),
     "gaussian": (lambda picture: ndimage.gaussian_filter(picture, 2, truncate=4), 8),
-    "threshold": (lambda picture: np.where(picture > 0.5, picture, 0), 0),
+    "threshold": (lambda picture: np.where(picture > 0.25, picture, 0), 0),
     "zero": (lambda picture: picture * 0, 0),
 }
 WRONG: dict[str, tuple[Callable[[Picture], Picture], int]] = {

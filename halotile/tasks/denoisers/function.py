@@ -82,9 +82,9 @@ class PictureDenoiser(Pixelwise, ABC):
         frame = NARROW[len(depth)] // 2
         sides = [max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth]
         draw = np.random.default_rng(20_26)
-        picture = draw.random([n + 2 * frame for n in sides], np.float32) + np.float32(1)
+        picture = draw.uniform(0.5, 1, [n + 2 * frame for n in sides]).astype(np.float32)
         inside = tuple(slice(frame, -frame) for _ in depth)
-        picture[inside] = draw.random(sides, np.float32)
+        picture[inside] = draw.uniform(0, 0.5, sides)
         whole, alone = self._tried(picture.copy())[inside], self._tried(picture[inside].copy())
         deep = tuple(slice(a, n - b) for (a, b), n in zip(depth, sides, strict=True))
         apart, most = (
