@@ -14,12 +14,13 @@ from halotile.tasks.usercode import loaded_code, whole_digest
 def origin_of(denoiser: Denoiser, *question: Any) -> str | None:
     """Digest of a denoiser, as it is built in this process, and of a question about it.
 
-    None where the digest would not tell everything: the network holds something that cannot be looked into.
+    None where the digest would not tell everything: the network holds something that cannot be looked into, or the files of what was
+    imported cannot be read.
     """
-    network = whole_digest((denoiser, denoiser.build()))
-    if network is None:
+    network, loaded = whole_digest((denoiser, denoiser.build())), loaded_code()
+    if network is None or loaded is None:
         return None
-    words = [network, loaded_code(), _halotile(), processor(), *question]
+    words = [network, loaded, _halotile(), processor(), *question]
     return hashlib.sha256(repr(words).encode()).hexdigest()
 
 

@@ -149,19 +149,25 @@ def whole_digest(value: Any) -> str | None:
     return walk.digest.hexdigest() if walk.is_whole else None
 
 
-def loaded_code() -> dict[str, str]:
-    """What this process has imported, halotile's own apart: the digest of a file of the user's, of other packages the version and when they came."""
+def loaded_code() -> dict[str, str] | None:
+    """What this process has imported, halotile's own apart: the digest of a file of the user's, of other packages the version and when they came.
+
+    None where that cannot be told: a file is gone by now, or lies in an archive.
+    """
     found = {}
     for name, module in sorted(sys.modules.items()):
         top, file = name.partition(".")[0], getattr(module, "__file__", None)
         if top in sys.stdlib_module_names or not _is_own(top) or not isinstance(file, str):
             continue
-        if not _is_foreign(top):
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        elif name == top:
-            facts = os.stat(file)
-            # A package that is worked on may be installed again under the same version.
-            found[name] = f"{getattr(module, '__version__', '')} {facts.st_mtime_ns} {facts.st_size}"
+        try:
+            if not _is_foreign(top):
+                found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            elif name == top:
+                facts = os.stat(file)
+                # A package that is worked on may be installed again under the same version.
+                found[name] = f"{vars(module).get('__version__', '')} {facts.st_mtime_ns} {facts.st_size}"
+        except OSError:
+            return None
     return found
 
 

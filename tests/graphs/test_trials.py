@@ -57,6 +57,14 @@ class Locked(Network):
         super().__init__()
         self.lock = threading.Lock()
 
+class Passing(Network):
+    """A file of what it imports is gone by then."""
+    def __init__(self):
+        super().__init__()
+        (HERE / "passing.py").write_text("")
+        import passing
+        (HERE / "passing.py").unlink()
+
 class Attention(nn.Module):
     def forward(self, x):
         pixels = x.flatten(2).transpose(1, 2)
@@ -198,7 +206,7 @@ def test_other_code_or_weights_are_tried_anew(folder: Path, file: str, old: str,
     assert calls_of(folder, "Network") > 0
 
 
-@pytest.mark.parametrize("build", ["Later", "Locked"])
+@pytest.mark.parametrize("build", ["Later", "Locked", "Passing"])
 def test_nothing_is_kept_of_a_network_that_is_not_all_to_be_seen(folder: Path, build: str) -> None:
     assert calls_of(folder, build) > 0
     assert calls_of(folder, build) > 0

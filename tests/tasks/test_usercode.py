@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from halotile.tasks.usercode import called, imported_digest, source_files, value_digest
+from halotile.tasks.usercode import called, imported_digest, loaded_code, source_files, value_digest
 
 FACTOR: Any = 1.0
 
@@ -222,6 +224,27 @@ def test_an_installed_package_is_told_by_its_own_files_alone() -> None:
 def test_a_module_without_a_file_is_told_by_what_was_imported() -> None:
     assert source_files("math") == []
     assert imported_digest("nowhere:f", by_closure(1)) != imported_digest("nowhere:f", by_closure(2))
+
+
+@pytest.mark.parametrize("how", ["gone", "in an archive"])
+def test_of_code_that_cannot_be_read_again_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    place = tmp_path
+    if how == "gone":
+        (tmp_path / "passing.py").write_text("VALUE = 1")
+    else:
+        place = tmp_path / "some.zip"
+        with zipfile.ZipFile(place, "w") as archive:
+            archive.writestr("passing.py", "VALUE = 1")
+    monkeypatch.syspath_prepend(str(place))
+    assert loaded_code() is not None
+    importlib.import_module("passing")
+    (tmp_path / "passing.py").unlink(missing_ok=True)
+    try:
+        assert loaded_code() is None
+    finally:
+        del sys.modules["passing"]
 
 
 def test_what_an_installed_decorator_holds_belongs_to_the_function() -> None:
