@@ -151,7 +151,9 @@ def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Clu
     failed.match("Once the picture is mended, run with --same-input: only these are redone")
     failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
     chunk.write_bytes(content)
-    with pytest.raises(ResumeRefused, match=r"input\.[\s\S]*same pictures, mended or copied, run with --same-input"):
+    with pytest.raises(
+        ResumeRefused, match=r"input\.[\s\S]*same pictures, mended or copied, run with --same-input"
+    ):
         scene.run(cluster)
     done = scene.run(cluster, same_input=True)
     assert (done.done, done.resumed) == (BLOCKS, BLOCKS - 4)
