@@ -34,12 +34,12 @@ def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256
     Returns
     -------
     float
-        In the units of the stored pixels; 0.0 for a picture without variation.
+        In the units of the stored pixels.
 
     Raises
     ------
     InputError
-        When the picture is too small to have details.
+        When the picture is too small to have details, or has none.
 
     References
     ----------
@@ -54,7 +54,14 @@ def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256
     regions = sample_regions(source.shape, samples, edge)
     levels = [square_level(source.read(region)) for region in regions]
     telling = [level for level in levels if level > 0 and math.isfinite(level)]
-    return float(np.median(telling)) if telling else 0.0
+    if not telling:
+        why = "its pixels are alike wherever it was sampled"
+        if all(map(math.isnan, levels)):
+            why = "no 2 x 2 pixels are finite wherever it was sampled"
+        raise InputError(
+            f"sigma is auto, and no noise could be estimated in the picture: {why}. Write sigma as a number."
+        )
+    return float(np.median(telling))
 
 
 def sample_regions(shape: tuple[int, ...], samples: int, edge: int) -> list[Region]:
