@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+JOBS ?= 2
 ARGS ?=
 
 VENV := .venv
@@ -23,8 +24,8 @@ help:  ## list the commands
 demo: $(VENV)/stamp-demo  ## denoise a real picture, show what it did (output: demo/)
 	$(PY) examples/retina.py --out demo --workers $(WORKERS) $(ARGS)
 
-test: $(VENV)/stamp-test  ## run the whole suite
-	$(PY) -m pytest $(ARGS)
+test: $(VENV)/stamp-test  ## run the whole suite, JOBS=2 files at once
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests
 	$(PY) -m ruff check .

@@ -36,6 +36,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _workers_to_come() -> Iterator[None]:
+    """A plan in this process is not the last that it does: workers of other tests are forked from the same process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("halotile.graphs.workers.forks.expect_no_workers", lambda: None)
+        yield
+
+
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user whom the system does not know, as in a container, without HOME."""

@@ -22,7 +22,9 @@ def show(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     from halotile.graphs.claim import look
     from halotile.graphs.jobs import engine_of
     from halotile.graphs.pieces.batch import worker_script
+    from halotile.graphs.workers.forks import expect_no_workers
 
+    expect_no_workers()
     plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input, say=complain)
     figures = plan.summary() | {"resumed_blocks": look(plan)}
     script = worker_script(plan.run, plan.cluster, plan.run_directory)

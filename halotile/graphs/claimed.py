@@ -186,11 +186,7 @@ class Claimed:
     def _check_output(self, signals: Signals) -> None:
         self.check_place()
         output = self.plan.output
-        try:
-            changed = metadata_problems(output, self.plan.layout)
-        except OSError as error:
-            raise refusal(f"{output}: its metadata cannot be read", error) from error
-        if changed:
+        if metadata_problems(output, self.plan.layout):
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 f"{repair_command(self.plan)} restores them."

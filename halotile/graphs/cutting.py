@@ -49,7 +49,7 @@ def layout_of(
     job: Job, source: Source, geometry: Geometry, roles: Roles, previous: Mapping[str, Any] | None = None
 ) -> Layout:
     """The output: its shards and chunks, and what it takes over from the input and from the run that goes on."""
-    chunk = choose_chunk(geometry, job.output.chunk)
+    chunk = choose_chunk(geometry, job.output)
     # A mask is smoothed to values between 0 and 1.
     own = "float32" if source.dtype == np.bool_ else str(source.dtype)
     dtype = own if job.output.dtype == "auto" else job.output.dtype

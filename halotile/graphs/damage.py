@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,8 @@ from halotile.storage.shards import digest_of
 T = TypeVar("T")
 
 CHECKED_AT_ONCE = 64
+WAITING_SECONDS = 1e-3
+"""A look that waits so long is one of many that will. Threads that do not wait hinder each other, in the interpreter."""
 HELD_BYTES = 2**30
 """Of shards that are in memory to be read whole: a driver's memory is in no plan."""
 
@@ -73,7 +76,8 @@ def damaged_blocks(
         return check_block(path, layout, block.core, digest(block.number), thorough=thorough)
 
     threads = _threads_for(layout) if thorough else cores_here()
-    return ((number, problems) for number, problems in _side_by_side(check, blocks, threads) if problems)
+    found = _side_by_side(check, blocks, threads, at_once=thorough)
+    return ((number, problems) for number, problems in found if problems)
 
 
 def damaged_among(
@@ -120,16 +124,23 @@ def _threads_for(layout: Layout) -> int:
 
 
 def _side_by_side(
-    look: Callable[[Block], T], blocks: Iterable[Block], threads: int
+    look: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
 ) -> Iterator[tuple[int, T]]:
-    """What a look at each block finds, in their order."""
+    """What a look at each block finds, in their order: by several threads ``at_once``, or once a look has to wait for the disk."""
+    rest = iter(blocks)
+    waits = at_once
+    while not waits and (block := next(rest, None)) is not None:
+        began = time.perf_counter() - time.thread_time()
+        found = look(block)
+        waits = time.perf_counter() - time.thread_time() - began > WAITING_SECONDS
+        yield block.number, found
     pending: deque[tuple[int, Future[T]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        for block in itertools.chain(blocks, itertools.repeat(None)):
-            if block is not None:
-                pending.append((block.number, pool.submit(look, block)))
+        for more in itertools.chain(rest, itertools.repeat(None)):
+            if more is not None:
+                pending.append((more.number, pool.submit(look, more)))
             elif not pending:
                 return
-            if block is None or len(pending) >= CHECKED_AT_ONCE:
+            if more is None or len(pending) >= CHECKED_AT_ONCE:
                 number, future = pending.popleft()
                 yield number, future.result()

@@ -121,7 +121,7 @@ class Footprint:
     @property
     def fixed_bytes(self) -> int:
         """What no smaller tile or block saves."""
-        return self.imports_bytes + self.weights_bytes
+        return self.imports_bytes + self.weights_bytes + self.decode_bytes
 
     def in_words(self) -> str:
         """What takes most, largest first."""

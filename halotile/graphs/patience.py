@@ -42,15 +42,15 @@ def patience_seconds(usual: float, environment: Mapping[str, str] = os.environ) 
 
 
 @contextmanager
-def told_if_slow(say: Say, what: str) -> Iterator[None]:
-    """Say what is being done if it takes longer than :data:`SECONDS`.
+def told_if_slow(say: Say, what: str, seconds: float | None = None) -> Iterator[None]:
+    """Say what is being done if it takes longer than so many ``seconds``, or :data:`SECONDS`.
 
     Examples
     --------
     >>> with told_if_slow(print, "adding numbers"):
     ...     assert 1 + 1 == 2
     """
-    timer = threading.Timer(SECONDS, say, [what])
+    timer = threading.Timer(SECONDS if seconds is None else seconds, say, [what])
     timer.daemon = True
     timer.start()
     try:

@@ -25,6 +25,8 @@ from halotile.storage.output import Layout
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.tuned import Tuned
 
+SMALLER = "a smaller output.shard, tile.size or tile.batch"
+
 
 class RunPlan(Protocol):
     """What every run needs to know of its plan: what it is, where it writes, what it reads."""
@@ -194,13 +196,11 @@ class Plan:
             With the figures, and what to write instead.
         """
         needed = self.footprint
-        smaller = "a smaller output.shard, tile.size or tile.batch"
         if needed.total_bytes > self.memory_bytes:
             raise MemoryRefused(
                 f"run.memory_per_worker is {self.job.run.memory_per_worker}; one block of {list(self.grid.block)} needs "
                 f"{bytes_text(needed.total_bytes)}, of which {needed.in_words()}.{self._words_of_depth()} "
-                f"Write run.memory_per_worker: {-(-needed.total_bytes // MIB)}MiB"
-                + (f", or {smaller}." if self.memory_bytes > needed.fixed_bytes else ".")
+                f"{self._ways_to_fit(needed)}"
             )
         check_allocation(self.run, self.cluster)
         check_share(
@@ -208,7 +208,7 @@ class Plan:
             self.machine_bytes,
             needed.total_bytes,
             needed.in_words(),
-            smaller,
+            SMALLER,
             self._words_of_depth(),
         )
         if not self.resumes:
@@ -219,6 +219,22 @@ class Plan:
                 f"the output takes up to {bytes_text(self.output_bytes)} and {existing_parent(self.output)} has "
                 f"{bytes_text(self.free_disk_bytes)} free. Write output.path on a larger disk, or a smaller output.dtype."
             )
+
+    def _ways_to_fit(self, needed: Footprint) -> str:
+        """What to write instead where a block takes more than a worker has: what can help, and nothing else."""
+        tile, window = tile_window(self.task)
+        is_deep = math.prod(window) > 4 * math.prod(tile)
+        enough, machine = needed.total_bytes, self.machine_bytes
+        ways = {
+            f"write run.memory_per_worker: {-(-enough // MIB)}MiB": machine is None or enough <= machine,
+            f"write {SMALLER}": self.memory_bytes > needed.fixed_bytes and not is_deep,
+            "choose a denoiser that looks less far": is_deep and self.memory_bytes > needed.fixed_bytes,
+            "store the input in smaller chunks": enough - needed.decode_bytes <= self.memory_bytes,
+        }
+        helping = (
+            ", or ".join(way for way, helps in ways.items() if helps) or "use a machine with more memory"
+        )
+        return f"{helping[0].upper()}{helping[1:]}."
 
     def _words_of_depth(self) -> str:
         """What a depth that is large beside the tile does."""

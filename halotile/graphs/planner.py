@@ -65,8 +65,8 @@ from halotile.storage.place import check_parents
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.origin import seals_of
 from halotile.tasks.tuned import Tuned
-from halotile.tasks.weights import file_sha256
 
 
 def make_plan(
@@ -109,12 +109,12 @@ def make_plan(
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
+    denoiser = make_denoiser(job.denoiser, job)
+    expect_trial(denoiser)
     original = open_source(
         job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
     )
     check_paths(original, output)
-    denoiser = make_denoiser(job.denoiser, job)
-    expect_trial(denoiser)
     device, precision, unheeded = computed_by(denoiser, device_of(job.run, job.cluster), job.run.precision)
     check_device(job.run, job.cluster, device)
     cluster = cluster_for(job.cluster, device)
@@ -126,6 +126,7 @@ def make_plan(
     denoiser, noise_level = settle_noise_level(denoiser, source, values, previous)
     picture = tuple(source.shape[i] for i in roles.spatial)
     own_code, reach = tried(denoiser, job.tile, picture, previous, run=job.run, say=say)
+    seals = seals_of(denoiser, own_code)
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
     geometry = geometry_of(source, denoiser, roles, reach)
@@ -157,6 +158,7 @@ def make_plan(
             overlap=device != "cpu" or overlap_pays(job.run),
             channels_last=convolves and channels_last_of(job.tile, device, precision),
             hands=hands_of(job.run, cluster, device),
+            seals=seals,
         )
         return task, _footprint(task, layout, stored_piece, tuned)
 
@@ -276,7 +278,7 @@ def _identity(
         "input": source.fingerprint(),
         "sides": {name: open_source(path).fingerprint() for name, path in sorted(job.input.sides.items())},
         "denoiser": describe_denoiser(denoiser),
-        "weights": {path.name: file_sha256(path) for path in denoiser.files()},
+        "weights": {path.name: task.seals[str(path)] for path in denoiser.files()},
         "range": list(task.tiling.range) if task.tiling.range else None,
         "tiled_axes": "".join(task.roles.axes[i] for i in task.roles.spatial),
         "depth": [list(pair) for pair in task.tiling.depth],

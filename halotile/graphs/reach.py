@@ -14,6 +14,9 @@ from halotile.tasks.denoisers.function import PictureDenoiser
 from halotile.tasks.probe import check_ragged, probe
 from halotile.tasks.rehearsal import refusal, rehearse
 
+DIFFER = "tiles differ from the whole image"
+"""A note that begins so is kept with the run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
@@ -34,7 +37,7 @@ class Reach:
         """The notes, and the difference in words."""
         if not self.difference:
             return self.notes
-        note = f"tiles differ from the whole image by {self.difference:.1g} of its largest pixel, on a trial"
+        note = f"{DIFFER} by {self.difference:.1g} of its largest pixel, on a trial"
         return (*self.notes, note)
 
     @classmethod

@@ -71,6 +71,8 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
             runner = await asyncio.to_thread(self._load)
         except BaseException as error:
             self._publish(_failures, error)
+            with _ready:
+                _let_go(self.token)
             raise
         if starting:
             asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._publish, _runners, runner)
@@ -112,9 +114,9 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
     HalotileError
         What went wrong where a worker could not be set up.
     """
-    with answering():
-        client.sync(client.register_plugin, plugin, callback_timeout=SETUP_SECONDS)
     try:
+        with answering():
+            client.sync(client.register_plugin, plugin, callback_timeout=SETUP_SECONDS)
         yield
     finally:
         # A cluster that is gone has forgotten already.

@@ -66,13 +66,18 @@ class Geometry:
         return tuple(full)
 
 
-def choose_chunk(geometry: Geometry, size: Size | Auto) -> tuple[int, ...]:
-    """Inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels."""
+def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
+    """Inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels.
+
+    One that is not given is no longer than a shard that is.
+    """
     other = [1] * len(geometry.output_shape)
     if geometry.roles.channel is not None:
         other[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
-    chosen = CHUNK.get(geometry.dims, 64) if size == "auto" else size
-    chunk = geometry.spread("output.chunk", chosen, tuple(other))
+    usual = CHUNK.get(geometry.dims, 64)
+    chunk = geometry.spread("output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(other))
+    if wanted.chunk == "auto" and wanted.shard != "auto":
+        chunk = tuple(map(min, chunk, geometry.spread("output.shard", wanted.shard, chunk)))
     return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))
 
 
@@ -203,7 +208,7 @@ def layout_like(
     previous : mapping, optional
         What the run directory keeps of the run that goes on.
     """
-    chunk = choose_chunk(geometry, wanted.chunk)
+    chunk = choose_chunk(geometry, wanted)
     axes, alike = len(geometry.shape), source.shape == geometry.shape
     return Layout(
         shape=geometry.shape,

@@ -11,7 +11,7 @@ from functools import partial
 
 from distributed import KilledWorker
 
-from halotile.errors import InputUnreadable, Stopped
+from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.bars import show_blocks
 from halotile.graphs.claimed import Claimed
@@ -272,7 +272,8 @@ class Sweep:
     def _lost(self, answer: Answer, stream: Stream) -> None:
         """A task that failed as a whole. If it was one block, the block is to blame."""
         error = answer.error
-        if isinstance(error, ConnectionError):
+        # What blocks are to blame for comes in a receipt: such a worker could not be set up, and none after it will be.
+        if isinstance(error, ConnectionError | ConfigError | WeightsError):
             raise error
         if len(answer.numbers) > 1:
             stream.again(answer.numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from halotile.errors import MemoryRefused
+from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.cores import cores_here
 from halotile.graphs.job import Run, Tile, parse_bytes
 from halotile.graphs.patience import Say, told_if_slow
-from halotile.graphs.reach import Reach, rehearsed, resolve_reach
+from halotile.graphs.reach import DIFFER, Reach, rehearsed, resolve_reach
 from halotile.graphs.workers.bounded import NoAnswer, call_bounded
 from halotile.graphs.workers.forks import ensure_forks
 from halotile.storage.kept import keep, recall
@@ -23,6 +24,7 @@ from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import is_out_of_memory, threads
 from halotile.tasks.draws import RandomImage
+from halotile.tasks.limits import no_more_than_free
 from halotile.tasks.origin import origin_of
 from halotile.tasks.probe import check_own_code
 from halotile.tasks.usercode import loaded_code
@@ -31,6 +33,10 @@ T = TypeVar("T")
 MOST_THREADS = 4
 """Windows on trial are small."""
 UNCOMPARED = "tiles were not compared with larger windows"
+
+
+class CodeEnded(ConfigError):
+    """The code that was tried ended its process."""
 
 
 class Tried(NamedTuple):
@@ -79,7 +85,8 @@ def tried(
     begun = previous["identity"] if previous else None
     call = partial(_tried, denoiser, tile, picture, begun and begun.get("probed"), is_new=previous is None)
     if not denoiser.tried_apart:
-        return call()
+        with no_more_than_free():
+            return call()
     with told_if_slow(say, f"trying {denoiser.title} on small images, in tiles and whole"):
         return bounded(call, denoiser.title, run)
 
@@ -95,19 +102,26 @@ def compared(
 ) -> Reach:
     """The reach after tiles of the job's own sizes were compared with larger windows, for a new run of a network on the CPU.
 
-    Where that fails, for a worker's memory or otherwise, a note says so: the job itself may do well.
+    A run that goes on keeps what was found when it began. Where that fails, for a worker's memory or otherwise, a note says so: the job itself may do well.
     """
-    if task is None or not task.denoiser.convolutional or task.device != "cpu":
+    if task is None:
         return reach
-    if previous is not None or tile.seams == "allow":
+    if previous is not None:
+        found_then = (note for note in previous["summary"]["notes"] if note.startswith(DIFFER))
+        return replace(reach, notes=(*reach.notes, *found_then))
+    if tile.seams == "allow" or not task.denoiser.convolutional or task.device != "cpu":
         return reach
     sizes = replace(task, source=RandomImage(task.grid.shape, np.dtype("float32"), 0), sides={})
-    try:
-        with told_if_slow(say, f"comparing tiles of {task.denoiser.title} with larger windows"):
-            found = bounded(partial(_difference, sizes), task.denoiser.title, run)
-    except MemoryRefused as error:
-        return replace(reach, notes=(*reach.notes, f"{UNCOMPARED}: {error}"))
-    return replace(reach, difference=max(found, reach.difference))
+    title = task.denoiser.title
+    with told_if_slow(say, f"comparing tiles of {title} with larger windows"):
+        for at_once in (True, False):
+            try:
+                found = bounded(partial(_difference, sizes, at_once=at_once), title, run)
+            except (MemoryRefused, CodeEnded) as error:
+                note = f"{UNCOMPARED}: {error}"
+            else:
+                return replace(reach, difference=max(found, reach.difference))
+    return replace(reach, notes=(*reach.notes, note))
 
 
 def bounded(call: Callable[[], T], title: str, run: Run) -> T:
@@ -116,7 +130,9 @@ def bounded(call: Callable[[], T], title: str, run: Run) -> T:
     Raises
     ------
     MemoryRefused
-        When the code takes more than that, or ends its process.
+        When the code takes more than that.
+    ConfigError
+        When it ends its process.
     """
     limit_bytes = parse_bytes(run.memory_per_worker)
     try:
@@ -124,7 +140,12 @@ def bounded(call: Callable[[], T], title: str, run: Run) -> T:
     except MemoryError as error:
         raise _refusal(title, limit_bytes, "needs more than that to be tried") from error
     except NoAnswer as error:
-        raise _refusal(title, limit_bytes, f"{error} while it was tried") from None
+        if error.code == -signal.SIGKILL:  # as the kernel does where memory runs out
+            raise _refusal(title, limit_bytes, f"{error} while it was tried") from None
+        doubt = f" Compiled code may crash where memory is short: run.memory_per_worker is {bytes_text(limit_bytes)}."
+        raise CodeEnded(
+            f"{title} {error} while it was tried. Correct the code that ends it.{doubt if error.code < 0 else ''}"
+        ) from None
 
 
 def _told(call: Callable[[], T]) -> T:
@@ -137,13 +158,13 @@ def _told(call: Callable[[], T]) -> T:
         raise
 
 
-def _difference(task: DenoiseTask) -> float:
+def _difference(task: DenoiseTask, *, at_once: bool) -> float:
     question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
     origin = origin_of(task.denoiser, "bits", *question)
     if origin is not None and (known := recall(origin)) is not None:
         return float(known)
     loaded = loaded_code()
-    found = tile_difference(task)
+    found = tile_difference(task, at_once=at_once)
     if origin is not None and loaded_code() == loaded:
         keep(origin, found)
     return found

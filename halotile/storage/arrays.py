@@ -127,6 +127,8 @@ def _as_source(opened: Source) -> Source:
 
 def _nothing_there(place: Path) -> str:
     """Says what stands nearest to a path where nothing is."""
+    if place.is_symlink():
+        return f"{place}: a link to {os.readlink(place)}, where nothing is. Mend it, or write the path of an existing file or directory."
     parent, missing = place.parent, place
     while not parent.exists():
         parent, missing = parent.parent, parent

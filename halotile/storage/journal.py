@@ -329,7 +329,8 @@ def _owner(path: Path, header: bytes) -> dict[str, Any]:
             "Go on with that version, or start over with --fresh (and output.overwrite: true where that says that it is another job's)."
         )
     kinds = {key: type(value) for key, value in owner.items()}
-    if kinds != {"journal": int, "fingerprint": str, "total": int, "images": int}:
+    expected = {"journal": int, "fingerprint": str, "total": int, "images": int}
+    if kinds != expected or owner["total"] < 0 or owner["images"] < 1:
         raise DamagedData(f"{path}: its first line is damaged. Run with --fresh to start over.")
     return owner
 

@@ -17,6 +17,7 @@ from halotile.storage import ome_metadata
 from halotile.storage.grid import Grid, Region
 from halotile.storage.marks import METADATA
 from halotile.storage.shards import LEVELS, ShardFormat
+from halotile.storage.stored import refusal
 
 DTYPES = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Types that an output can have."""
@@ -101,7 +102,12 @@ class Layout:
 
     def shard_path(self, root: str | Path, index: tuple[int, ...]) -> Path:
         """File of the shard at a position of the grid."""
-        return self.array_path(root).joinpath("c", *map(str, index))
+        return self.array_path(root) / self.shard_name(index)
+
+    @staticmethod
+    def shard_name(index: tuple[int, ...]) -> str:
+        """The same below the array."""
+        return "/".join(["c", *map(str, index)])
 
     @property
     def size_bytes(self) -> int:
@@ -263,6 +269,8 @@ def _read_document(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is not there: {path.parent} is no Zarr v3. Write the path of one."
         ) from None
+    except OSError as error:
+        raise refusal(f"{path}: it cannot be read", error) from error
     except ValueError as error:
         raise DamagedData(f"{path} is damaged: {error}. Restore it from a copy.") from None
     if not isinstance(document, dict):

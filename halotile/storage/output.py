@@ -10,6 +10,7 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,9 +29,8 @@ from halotile.storage.shards import (
     digest_of,
     encode_shard,
     encoded_digest,
-    find_index_problems,
     find_problems,
-    stored_digest,
+    inspect_index,
 )
 
 __all__ = [
@@ -211,8 +211,9 @@ def inspect_block(
 ) -> tuple[list[str], bytes]:
     """The problems of the shards that a region touches, and where there are none the digest of what is stored."""
     problems, digests = [], []
+    array = layout.array_path(path)
     for index, inside in _shards_of(layout, region.clip(Region.whole(layout.shape))):
-        file = layout.shard_path(path, index)
+        file = f"{array}/{layout.shard_name(index)}"
         found, digest = _inspect_shard(file, layout, inside.shape, thorough)
         problems += [f"{file}: {problem}" for problem in found]
         digests.append(digest)
@@ -278,6 +279,10 @@ def _common_limits(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, i
     return max(ours.min, theirs.min), min(ours.max, theirs.max)
 
 
+def _part(content: bytes, count: int, place: int) -> bytes:
+    return content[place : place + count]
+
+
 def _shards_of(layout: Layout, region: Region) -> Iterator[tuple[tuple[int, ...], Region]]:
     """Position of each shard that a region touches, with what of the shard lies in the array."""
     first = tuple(a // edge for a, edge in zip(region.start, layout.shard, strict=True))
@@ -289,25 +294,20 @@ def _shards_of(layout: Layout, region: Region) -> Iterator[tuple[tuple[int, ...]
 
 
 def _inspect_shard(
-    file: Path, layout: Layout, shape: tuple[int, ...], thorough: bool
+    file: str, layout: Layout, shape: tuple[int, ...], thorough: bool
 ) -> tuple[list[str], bytes]:
     """The problems of a shard; its digest, where there are none: for that, four bytes of each chunk are read, or there already."""
     form = layout.form
     try:
-        with file.open("rb", buffering=0) as shard:
+        with open(file, "rb", buffering=0) as shard:
             size = os.fstat(shard.fileno()).st_size
-            shard.seek(0 if thorough else max(0, size - form.index_bytes))
+            if not thorough:
+                end = os.pread(shard.fileno(), form.index_bytes, max(0, size - form.index_bytes))
+                return inspect_index(end, size, partial(os.pread, shard.fileno()), form, shape)
             content = shard.read()
-            problems = list(
-                find_problems(content, form, shape)
-                if thorough
-                else find_index_problems(content, size, form, shape)
-            )
-
-            def read(count: int, place: int) -> bytes:
-                return content[place : place + count] if thorough else os.pread(shard.fileno(), count, place)
-
-            return problems, b"" if problems else stored_digest(content, read, form, shape)
+            if problems := list(find_problems(content, form, shape)):
+                return problems, b""
+            return inspect_index(content, size, partial(_part, content), form, shape)
     except GONE:
         return ["the shard is missing"], b""
     except IsADirectoryError:

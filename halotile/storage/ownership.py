@@ -20,6 +20,7 @@ from halotile.storage.disk import DISK, GONE, PARTIAL, Disk
 from halotile.storage.layout import Layout
 from halotile.storage.marks import MARKS, METADATA
 from halotile.storage.output import OTHER
+from halotile.storage.stored import refusal
 
 REPLACE = "Move it away, or run with --fresh and output.overwrite: true to replace it."
 _KIND = ("node_type", "shape", "data_type", "chunk_grid", "codecs")
@@ -33,6 +34,8 @@ def metadata_problems(root: str | Path, layout: Layout) -> list[str]:
     ------
     OutputRefused
         When they are those of another array or group.
+    InputUnreadable
+        When the system does not give them.
     """
     lines = []
     for file, ours, found in _documents(root, layout):
@@ -45,10 +48,20 @@ def metadata_problems(root: str | Path, layout: Layout) -> list[str]:
 
 
 def restore_metadata(root: str | Path, layout: Layout, disk: Disk = DISK) -> None:
-    """Write the metadata anew that are damaged, with the attributes of the user's that can be read; durable on return."""
+    """Write the metadata anew that are damaged, with the attributes of the user's that can be read; durable on return.
+
+    Raises
+    ------
+    OutputRefused
+        Where a directory stands in place of such a file.
+    InputUnreadable
+        When the system does not give one.
+    """
     for file, ours, found in _documents(root, layout):
         if _holds(found, ours):
             continue
+        if file.is_dir():
+            raise OutputRefused(f"{file} is a directory, where the run wrote a file. Move it elsewhere.")
         ours["attributes"] |= _users_attributes(ours, found)
         disk.make_directory(file.parent)
         disk.write_file(file, [json.dumps(ours, indent=2).encode()])
@@ -104,10 +117,16 @@ def _documents(
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(_bytes_of(file))
     except (*GONE, IsADirectoryError, ValueError):
         return None
+    except OSError as error:
+        raise refusal(f"{file}: it cannot be read", error) from error
     return found if isinstance(found, dict) else None
+
+
+def _bytes_of(file: Path) -> bytes:
+    return file.read_bytes()
 
 
 def _of_another(file: Path, ours: Mapping[str, Any], found: Mapping[str, Any] | None) -> str:

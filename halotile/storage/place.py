@@ -47,7 +47,7 @@ def check_path(path: str | Path, key: str = "output.path") -> None:
 
 
 def check_parents(path: str | Path, key: str = "output.path") -> None:
-    """Refuse a path that cannot come to be, because what it would lie in is no folder, or not there.
+    """Refuse a path that cannot come to be, because what it would lie in is no folder, not there, or not to be written in.
 
     Raises
     ------
@@ -70,6 +70,10 @@ def check_parents(path: str | Path, key: str = "output.path") -> None:
         raise OutputRefused(
             f"{key} is {root}: there is no folder {root.parent}. "
             f"Make it first (mkdir -p {shlex.quote(str(root.parent))}), or write another path."
+        )
+    if not os.path.lexists(root) and not os.access(root.parent, os.W_OK | os.X_OK):
+        raise OutputRefused(
+            f"{key} is {root}: you may not write in {root.parent}. Write a path in a folder of your own."
         )
 
 

@@ -241,7 +241,11 @@ class RunDirectory:
     def read_written(self) -> list[dict[str, Any]]:
         """The iterations that led to the image that the output holds; none before it was begun."""
         with contextlib.suppress(DamagedData):
-            return list((self._read(self.path / WRITTEN) or {}).get("iterations", []))
+            rows = (self._read(self.path / WRITTEN) or {}).get("iterations")
+            if isinstance(rows, list) and all(
+                isinstance(row, dict) and isinstance(row.get("iteration"), int) for row in rows
+            ):
+                return rows
         return []
 
     def write_report(self, html: str) -> None:

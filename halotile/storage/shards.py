@@ -81,7 +81,7 @@ class ShardFormat:
         """Number of inner chunks along each axis."""
         return tuple(s // c for s, c in zip(self.shard, self.chunk, strict=True))
 
-    @property
+    @cached_property
     def index_bytes(self) -> int:
         """Size of the index with its checksum."""
         return 16 * math.prod(self.counts) + _CRC_BYTES
@@ -180,21 +180,6 @@ def find_problems(file: bytes, form: ShardFormat, shape: tuple[int, ...]) -> Ite
         yield "the chunks reach into the index"
 
 
-def find_index_problems(end: bytes, size: int, form: ShardFormat, shape: tuple[int, ...]) -> Iterator[str]:
-    """What the index at the ``end`` of a file of ``size`` bytes tells of it, without a look at the chunks."""
-    try:
-        table = read_index(end, form)
-    except DamagedData as error:
-        yield str(error)
-        return
-    held = table[form.held(shape)]
-    offsets, lengths = held[..., 0], held[..., 1]
-    if (offsets == _EMPTY).any():
-        yield "a chunk is not in the file"
-    elif int((offsets + lengths).max()) != size - form.index_bytes:
-        yield f"the file has {size} bytes, and its index tells of another size"
-
-
 def digest_of(parts: Iterable[Buffer]) -> bytes:
     """The digest of a shard, of its checksums in their order; of a block, of its shards; of an image, of its blocks."""
     return _crc(b"".join(parts))
@@ -205,22 +190,35 @@ def encoded_digest(buffers: Sequence[Buffer]) -> bytes:
     return digest_of(buffers[1::2])
 
 
-def stored_digest(
-    end: bytes, read: Callable[[int, int], bytes], form: ShardFormat, shape: tuple[int, ...]
-) -> bytes:
-    """The digest of a shard file without a problem: its index lies at the ``end``, other bytes are ``read(size, place)``.
+def inspect_index(
+    end: bytes, size: int, read: Callable[[int, int], bytes], form: ShardFormat, shape: tuple[int, ...]
+) -> tuple[list[str], bytes]:
+    """What the index at the ``end`` of a shard file of ``size`` bytes tells of it: the problems, and where there are none its digest.
+
+    Of the chunks no more is read than their checksums: other bytes of the file are ``read(size, place)``.
 
     Examples
     --------
     >>> form = ShardFormat((4, 4), (2, 2), "uint16", "lz4")
     >>> buffers = encode_shard(np.ones((4, 3), "uint16"), form)
     >>> file = b"".join(buffers)
-    >>> stored_digest(file, lambda size, place: file[place : place + size], form, (4, 3)) == encoded_digest(buffers)
+    >>> def read(size, place):
+    ...     return file[place : place + size]
+    >>> inspect_index(file, len(file), read, form, (4, 3)) == ([], encoded_digest(buffers))
     True
     """
-    stops = read_index(end, form)[form.held(shape)].sum(axis=-1, dtype=np.uint64)
-    checksums = [read(_CRC_BYTES, int(stop) - _CRC_BYTES) for stop in stops.flat]
-    return digest_of([*checksums, end[-_CRC_BYTES:]])
+    try:
+        table = read_index(end, form)
+    except DamagedData as error:
+        return [str(error)], b""
+    chunks = table[form.held(shape)].reshape(-1, 2).tolist()
+    if any(offset == _EMPTY for offset, _ in chunks):
+        return ["a chunk is not in the file"], b""
+    stops = [offset + length for offset, length in chunks]
+    if max(stops) != size - form.index_bytes:
+        return [f"the file has {size} bytes, and its index tells of another size"], b""
+    checksums = [read(_CRC_BYTES, stop - _CRC_BYTES) for stop in stops]
+    return [], digest_of([*checksums, end[-_CRC_BYTES:]])
 
 
 def read_index(file: bytes, form: ShardFormat) -> NDArray[np.uint64]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,13 +36,15 @@ SEED, LEVEL, DEVIATION = 0, np.float32(0.5), np.float32(0.1)
 """Of the noise."""
 
 
-def tile_difference(task: DenoiseTask) -> float:
+def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     """The largest difference between tiles and the whole image, relative to the largest pixel, on the CPU.
 
     Parameters
     ----------
     task : DenoiseTask
         With the sizes of the job. Its image is not read.
+    at_once : bool
+        Whether tiles and what they are held against are computed side by side, by a thread each: in half the time, with twice the memory.
 
     Raises
     ------
@@ -53,19 +57,34 @@ def tile_difference(task: DenoiseTask) -> float:
     references = [image] if is_small else _long_windows(first.reach, tiling)
     tiles = list(dict.fromkeys(_tiles(task))) if is_small else [first]
     corner = _corner([first.reach, *references])
-    with threads():
-        device = Device("cpu", "float32", task.channels_last)
-        model = device.place(Trial.of(task.denoiser, len(tiling.picture)).model)
-        reference = device.place(task.denoiser.reference()) if is_small else model
-        noise = partial(_noise, task.denoiser.channels[0], corner)
+    device = Device("cpu", "float32", task.channels_last)
+    noise = partial(_noise, task.denoiser.channels[0], corner)
+
+    # Built one after the other: weights may be drawn from numbers that all threads share.
+    model = device.place(Trial.of(task.denoiser, len(tiling.picture)).model)
+    reference = device.place(
+        task.denoiser.reference() if is_small else Trial.of(task.denoiser, len(tiling.picture)).model
+    )
+
+    wanted = list(itertools.product(tiles, sorted({1, tiling.batch})))
+
+    def of_tiles() -> list[tuple[Window, torch.Tensor]]:
         with device.computing():
-            made = [_tile(device, model, tile, noise(tile.reach)) for tile in tiles]
-            whole = [device.run(reference, noise(region), {}) for region in references]
+            return [(tile, _tile(device, model, tile, noise(tile.reach), count)) for tile, count in wanted]
+
+    def of_references() -> list[torch.Tensor]:
+        with device.computing():
+            return [device.run(reference, noise(region), {}) for region in references]
+
+    with threads(), ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(of_references)
+        # A compiler has settings of the whole process, and some functions return one module at each call.
+        if not at_once or model is reference or "torch._dynamo" in sys.modules:
+            wait([coming])
+        made, whole = of_tiles(), coming.result()
     apart = (
         _apart(tile, pixels, region, there, tiling)
-        for (tile, pixels), (region, there) in itertools.product(
-            zip(tiles, made, strict=True), zip(references, whole, strict=True)
-        )
+        for (tile, pixels), (region, there) in itertools.product(made, zip(references, whole, strict=True))
     )
     return max(apart) / (max(float(there.abs().max()) for there in whole) or 1.0)
 
@@ -120,10 +139,10 @@ def _noise(channels: int, corner: tuple[int, ...], region: Region) -> torch.Tens
     return torch.from_numpy(LEVEL + DEVIATION * drawn)[None]
 
 
-def _tile(device: Device, model: Model, tile: Window, noise: torch.Tensor) -> torch.Tensor:
-    """A tile as a worker computes it: its core, or all of its window."""
+def _tile(device: Device, model: Model, tile: Window, noise: torch.Tensor, batch: int) -> torch.Tensor:
+    """A tile as a worker computes it, among as many: its core, or all of its window."""
     core = partial(model.core, margin=tile.margin) if isinstance(model, CoreModel) else model
-    return device.run(core, noise, {})
+    return device.run(core, noise.expand(batch, *noise.shape[1:]).contiguous(), {})[:1]
 
 
 def _apart(tile: Window, made: torch.Tensor, region: Region, whole: torch.Tensor, tiling: Tiling) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from halotile.tasks.card import open_device
 from halotile.tasks.denoised import keep_on_cards
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import Device, unless_lost
+from halotile.tasks.origin import build_sealed
 from halotile.tasks.probe import check_purity
 from halotile.tasks.roles import Roles
 from halotile.tasks.sound import check_picture, check_side
@@ -44,6 +46,8 @@ class DenoiseTask:
     """Threads that read and write the pieces of a block side by side."""
     records: bool = False
     """Whether a card records what a batch asks of it: see :class:`~halotile.tasks.card.Card`."""
+    seals: Mapping[str, str] = field(default_factory=dict)
+    """What the denoiser has to be built of: see :func:`~halotile.tasks.origin.seals_of`."""
 
     @property
     def batch(self) -> int:
@@ -79,7 +83,7 @@ class DenoiseStages:
         self.task = task
         keep_on_cards(())
         self.tiles = TileRunner(
-            task.denoiser.build(),
+            build_sealed(task.denoiser, task.seals),
             device or open_device(task.device, task.precision, task.channels_last, task.records),
             task.tiling,
             task.denoiser.title,

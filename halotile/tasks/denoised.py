@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,6 +17,7 @@ from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.card import open_device
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import unless_lost
+from halotile.tasks.origin import build_sealed
 from halotile.tasks.roles import Roles
 from halotile.tasks.window import TileRunner, Tiling
 
@@ -61,6 +62,8 @@ class Denoised:
         Whether a network's activations are laid out so.
     records : bool
         Whether a card records what a batch asks of it: see :class:`~halotile.tasks.card.Card`.
+    seals : mapping of str to str
+        What the denoiser has to be built of: see :func:`~halotile.tasks.origin.seals_of`.
     """
 
     source: Readable
@@ -73,6 +76,7 @@ class Denoised:
     precision: str = "float32"
     channels_last: bool = False
     records: bool = False
+    seals: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,7 +108,9 @@ class Denoised:
     def key(self) -> bytes:
         """What the model and its tiling are known by in a process."""
         # A function that a script hands over may have no name that plain pickle finds it by.
-        key: bytes = cloudpickle.dumps((self.denoiser, self.tiling, *self._opened))
+        key: bytes = cloudpickle.dumps(
+            (self.denoiser, self.tiling, *self._opened, sorted(self.seals.items()))
+        )
         return key
 
     def runner(self) -> TileRunner:
@@ -124,4 +130,4 @@ class Denoised:
 
     def _build(self) -> TileRunner:
         device = open_device(*self._opened)
-        return TileRunner(self.denoiser.build(), device, self.tiling, self.denoiser.title)
+        return TileRunner(build_sealed(self.denoiser, self.seals), device, self.tiling, self.denoiser.title)

@@ -7,9 +7,16 @@ GPUs do.
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
+
+_guard = threading.Lock()
+_within: list[tuple[int, int]] = []
+"""For each thread that is within :func:`no_more_than_free`, the limit that was there before the first."""
 
 
 def limit_memory(limit_bytes: int) -> None:
@@ -46,6 +53,28 @@ def size_limited(total_bytes: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@contextmanager
+def no_more_than_free() -> Iterator[None]:
+    """Let allocations fail that take more than the machine has free, for the length of the context: it goes on without them.
+
+    A limit that there is already stays as it is.
+    """
+    with _guard:
+        if not _within:
+            _within.append(resource.getrlimit(resource.RLIMIT_DATA))
+            if _within[0][0] == resource.RLIM_INFINITY:
+                allow_memory(psutil.virtual_memory().available)
+        else:
+            _within.append(_within[0])
+    try:
+        yield
+    finally:
+        with _guard:
+            before = _within.pop()
+            if not _within:
+                resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _bytes_here(column: int) -> int:

@@ -1,14 +1,27 @@
-"""All that the outcome of a trial follows from, as one digest: the network itself, the code around it, the processor."""
+"""What a denoiser is built of: all that the outcome of a trial follows from, and what has to stay as it was while a job runs."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halotile.tasks.denoisers.base import Denoiser
+from halotile.errors import ConfigError, WeightsError
+from halotile.tasks.denoisers.base import Denoiser, Model
+from halotile.tasks.denoisers.function import Function
+from halotile.tasks.denoisers.torch import UserNetwork
+from halotile.tasks.options import import_reference
 from halotile.tasks.processor import processor
-from halotile.tasks.usercode import loaded_code, whole_digest
+from halotile.tasks.usercode import imported_digest, loaded_code, whole_digest
+from halotile.tasks.weights import file_sha256
+
+_loaded: dict[str, str] = {}
+"""Digests of code by the names that it was imported by, when this process imported it: it stays so until the process ends."""
+_CHANGED = (
+    "was changed while the job ran, and a worker that begins now would compute with what it has become. Put it back as it was and "
+    "run again to go on, or run with --fresh to start over."
+)
 
 
 def origin_of(denoiser: Denoiser, *question: Any) -> str | None:
@@ -22,6 +35,45 @@ def origin_of(denoiser: Denoiser, *question: Any) -> str | None:
         return None
     words = [network, loaded, _halotile(), processor(), *question]
     return hashlib.sha256(repr(words).encode()).hexdigest()
+
+
+def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
+    """Digests of the files of a denoiser by their paths, and of the user's own ``code`` that is imported by name.
+
+    Raises
+    ------
+    WeightsError
+        When a file cannot be read.
+    """
+    files = {str(path): file_sha256(path) for path in denoiser.files()}
+    return files | {name: digest for name, digest in code.items() if name == _imported(denoiser)}
+
+
+def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
+    """What the denoiser builds, of the very files and the code that the job was planned with.
+
+    Raises
+    ------
+    WeightsError, ConfigError
+        When one of them was changed since: other blocks are of what it was.
+    """
+    model = denoiser.build()
+    for name, digest in seals.items():
+        if name == _imported(denoiser):
+            if name not in _loaded:
+                _loaded[name] = imported_digest(name, import_reference(name))
+            if _loaded[name] != digest:
+                raise ConfigError(
+                    f"the code of {name} {_CHANGED} Workers that outlive a job are to be started anew."
+                )
+        elif file_sha256(name) != digest:
+            raise WeightsError(f"{name} {_CHANGED}")
+    return model
+
+
+def _imported(denoiser: Denoiser) -> str | None:
+    """The name by which the user's own code is imported; plug-ins tell of theirs in their own way."""
+    return denoiser.import_ if isinstance(denoiser, UserNetwork | Function) else None
 
 
 def _halotile() -> str:

@@ -20,7 +20,7 @@ from halotile.storage.grid import Depth, Region
 from halotile.tasks.denoisers.base import Denoiser, Model
 from halotile.tasks.device import Device, threads
 from halotile.tasks.trial import Trial
-from halotile.tasks.window import TileRunner, Tiling
+from halotile.tasks.window import TileRunner, Tiling, cut_evenly
 
 SMALL = 20480
 """Windows of up to so many pixels go to another library in torch, which rounds otherwise."""
@@ -74,21 +74,29 @@ def rehearse(denoiser: Denoiser, depth: Depth, picture: tuple[int, ...], *, sear
 
 
 def _rehearsed(stage: _Stage, search: bool) -> Rehearsal:
+    denoiser = stage.denoiser
     everything = Region.whole(stage.lengths)
-    whole = stage.denoised(everything, stage.lengths, 1)
+    whole = stage.denoised(everything)
     most = float(np.abs(whole).max()) or 1.0
-    first = stage.denoiser.alignment
+    first = denoiser.alignment
     best = Rehearsal(first, math.inf)
     for alignment in _alignments(first, search):
-        tiled = stage.denoised(everything, stage.tile(alignment), alignment)
-        difference = float(np.abs(tiled - whole).max())
+        difference = 0.0
+        for core in stage.tiles(alignment):
+            tile = stage.denoised(everything, core, alignment)
+            difference = max(difference, stage.apart(tile, core, whole, core))
         for window, core in stage.far_ends(alignment):
-            alone = stage.denoised(window, window.shape, 1)
+            alone = stage.denoised(window)
             difference = max(difference, stage.apart(alone, window, whole, core))
         found = Rehearsal(alignment, difference / most)
         best = min(best, found, key=lambda rehearsal: rehearsal.difference)
         if found.agrees:
             return found
+    if not np.array_equal(stage.denoised(everything), whole, equal_nan=True):
+        raise ConfigError(
+            f"{denoiser.title} gave one picture two results, after it had seen others between: it keeps state or draws random "
+            "numbers, so the result would depend on the order of tiles. Write one whose result depends on its input alone."
+        )
     return best
 
 
@@ -135,17 +143,24 @@ class _Stage:
     def lengths(self) -> tuple[int, ...]:
         return self.pixels.shape[1:]
 
-    def tile(self, alignment: int) -> tuple[int, ...]:
-        """Tiles that leave several seams on each axis, and are not much smaller than the halo around them."""
+    def tiles(self, alignment: int) -> list[Region]:
+        """Tiles down the diagonal, and that in the far corner: of all of them, each place on an axis is among these.
+
+        They leave several seams on each axis, and are not much smaller than the halo around them.
+        """
         several = min(self.least, min(self.lengths) // 4)
         least = max(self.least // 2, several, *itertools.chain.from_iterable(self.depth))
         edge = -(-least // alignment) * alignment
-        return tuple(min(edge, -(-n // alignment) * alignment) for n in self.lengths)
+        cuts = [cut_evenly(0, n, edge, alignment) for n in self.lengths]
+        places = [[cut[i % len(cut)] for cut in cuts] for i in range(max(map(len, cuts)))]
+        places.append([cut[-1] for cut in cuts])
+        return list(dict.fromkeys(Region(*zip(*place, strict=True)) for place in places))
 
     def far_ends(self, alignment: int) -> Iterator[tuple[Region, Region]]:
         """Windows that end with the picture on one axis, with the part of each that is far enough from where it begins."""
         whole = Region.whole(self.lengths)
-        near = tuple(min(-(-self.least // alignment) * alignment, n) for n in self.lengths)
+        least = (max(self.least, 2 * after) for _, after in self.depth)
+        near = tuple(min(-(-m // alignment) * alignment, n) for m, n in zip(least, self.lengths, strict=True))
         for axis, missing in itertools.product(range(len(near)), MISSING):
             length, period = self.lengths[axis], math.lcm(LARGEST, alignment)
             start = (length + (-length) % alignment + missing * alignment) % period
@@ -177,14 +192,17 @@ class _Stage:
         factor = (self.denoiser.scale,) * len(self.lengths)
         mine: tuple[Any, ...] = (slice(None), *core.relative_to(window).scale(factor).slices)
         there: tuple[Any, ...] = (slice(None), *core.scale(factor).slices)
-        return float(np.abs(alone[mine] - whole[there]).max())
+        apart = float(np.abs(alone[mine] - whole[there]).max())
+        return math.inf if math.isnan(apart) else apart
 
-    def denoised(self, window: Region, tile: tuple[int, ...], alignment: int) -> NDArray[np.float32]:
-        """A part of the picture, as if it were all there is, in tiles of this size."""
+    def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[np.float32]:
+        """A part of the picture, as if it were all there is; of that one tile, or all as one."""
         lengths = window.shape
+        everything = Region.whole(lengths)
+        core = core or everything
         dims, scale = len(lengths), self.denoiser.scale
         tiling = Tiling(
-            tile=tile,
+            tile=tuple(-(-n // alignment) * alignment for n in core.shape),
             depth=self.depth,
             align=(alignment,) * dims,
             least=tuple(min(self.least, n) for n in lengths),
@@ -195,10 +213,9 @@ class _Stage:
             work_dtype="float32",
         )
         device = Device("cpu", "float32", self.denoiser.convolutional and dims == 2)
-        everything = Region.whole(lengths)
         pixels = self.pixels[(slice(None), *window.slices)]
         return TileRunner(self.model, device, tiling, self.denoiser.title)(
-            pixels, everything, everything, self.denoiser.channels[1], {}
+            pixels, everything, core, self.denoiser.channels[1], {}
         )
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.data import picture
+
 HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def differing(folder: Path) -> float:
 
 def checks(folder: Path) -> float:
     """Per cent of a copy's time that its own checks take."""
-    return program("safeguards.share", folder, 8192)["percent"]
+    return program("safeguards.share", folder, 16384)["percent"]
 
 
 def start_up(*arguments: str) -> Callable[[Path], float]:
@@ -103,6 +108,28 @@ def start_up(*arguments: str) -> Callable[[Path], float]:
         began = time.perf_counter()
         subprocess.run(command, capture_output=True, check=True)
         return time.perf_counter() - began
+
+    return measure
+
+
+def planned(build: str, **options: int) -> Callable[[Path], float]:
+    """Seconds that `recon-cli plan` takes with a network that it has not seen yet."""
+
+    def measure(folder: Path) -> float:
+        job = folder / "network.yaml"
+        job.write_text(
+            f"version: 1\njob: denoise\ninput: {{path: {picture(folder, 1024)}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
+            f"denoiser: {{name: torch, import: '{build}', options: {json.dumps(options)}}}\n"
+        )
+        with tempfile.TemporaryDirectory() as nothing_kept:
+            began = time.perf_counter()
+            subprocess.run(
+                [Path(sys.executable).with_name("recon-cli"), "plan", job, "--allow-import"],
+                capture_output=True,
+                check=True,
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": nothing_kept},
+            )
+            return time.perf_counter() - began
 
     return measure
 
@@ -294,10 +321,26 @@ FIGURES = [
     Figure("noop", "submit to first answer of a job of 10⁶ blocks", noop(10**6, "first_s"), "s", 0.3),
     Figure(
         "checks",
-        "copy of 8192²: its digests and its checks of input and output, of its time",
+        "copy of 16384²: its digests and its checks of input and output, of its time",
         checks,
         "%",
         1,
+        5,
+    ),
+    Figure(
+        "trials",
+        "`recon-cli plan` of a network not seen before: 5 layers of 8 channels",
+        planned("tests.networks:convolutions", layers=5, width=8),
+        "s",
+        2,
+        5,
+    ),
+    Figure(
+        "trials",
+        "the same, a U-Net of 2 million weights",
+        planned("tests.benchmarks.unets:residual_unet", width=16),
+        "s",
+        10,
         5,
     ),
     Figure("start", "`recon-cli --help`", start_up("--help"), "s", 0.5, 7),
@@ -322,7 +365,7 @@ FIGURES = [
 ]
 
 GROUPS = {
-    "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "start"),
+    "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""

@@ -77,7 +77,8 @@ def timed(call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return call(*args, **kwargs)
         finally:
-            _spent_here().append(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            _spent_here().append(seconds)
 
     return of_which_the_time_is_kept
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from halotile.errors import OutputInUse, Stopped
+from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import claim, patience
 from halotile.graphs.patience import patience_seconds
 from halotile.graphs.submission import slurm
-from halotile.graphs.submission.attend import SILENCE_SECONDS, Submission, attend
+from halotile.graphs.submission.attend import (
+    SILENCE_SECONDS,
+    Submission,
+    attend,
+    check_not_waiting,
+    submission_in,
+)
 from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.rundir import RunDirectory
+from halotile.storage.runfiles import WRITTEN
 from tests.faults import Scene
 
 
@@ -104,3 +113,20 @@ def test_what_is_waited_for_is_told_in_the_log(
     with scene.directory.lock(), pytest.raises(OutputInUse):
         scene.run()
     assert f"waiting for whoever holds {scene.directory.path}" in caplog.text
+
+
+def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float], RunDirectory]) -> None:
+    directory = run(0.0)
+    BatchFiles(directory).write({})
+    with pytest.raises(DamagedData, match=r"what it was submitted as is damaged\. Submit it again"):
+        submission_in(directory)
+    check_not_waiting(directory)
+
+
+@pytest.mark.parametrize("rows", [3, [3], [{}], {"iteration": 3}])
+def test_odd_words_of_iterations_are_none(run: Callable[[float], RunDirectory], rows: Any) -> None:
+    directory = run(0.0)
+    directory.write_written([{"iteration": 3}])
+    assert directory.read_written() == [{"iteration": 3}]
+    (directory.path / WRITTEN).write_text(json.dumps({"iterations": rows}))
+    assert directory.read_written() == []

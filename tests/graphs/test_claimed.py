@@ -23,7 +23,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.planner import make_plan
 from halotile.graphs.progress import Progress
 from halotile.graphs.verify import verify
-from halotile.storage import output
+from halotile.storage import output, ownership
 from halotile.storage.disk import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
 from tests.faults import BLOCK, BLOCKS, Scene, picture, truth
@@ -204,8 +204,8 @@ def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: Cluster) ->
 ASKING: dict[str, tuple[Any, str]] = {
     "input": (ZarrReader, "__init__"),
     "directory": (os.path, "samestat"),
-    "metadata": (claimed, "metadata_problems"),
-    "shards": (output, "find_index_problems"),
+    "metadata": (ownership, "_bytes_of"),
+    "shards": (output, "inspect_index"),
 }
 """What asks the system in the driver, as a run looks after its input and its output."""
 

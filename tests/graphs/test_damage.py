@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from halotile.graphs import damage
 from halotile.graphs.damage import damaged_blocks, image_digest
+from halotile.storage.grid import Grid
 from tests.storage.outputs import PLAIN, written
 
 SHARD_BYTES = 8 * 8 * 2
@@ -54,3 +57,24 @@ def test_an_image_is_digested_by_as_many_threads_as_cores(threads: list[int], tm
     written(tmp_path / "a.zarr", PLAIN)
     image_digest(tmp_path / "a.zarr", PLAIN, PLAIN.grid)
     assert threads == [4]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_threads_are_asked_once_a_look_waits(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work: set[int] = set()
+
+    def look(*_: object, **__: object) -> list[str]:
+        at_work.add(threading.get_ident())
+        time.sleep(0.002)
+        return ["a problem"]
+
+    monkeypatch.setattr(damage, "cores_here", lambda: 4)
+    monkeypatch.setattr(damage, "check_block", look)
+    monkeypatch.setattr(damage, "WAITING_SECONDS", 0.0 if waits else 60.0)
+    grid = Grid((64, 64), (8, 8), ((0, 0), (0, 0)))
+    found = [number for number, _ in damaged_blocks(tmp_path, PLAIN, grid, thorough=False)]
+    assert found == list(range(64))
+    assert threading.get_ident() in at_work
+    assert (len(at_work) > 1) is waits

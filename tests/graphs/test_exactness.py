@@ -150,3 +150,20 @@ def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path)
     with local.start(Order(workers=workers, memory_bytes=4 * 2**30)) as several:
         run(plan, cluster=several)
     assert np.array_equal(read_zarr(plan.output), whole_picture(job, pixels, plan.task.tiling.depth[0][0]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth", "width", "tile"),
+    [((1500, 1700), 7, 32, 700), ((1100, 1300), 9, 64, 512), ((110, 1100), 17, 64, 512)],
+    ids=["7x32", "9x64", "17x64"],
+)
+def test_networks_of_the_widths_that_people_use_have_the_bits_of_the_whole(
+    tmp_path: Path, shape: tuple[int, int], depth: int, width: int, tile: int
+) -> None:
+    pixels = noisy_picture(shape)
+    weights = str(dncnn_weights(tmp_path / "w.safetensors", depth, width))
+    options = {"weights": weights, "depth": depth, "width": width}
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    job = job_of(source, tmp_path / "out.zarr", "dncnn", options, tile={"size": tile})
+    assert make_plan(job).task.tiling.tile != shape
+    assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from halotile.errors import ConfigError
+from halotile.errors import ClusterFailed, ConfigError
+from halotile.graphs.clusters import ranks
 from halotile.graphs.job import Cluster
 from halotile.graphs.launchers import Copy, copy_of
 from halotile.graphs.resolution import is_other_copy, kind_of
@@ -139,3 +141,17 @@ def test_the_shell_of_an_interactive_step_is_no_rank(environment: Mapping[str, s
         check=False,
     )
     assert done.returncode == several
+
+
+def test_a_copy_that_is_alone_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(ranks, "log_line", said.append)
+    monkeypatch.setattr(ranks, "WORD_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "WAIT_SECONDS", 0.5)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ClusterFailed, match="the first copy of the command did not begin within"):
+        ranks.serve(tmp_path)
+    (line,) = said
+    assert line.startswith("copy 1 of 2 (counted from 0) waits for the first copy")
+    assert "unset the variables that number copies, as RANK and WORLD_SIZE" in line

@@ -65,6 +65,27 @@ with size_limited(2**20):
 print(take(2**29))
 """
 
+WHILE_TRIED = """
+import numpy as np, psutil, resource
+from halotile.errors import MemoryRefused
+from halotile.graphs.job import Run, Tile
+from halotile.graphs.patience import silent
+from halotile.graphs.trials import tried
+from halotile.tasks.denoisers.function import GivenFunction
+
+class Free:
+    available = 2**28
+
+psutil.virtual_memory = Free
+def hungry(picture):
+    return picture + np.ones(2**26)[:1]  # 512 MiB
+try:
+    tried(GivenFunction(call=hungry, depth=0), Tile(), (500, 500), None, run=Run(), say=silent)
+except MemoryRefused as error:
+    print("needs more memory than is free for a picture of shape" in str(error))
+print(resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, hungry(0).nbytes)
+"""
+
 COMMAND = """
 import resource, sys
 from halotile.cli.main import main
@@ -90,6 +111,10 @@ def test_a_limit_holds_until_it_is_lifted() -> None:
 def test_a_process_is_limited_for_a_while_if_it_is_a_worker_of_ours() -> None:
     """Those have a limit. In another one, threads beside this may do somebody else's work."""
     assert printed(FOR_A_WHILE) == [str(2**28), "refused", str(2**29)]
+
+
+def test_a_function_takes_no_more_than_is_free_while_it_is_tried() -> None:
+    assert printed(WHILE_TRIED) == ["True", "True", "8"]
 
 
 def test_a_command_takes_no_more_than_was_free() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,16 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from halotile.errors import ConfigError, HalotileError, ResumeRefused, WeightsError
 from halotile.graphs.claim import claim
-from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import Input, Job, Output
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.job import Input, Job, Output, PriorChoice
 from halotile.graphs.planner import make_plan
+from halotile.graphs.progress import Progress
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.priors import denoised_of
 from halotile.graphs.tiles import run
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
+from tests.graphs.trials import deblurring
 from tests.support import dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr
 
 NETWORKS = '''
@@ -295,3 +302,76 @@ def test_a_job_that_may_not_import_leaves_the_path_alone(folder: Path) -> None:
     job = job_of(folder / "in.zarr", folder / "out.zarr", "gaussian", {"sigma": 1.0})
     make_plan(replace(job, import_folder=str(folder), allow_import=False))
     assert str(folder) not in sys.path
+
+
+def with_weights(folder: Path) -> Job:
+    options = {"weights": str(dncnn_weights(folder / "w.safetensors")), "depth": 5, "width": 8}
+    return job_of(folder / "in.zarr", folder / "out.zarr", "dncnn", options)
+
+
+def train_on(path: Path) -> bytes:
+    """Other numbers in a file of weights; what it held."""
+    before = path.read_bytes()
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file({name: 1.01 * tensor for name, tensor in tensors.items()}, path)
+    return before
+
+
+@pytest.mark.cluster
+def test_a_worker_takes_no_weights_but_those_of_the_plan(folder: Path, cluster: Cluster) -> None:
+    job = with_weights(folder)
+    plan = make_plan(job)
+    before = train_on(folder / "w.safetensors")
+    with pytest.raises(WeightsError, match=r"w\.safetensors was changed while the job ran.*Put it back"):
+        run(plan, cluster=cluster)
+    (folder / "w.safetensors").write_bytes(before)
+    plan = make_plan(job)
+    assert run(plan, cluster=cluster).done == len(plan.grid)
+
+
+@pytest.mark.cluster
+def test_a_worker_that_comes_late_ends_a_run_whose_weights_changed(folder: Path) -> None:
+    source = write_zarr(folder / "large.zarr", noisy_picture((512, 512)))
+    options = {"weights": str(dncnn_weights(folder / "w.safetensors", 9, 64)), "depth": 9, "width": 64}
+    plan = make_plan(job_of(source, folder / "out.zarr", "dncnn", options, tile={"block": 128}))
+    with local.start(Order(workers=1, memory_bytes=4 * 2**30)) as one_worker:
+        alive = [*one_worker.client.run(os.getpid).values()]
+
+        def change(progress: Progress) -> None:
+            if progress.done and alive:
+                train_on(folder / "w.safetensors")
+                os.kill(alive.pop(), signal.SIGKILL)
+
+        with pytest.raises(WeightsError, match=r"w\.safetensors was changed while the job ran"):
+            run(plan, cluster=one_worker, observer=change)
+    assert not alive
+
+
+def test_a_prior_takes_no_other_weights(folder: Path) -> None:
+    prior = PriorChoice(name="pnp", denoiser=with_weights(folder).denoiser)
+    job = deblurring(folder, "cpu", prior)
+    first, second = (denoised_of(make_reconstruction_plan(job).prior) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    before = first.runner()
+    train_on(folder / "w.safetensors")
+    assert second.runner() is before, "it has been built"
+    third = denoised_of(make_reconstruction_plan(job).prior)
+    assert third is not None
+    assert third.runner() is not before
+    train_on(folder / "w.safetensors")
+    fourth = denoised_of(make_reconstruction_plan(job).prior)
+    train_on(folder / "w.safetensors")
+    assert fourth is not None
+    with pytest.raises(WeightsError, match="was changed while the job ran"):
+        fourth.runner()
+
+
+@pytest.mark.parametrize("file", ["own_networks", "sibling"])
+def test_a_worker_takes_no_code_but_that_of_the_plan(folder: Path, file: str) -> None:
+    plan = make_plan(own(folder, "own_networks:seeded"))
+    with (folder / f"{file}.py").open("a") as code:
+        code.write("# edited\n")
+    sys.path.insert(0, str(folder))
+    with pytest.raises(ConfigError, match="the code of own_networks:seeded was changed while the job ran"):
+        plan.task.stages()

@@ -138,19 +138,16 @@ def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, neste
     assert module not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Hungry", "needs more than that to be tried"),
-        ("Leaving", "ended its process with exit code 3 while it was tried"),
-    ],
-)
-def test_an_operator_is_tried_apart_with_the_memory_of_a_worker(
-    tmp_path: Path, module: str, name: str, words: str
-) -> None:
-    message = rf"memory_per_worker is 3 GiB, and operators\[0\] \({module}:{name}\) {words}"
+def test_an_operator_is_tried_apart_with_the_memory_of_a_worker(tmp_path: Path, module: str) -> None:
+    message = rf"memory_per_worker is 3 GiB, and operators\[0\] \({module}:Hungry\) needs more than that to be tried"
     with pytest.raises(MemoryRefused, match=message):
-        make_reconstruction_plan(job_with(tmp_path, own(module, name)))
+        make_reconstruction_plan(job_with(tmp_path, own(module, "Hungry")))
+
+
+def test_an_operator_that_ends_its_process_is_told(tmp_path: Path, module: str) -> None:
+    message = rf"^operators\[0\] \({module}:Leaving\) ended its process with exit code 3 while it was tried"
+    with pytest.raises(ConfigError, match=message):
+        make_reconstruction_plan(job_with(tmp_path, own(module, "Leaving")))
 
 
 @pytest.mark.parametrize(

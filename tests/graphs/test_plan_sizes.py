@@ -110,6 +110,35 @@ def test_a_plan_that_does_not_fit_can_be_looked_at(tmp_path: Path) -> None:
         plan.check_fits()
 
 
+def test_a_small_shard_needs_no_chunk_to_be_given(source: Path, tmp_path: Path) -> None:
+    job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1}, shard=128, chunk="auto")
+    layout = make_plan(job).layout
+    assert (layout.shard, layout.chunk) == ((128, 128), (128, 128))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "sigma", "memory", "ways"),
+    [
+        (300, 1e9, "1GiB", "Choose a denoiser that looks less far."),
+        (
+            300,
+            900,
+            "800MiB",
+            r"Write run.memory_per_worker: \d+MiB, or choose a denoiser that looks less far.",
+        ),
+        (9000, 1, "800MiB", r"Write run.memory_per_worker: \d+MiB, or store the input in smaller chunks."),
+        (300, 1, "100MiB", r"Write run.memory_per_worker: \d+MiB."),
+    ],
+)
+def test_a_refusal_names_what_can_help(
+    tmp_path: Path, chunk: int, sigma: float, memory: str, ways: str
+) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((9000, 9000), "uint16"), chunk=chunk)
+    job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": sigma}, run={"memory_per_worker": memory})
+    with pytest.raises(MemoryRefused, match=rf"needs .*\. {ways}$"):
+        make_plan(job)
+
+
 @pytest.mark.parametrize(("workers", "refused"), [(5, False), (9, True)])
 def test_more_workers_than_the_machine_has_memory_for_are_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, refused: bool

@@ -352,3 +352,19 @@ def test_no_count_is_drawn_of_light_that_is_none(light: float) -> None:
 def test_noise_that_is_none_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         NoiseChoice(**given)
+
+
+@pytest.mark.cluster
+def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: Cluster) -> None:
+    plans = make_simulation_plans(job_in(tmp_path), NoiseChoice(), overwrite=True)
+    thesis = tmp_path / "y2.zarr" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("mine")
+    with pytest.raises(OutputRefused, match=r"y2\.zarr"):
+        run_simulation(plans, cluster=cluster)
+    assert thesis.read_text() == "mine"
+    assert {path.name for path in tmp_path.glob("y*.zarr")} == {"y2.zarr"}, "they get their names together"
+    thesis.unlink()
+    thesis.parent.rmdir()
+    run_simulation(make_simulation_plans(job_in(tmp_path), NoiseChoice()), cluster=cluster)
+    assert len(made(tmp_path)) == 3

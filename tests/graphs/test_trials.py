@@ -24,6 +24,7 @@ from tests.support import job_of, noisy_picture, write_zarr
 
 NETWORKS = '''
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -65,6 +66,11 @@ class Passing(Network):
         import passing
         (HERE / "passing.py").unlink()
 
+def looking():
+    """Whether what workers alone need was imported for it."""
+    (HERE / "imported").write_text(str("distributed.nanny" in sys.modules))
+    return Network()
+
 class Attention(nn.Module):
     def forward(self, x):
         pixels = x.flatten(2).transpose(1, 2)
@@ -83,6 +89,10 @@ def hungry():
 class Crashing(nn.Module):
     def forward(self, x):
         os.kill(os.getpid(), 11)
+
+class Killed(nn.Module):
+    def forward(self, x):
+        os.kill(os.getpid(), 9)
 
 class Leaving(nn.Module):
     def forward(self, x):
@@ -123,8 +133,21 @@ def job(folder: Path, build: str, memory: str = "4GiB") -> Job:
             "memory_per_worker is 2 GiB, and .*Hungry needs more than that to be tried",
         ),
         ("hungry", MemoryRefused, "needs more than that to be tried"),
-        ("Crashing", MemoryRefused, "Crashing was ended by SIGSEGV while it was tried"),
-        ("Leaving", MemoryRefused, "Leaving ended its process with exit code 3 while it was tried"),
+        (
+            "Killed",
+            MemoryRefused,
+            "memory_per_worker is 2 GiB, and .*Killed was ended by SIGKILL while it was tried",
+        ),
+        (
+            "Crashing",
+            ConfigError,
+            "Crashing was ended by SIGSEGV while it was tried.*memory_per_worker is 2 GiB",
+        ),
+        (
+            "Leaving",
+            ConfigError,
+            "Leaving ended its process with exit code 3 while it was tried. Correct the code that ends it.$",
+        ),
     ],
 )
 def test_a_network_takes_no_more_memory_than_a_worker_has(
@@ -134,6 +157,18 @@ def test_a_network_takes_no_more_memory_than_a_worker_has(
     with pytest.raises(error, match=words):
         make_plan(job(folder, build, "2GiB"))
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_a_plan_alone_imports_nothing_that_only_workers_need(folder: Path) -> None:
+    config = folder / "job.yaml"
+    config.write_text(
+        "version: 1\njob: denoise\ninput: {path: in.zarr}\noutput: {path: out.zarr}\n"
+        "denoiser: {name: torch, import: 'tried_networks:looking'}\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(folder / "other")}
+    recon_cli = Path(sys.executable).with_name("recon-cli")
+    subprocess.run([recon_cli, "plan", config, "--allow-import"], check=True, env=environment)
+    assert (folder / "imported").read_text() == "False"
 
 
 def test_a_plan_with_a_users_network_loads_no_torch(folder: Path) -> None:

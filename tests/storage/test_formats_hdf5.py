@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import h5py
@@ -75,3 +76,22 @@ def test_a_chunk_that_fails_its_checksum_is_damage(tmp_path: Path) -> None:
     with pytest.raises(DamagedData, match=r"from \(0, 0\) to \(5, 5\)"):
         source.read(Region((0, 0), (5, 5)))
     assert np.array_equal(source.read(Region((10, 10), (30, 40))), PICTURE[10:, 10:])
+
+
+@pytest.mark.parametrize("kind", ["virtual", "external"])
+def test_a_change_of_another_file_that_holds_pixels_is_seen(tmp_path: Path, kind: str) -> None:
+    parts = _write(tmp_path / "part.h5", data=PICTURE)
+    raw = tmp_path / "part.raw"
+    PICTURE.tofile(raw)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        if kind == "virtual":
+            layout = h5py.VirtualLayout(PICTURE.shape, PICTURE.dtype)
+            layout[...] = h5py.VirtualSource("part.h5", "data", PICTURE.shape)
+            file.create_virtual_dataset("data", layout)
+        else:
+            file.create_dataset("data", PICTURE.shape, PICTURE.dtype, external=[(raw, 0, PICTURE.nbytes)])
+    source = open_source(tmp_path / "a.h5")
+    assert np.array_equal(source.read(Region.whole(source.shape)), PICTURE)
+    assert source.change() == ""
+    os.utime(parts if kind == "virtual" else raw)
+    assert source.change() == "was written to"

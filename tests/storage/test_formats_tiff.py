@@ -280,6 +280,9 @@ def test_a_missing_plane_of_a_set_of_files_is_damage(tmp_path: Path) -> None:
     source = open_source(names[0])
     assert np.array_equal(source.read(Region.whole(source.shape)), STACK[:2])
     whole = names[1].read_bytes()
+    assert source.change() == ""
+    names[1].write_bytes(whole)
+    assert source.change() == "was written to"
     names[1].write_bytes(whole[:-200])
     with pytest.raises(DamagedData, match="cut short"):
         open_source(names[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from halotile.errors import DamagedData, ResumeRefused
 from halotile.storage.disk import Buffers, Disk
-from halotile.storage.journal import Journal
+from halotile.storage.journal import VERSION, Journal
 from halotile.storage.lines import sealed
 
 TOTAL = 40
@@ -319,6 +320,10 @@ def test_a_journal_can_be_looked_at_whosever_it_is(tmp_path: Path) -> None:
         journal.mark(marked(3, 4))
     found = Journal.look(path)
     assert (found.fingerprint, found.total, list(found.done)) == ("a1b2", 9, [3, 4])
+    odd = {"journal": VERSION, "fingerprint": "a1b2", "total": -1, "images": 1}
+    path.write_bytes(sealed(json.dumps(odd).encode()))
+    with pytest.raises(DamagedData, match="first line is damaged"):
+        Journal.look(path)
     path.write_bytes(b"no journal\n")
     with pytest.raises(DamagedData, match="first line is damaged"):
         Journal.look(path)

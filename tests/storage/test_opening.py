@@ -69,6 +69,12 @@ def test_a_missing_path_is_answered_with_the_nearest(tmp_path: Path) -> None:
         open_source(tmp_path / "no" / "such" / "a.npy")
 
 
+def test_a_link_to_nothing_is_told_as_that(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").symlink_to("gone.npy")
+    with pytest.raises(InputError, match=r"a\.npy: a link to gone\.npy, where nothing is"):
+        open_source(tmp_path / "a.npy")
+
+
 def test_a_missing_relative_path_is_answered_with_where_it_was_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import zarr
@@ -169,3 +172,29 @@ def test_an_output_inside_an_array_is_refused_and_inside_a_group_is_not(tmp_path
 def test_the_root_is_no_output() -> None:
     with pytest.raises(OutputRefused, match="no name for an output"):
         check_place("/", overwrite=True)
+
+
+UNWRITABLE = """
+import os, sys
+from halotile.errors import OutputRefused
+from halotile.storage.place import check_path
+os.getuid() or os.setuid(65534)
+try:
+    check_path(sys.argv[1])
+except OutputRefused as error:
+    print(error, end="")
+"""
+
+
+def test_a_folder_that_this_user_may_not_write_in_is_refused() -> None:
+    with TemporaryDirectory() as folder:  # pytest's own are closed to others as a whole
+        Path(folder).chmod(0o555)
+        path = f"{folder}/a.zarr"
+        done = subprocess.run(
+            [sys.executable, "-c", UNWRITABLE, path], capture_output=True, text=True, timeout=60, check=True
+        )
+        Path(folder).chmod(0o755)
+    assert (
+        done.stdout
+        == f"output.path is {path}: you may not write in {folder}. Write a path in a folder of your own."
+    )

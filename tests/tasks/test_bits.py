@@ -11,7 +11,9 @@ import torch
 
 from halotile.errors import MemoryRefused
 from halotile.graphs import trials
+from halotile.graphs.claim import claim
 from halotile.graphs.planner import make_plan
+from halotile.storage.rundir import RunDirectory
 from halotile.tasks.bits import tile_difference
 from tests import networks
 from tests.support import dncnn_weights, job_of, noisy_picture, run_inline, write_zarr
@@ -97,3 +99,31 @@ def test_a_job_that_fits_is_not_refused_for_want_of_memory_to_compare(
 
     monkeypatch.setattr(trials, "bounded", refuse)
     assert "tiles were not compared with larger windows: too large" in make_plan(built_in(tmp_path)).notes
+
+
+def test_what_does_not_fit_at_once_is_computed_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def bounded(call: Any, *_: object) -> Any:
+        asked.append(call.keywords["at_once"])
+        if asked[-1]:
+            raise MemoryRefused("too large")
+        return call()
+
+    monkeypatch.setattr(trials, "bounded", bounded)
+    assert not make_plan(built_in(tmp_path)).notes
+    assert asked == [True, False]
+
+
+def test_a_run_that_goes_on_tells_what_was_found_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "bounded", lambda *_: 3e-7)
+    plan = make_plan(built_in(tmp_path))
+    with claim(plan, RunDirectory(plan.run_directory)):
+        pass
+    again = make_plan(built_in(tmp_path))
+    assert again.resumes
+    assert again.notes == plan.notes

@@ -18,9 +18,21 @@ from halotile.tasks.denoisers.function import GivenFunction
 Picture = NDArray[Any]
 
 
-def above_noise(picture: Picture) -> Picture:
+def above_noise(picture: Picture, times: float = 2.0) -> Picture:
     level = np.median(np.abs(picture - np.median(picture)))
-    return np.where(picture > 2 * level, picture, 0)
+    return np.where(picture > times * level, picture, 0)
+
+
+def logarithm(picture: Picture) -> Any:
+    with np.errstate(invalid="ignore"):
+        return np.log(picture - 0.1)
+
+
+def by_twos(picture: Picture) -> Picture:
+    for axis, length in enumerate(picture.shape):
+        every_other = picture.take(range(0, length, 2), axis)
+        picture = every_other.repeat(2, axis).take(range(length), axis)
+    return picture
 
 
 def stretched(picture: Picture) -> Any:
@@ -32,6 +44,7 @@ SOUND: dict[str, tuple[Callable[[Picture], Picture], int]] = {
     "median": (lambda picture: ndimage.median_filter(picture, 5), 2),
     "gaussian": (lambda picture: ndimage.gaussian_filter(picture, 2, truncate=4), 8),
     "threshold": (lambda picture: np.where(picture > 0.25, picture, 0), 0),
+    "logarithm": (logarithm, 0),
     "zero": (lambda picture: picture * 0, 0),
 }
 WRONG: dict[str, tuple[Callable[[Picture], Picture], int]] = {
@@ -39,6 +52,9 @@ WRONG: dict[str, tuple[Callable[[Picture], Picture], int]] = {
     "mean": (lambda picture: picture - picture.mean(), 4),
     "least and most": (stretched, 8),
     "noise level": (above_noise, 8),
+    "three deviations": (lambda picture: above_noise(picture, 3 * 1.4826), 8),
+    "bright": (lambda picture: np.where(picture > picture.mean(), picture, np.nan), 4),
+    "by twos": (by_twos, 2),
     "large depth": (lambda picture: picture - picture.mean(), 70),
 }
 

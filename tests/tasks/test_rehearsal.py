@@ -57,6 +57,24 @@ class Plain(nn.Module):  # type: ignore[misc]
         return x * 2
 
 
+class Tiring(nn.Module):  # type: ignore[misc]
+    """Another network after so many calls: more than a probe makes."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * 2 if self.calls <= TIRES_AFTER else x * 3
+
+
+def scripted() -> Any:
+    with pytest.warns(FutureWarning):  # some have such networks still
+        return torch.jit.script(Padded(8))
+
+
+TIRES_AFTER = 1
+"""Calls: the whole picture, before its tiles."""
+
 NETWORKS: dict[str, Any] = {
     "behind": lambda: Padded(8),
     "behind, strided": lambda: Padded(16, stride=2),
@@ -64,6 +82,9 @@ NETWORKS: dict[str, Any] = {
     "around, strided": lambda: Padded(4, around=True, mode="constant", stride=2),
     "diagonal": Diagonal,
     "plain": Plain,
+    "tiring": Tiring,
+    "scripted": scripted,
+    "deep": lambda: nn.Conv2d(1, 1, 3, padding=170, dilation=170),
 }
 
 
@@ -111,6 +132,20 @@ def test_a_look_along_the_diagonal_is_noticed(picture: tuple[int, ...]) -> None:
     assert resolve_reach(Tile(), denoiser, 2).depth == ((0, 0), (0, 0))
     with pytest.raises(ConfigError, match="looks farther than was found"):
         reach_of(denoiser, picture)
+
+
+def test_state_that_shows_late_is_told_as_that() -> None:
+    with pytest.raises(ConfigError, match="keeps state or draws random numbers"):
+        reach_of(network("tiring", receptive_field_=1, alignment_=1), (203, 317))
+
+
+def test_a_network_that_looks_farther_than_the_smallest_window_is_taken() -> None:
+    denoiser = network("deep", receptive_field_=170, alignment_=1)
+    assert reach_of(denoiser, (1003, 730)).depth == ((170, 170),) * 2
+
+
+def test_a_scripted_network_is_taken() -> None:
+    assert reach_of(network("scripted"), (256, 320)).align == 8
 
 
 def test_what_was_written_by_hand_is_taken_and_the_difference_noted() -> None:

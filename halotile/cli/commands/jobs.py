@@ -104,6 +104,11 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Show what a run would do and cost, or why it is refused."""
+    from halotile.graphs.workers.forks import ensure_forks, expect_no_workers
+
+    expect_no_workers()
+    if allow_import:
+        ensure_forks()  # what the user's own code needs is imported meanwhile
     from halotile.cli.config import load_job
     from halotile.cli.jobs import words_of
     from halotile.graphs.claim import look

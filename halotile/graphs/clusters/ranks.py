@@ -26,6 +26,7 @@ from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
 from halotile.graphs.credentials import Credentials, credentials, private_base
 from halotile.graphs.job import Cluster as Choice
 from halotile.graphs.launchers import Copy, copy_of
+from halotile.graphs.patience import log_line, told_if_slow
 from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS, pages_of, worker_arguments
 from halotile.graphs.watching.hosts import answer_only_told
 from halotile.graphs.workers.__main__ import LEVEL
@@ -36,6 +37,8 @@ from halotile.storage.runfiles import WORKERS
 
 WAIT_SECONDS = 300.0
 """How long they wait for one another: the driver plans the job first."""
+WORD_SECONDS = 30.0
+"""After so long a copy says what it waits for."""
 POLL_SECONDS = 0.2
 END_SECONDS = 10.0
 FORGET_SECONDS = 86400.0
@@ -204,8 +207,13 @@ def serve(folder: Path) -> None:
     point = meeting_point(folder)
     # All copies share a screen: what a worker says of a scheduler that ends is nobody's concern.
     os.environ.setdefault(LEVEL, "critical")
+    waiting = (
+        f"copy {own.rank} of {own.size} (counted from 0) waits for the first copy of the command, {WAIT_SECONDS:g} s at most. "
+        "If this one was started by itself, unset the variables that number copies, as RANK and WORLD_SIZE."
+    )
     while True:
-        told = _await_driver(point)
+        with told_if_slow(log_line, waiting, WORD_SECONDS):
+            told = _await_driver(point)
         if told is None:
             return
         try:

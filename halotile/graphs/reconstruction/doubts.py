@@ -159,9 +159,9 @@ def try_adjoints(operators: Iterable[Operator], image: Shape, run: Run) -> tuple
     Raises
     ------
     ConfigError
-        With the number of the operator, and how far they are apart.
+        With the number of the operator, and how far they are apart; or when it ends its process.
     MemoryRefused
-        With its number, when it takes more memory than a worker has, or ends its process.
+        With its number, when it takes more memory than a worker has.
     """
     untried = []
     for number, operator in enumerate(operators):
@@ -174,11 +174,15 @@ def try_adjoints(operators: Iterable[Operator], image: Shape, run: Run) -> tuple
             continue
         named = operator.import_ if isinstance(operator, Own) else operator.name
         title = f"operators[{number}] ({named})"
-        try:
-            bounded(partial(check_adjoint, operator, image), title, run)
-        except ConfigError as error:
-            raise ConfigError(f"{title}: {error}") from error
+        bounded(partial(_check_adjoint, title, operator, image), title, run)
     return tuple(untried)
+
+
+def _check_adjoint(title: str, operator: Operator, image: Shape) -> None:
+    try:
+        check_adjoint(operator, image)
+    except ConfigError as error:
+        raise ConfigError(f"{title}: {error}") from error
 
 
 def _is_own(operator: Operator) -> bool:

@@ -90,6 +90,7 @@ from halotile.storage.rundir import RunDirectory
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.operators.base import working_dtype
+from halotile.tasks.origin import seals_of
 from halotile.tasks.roles import Roles
 from halotile.tasks.tuned import Tuned
 
@@ -144,6 +145,7 @@ def make_reconstruction_plan(
     job, asked = with_workers(job, cluster, device)
     roles = _roles(data[0], shape)
     own_code, reach = tried_prior(job, denoiser, shape[-2:], previous, say)
+    seals = seals_of(denoiser, own_code) if denoiser else {}
     geometry = Geometry(shape, shape, roles, 1, reach.align)
     memory = parse_bytes(job.run.memory_per_worker)
     layout = layout_like(data[0], job.output, geometry, image.dtype, memory, previous)
@@ -159,7 +161,9 @@ def make_reconstruction_plan(
 
     def choose(known: Tuned | None) -> Cut:
         for block in _blocks(job, geometry, layout, previous):
-            prior, grid = cut_for_prior(job, denoiser, image, geometry, reach, block, device, precision)
+            prior, grid = cut_for_prior(
+                job, denoiser, image, geometry, reach, block, device, precision, seals
+            )
             cut = Cut(prior, grid, replace(form, apart=comes_apart(job.fuse, form, prior, grid, solver)))
             if fits(cut, known):
                 break  # or else the smallest, which the plan refuses
@@ -199,7 +203,7 @@ def make_reconstruction_plan(
             )
         },
         "fidelity": asdict(job.fidelity),
-        "prior": describe_prior(job.prior, denoiser, reach),
+        "prior": describe_prior(job.prior, denoiser, reach, seals),
         "probed": list(reach.probed) if reach.probed else None,
         "solver": identity_of(asdict(job.solver)),
         "start": given.fingerprint() if given else None,

@@ -21,7 +21,6 @@ from halotile.tasks.denoised import Denoised
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.tv import Proximal
 from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
-from halotile.tasks.weights import file_sha256
 
 TILE = 512
 
@@ -78,6 +77,7 @@ def cut_for_prior(
     block: tuple[int, ...],
     device: str,
     precision: str,
+    seals: Mapping[str, str],
 ) -> tuple[Prior, Grid]:
     """The prior, computed by this device so exactly, and the super-blocks with the halo that it needs."""
     choice, roles = job.prior, geometry.roles
@@ -102,6 +102,7 @@ def cut_for_prior(
         channels_last=(
             denoiser.convolutional and geometry.dims == 2 and channels_last_of(job.tile, device, precision)
         ),
+        seals=seals,
     )
     return (
         Variation(denoised, choice.weight) if choice.name == "tv" else Plugged(denoised, choice.weight)
@@ -120,13 +121,15 @@ def with_denoised(prior: Prior, change: Callable[[Denoised], Denoised]) -> Prior
     return prior
 
 
-def describe_prior(choice: PriorChoice, denoiser: Denoiser | None, reach: Reach) -> dict[str, Any]:
+def describe_prior(
+    choice: PriorChoice, denoiser: Denoiser | None, reach: Reach, seals: Mapping[str, str]
+) -> dict[str, Any]:
     """A prior as JSON, with the weights of its denoiser by their digests."""
     described: dict[str, Any] = {"name": choice.name, "weight": choice.weight}
     if denoiser is None:
         return described
     return described | {
         "denoiser": describe_denoiser(denoiser),
-        "weights": {path.name: file_sha256(path) for path in denoiser.files()},
+        "weights": {path.name: seals[str(path)] for path in denoiser.files()},
         "depth": [list(pair) for pair in reach.depth],
     }

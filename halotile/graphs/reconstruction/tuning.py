@@ -73,6 +73,7 @@ def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: P
         on_nan="propagate",
         overlap=False,  # a region is waited for: the solver computes with it
         channels_last=denoised.channels_last,
+        seals=denoised.seals,
     )
 
 

@@ -64,6 +64,8 @@ class SimulationPlan:
     fresh: bool
     window_bytes: int
     """The most that one block takes."""
+    overwrite: bool = False
+    """Whether measurements that are there may go."""
 
     sweeps = 1
     same_inputs = ()
@@ -170,7 +172,8 @@ def make_simulation_plans(
     operators = make_operators(job)
     check_kernels(operators, reference.shape)
     plans = tuple(
-        _plan_of(job, noise, number, operator, reference) for number, operator in enumerate(operators)
+        replace(_plan_of(job, noise, number, operator, reference), overwrite=overwrite)
+        for number, operator in enumerate(operators)
     )
     for plan in plans:
         check_allocation(plan.run, plan.cluster)

@@ -26,6 +26,7 @@ from halotile.graphs.status import StatusFile
 from halotile.graphs.sweep import Sweep
 from halotile.storage.disk import DISK, sweep_partials
 from halotile.storage.marks import MARKS
+from halotile.storage.place import check_place
 from halotile.storage.rundir import RunDirectory
 from halotile.tasks.simulated import Noise
 
@@ -160,6 +161,8 @@ def run_simulation(
                 making.make(session, signals, import_folder)
         # Only now has the cluster left the folder of the first one.
         for making in makings:
+            making.check_place()
+        for making in makings:
             making.name()
     return tuple(plan.data for plan in plans)
 
@@ -203,6 +206,10 @@ class _Making:
             self.status.end("stopped", sweep.progress("stop"), ended_by(error))
             raise
         self.status.end("finished", sweep.progress("stop"), "")
+
+    def check_place(self) -> None:
+        """Refuse to replace what came to its place since the plan was made, unless that may go."""
+        check_place(self.plan.data, overwrite=self.plan.overwrite, key="data", remedy="add --overwrite")
 
     def name(self) -> None:
         """Give it the name that it is asked for; what stood there goes."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from halotile.errors import ClusterFailed, ConfigError, OutputInUse, Stopped
+from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
 from halotile.graphs.outcome import ended_by
 from halotile.graphs.signals import drains_within, ignore_signals
 from halotile.graphs.submission import slurm
@@ -69,11 +69,18 @@ def submission_in(run: RunDirectory) -> Submission:
     ------
     ConfigError
         When it was not.
+    DamagedData
+        When what was written down of it cannot be understood.
     """
     record = BatchFiles(run).read()
     if record is None:
         raise ConfigError(f"{run.path} was not submitted: `recon-cli submit CONFIG` does that.")
-    return Submission(**record)
+    try:
+        return Submission(**record)
+    except TypeError:
+        raise DamagedData(
+            f"{run.path}: what it was submitted as is damaged. Submit it again: `recon-cli submit CONFIG`."
+        ) from None
 
 
 def check_not_waiting(run: RunDirectory) -> None:
@@ -87,7 +94,7 @@ def check_not_waiting(run: RunDirectory) -> None:
         When Slurm does not answer.
     """
     before = BatchFiles(run).read()
-    if before and before["number"] and (state := slurm.state_of(before["number"])) is not None:
+    if before and before.get("number") and (state := slurm.state_of(before["number"])) is not None:
         raise ConfigError(
             f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {shlex.quote(str(run.path))}`."
         )

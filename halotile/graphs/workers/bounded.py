@@ -29,6 +29,11 @@ T = TypeVar("T")
 class NoAnswer(Exception):
     """The process ended without an answer; the message says how, to follow the name of what it ran."""
 
+    def __init__(self, code: int) -> None:
+        super().__init__(_ending(code))
+        self.code = code
+        """Its exit code; of a signal the number, negative."""
+
 
 def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
     """The result of a call in another process, which is gone on return.
@@ -59,7 +64,7 @@ def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
         is_result, found = pickle.loads(here.recv_bytes())
     except EOFError:
         process.join()
-        raise NoAnswer(_ending(process.exitcode or 0)) from None
+        raise NoAnswer(process.exitcode or 0) from None
     finally:
         process.kill()
         process.join()

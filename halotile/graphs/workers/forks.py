@@ -58,6 +58,11 @@ def ensure_forks() -> None:
             ) from None
 
 
+def expect_no_workers() -> None:
+    """Trials alone will be forked in this process: what only workers import is not imported."""
+    PRELOADED[:] = ["torch", "halotile.tasks.denoise"]
+
+
 def environment_now() -> dict[str, str]:
     """What the environment of workers has to say anew: they are forked from a process that may be older than a change to it."""
     return {name: word for name, word in os.environ.items() if name not in WORKER_ENVIRONMENT}

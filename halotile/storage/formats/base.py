@@ -200,6 +200,11 @@ def file_identity(path: str) -> dict[str, Any]:
     return {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
+def identity_of(others: Sequence[str]) -> dict[str, Any]:
+    """The same of the other files that hold pixels of a picture, by their paths; nothing where there are none."""
+    return {"files": {path: file_identity(path) for path in others}} if others else {}
+
+
 def refuse_option(kind: str, reason: str, **options: Any) -> None:
     """Raise for options that this format has no use for: they would be ignored silently."""
     for name, value in options.items():

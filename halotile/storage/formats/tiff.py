@@ -14,7 +14,7 @@ import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats._tiff_scale import pixel_sizes
-from halotile.storage.formats.base import Header, Source, file_identity, make_header
+from halotile.storage.formats.base import Header, Source, file_identity, identity_of, make_header
 from halotile.storage.grid import Region
 from halotile.storage.ome_metadata import OmePicture, order
 from halotile.storage.rim import Pixels
@@ -115,8 +115,13 @@ def _refuse_missing_pages(file: Any, series: Any) -> None:
             f"{missing} of the {len(pages)} planes of this picture are in none of its files. "
             "Put all files of the set side by side."
         )
-    for other in {page.parent.filehandle.path for page in pages} - {file.filehandle.path}:
+    for other in _other_files(file, series):
         check_tiff(other)
+
+
+def _other_files(file: Any, series: Any) -> list[str]:
+    """Paths of the other files that hold planes of the series."""
+    return sorted({page.parent.filehandle.path for page in series.pages} - {file.filehandle.path})
 
 
 def _refuse_palette(page: Any) -> None:
@@ -145,7 +150,12 @@ def _header(file: Any, series: Any, number: int, level: int, axes: str | None, p
         series.dtype,
         asked=axes,
         named=named,
-        identity={"series": number, "level": level, **file_identity(path)},
+        identity={
+            "series": number,
+            "level": level,
+            **file_identity(path),
+            **identity_of(_other_files(file, series)),
+        },
         ome=OmePicture() if file.is_ome else None,
     )
     return _with_scale(header, pixel_sizes(file, number), file.series[number].shape)

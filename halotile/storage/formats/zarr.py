@@ -8,6 +8,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -148,19 +149,21 @@ def _changes(folder: Path, array: Any) -> Iterator[tuple[Any, ...]]:
     while levels and math.prod(counts[:levels]) > _MOST_DIRECTORIES:
         levels -= 1
     top = folder / "c" if keys and separator == "/" else folder
-    yield from _changes_below(top, levels, files) if top.is_dir() else ()
+    if top.is_dir():
+        yield from _changes_below(str(top), levels, files)
 
 
-def _changes_below(folder: Path, levels: int, files: bool) -> Iterator[tuple[Any, ...]]:
-    yield folder.name, folder.stat().st_mtime_ns
+def _changes_below(folder: str, levels: int, files: bool) -> Iterator[tuple[Any, ...]]:
+    yield os.path.basename(folder), os.stat(folder).st_mtime_ns
     if not levels and not files:
         return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    for entry in sorted(os.scandir(folder), key=attrgetter("name")):
         if entry.is_dir():
             if levels:
-                yield from _changes_below(folder / entry.name, levels - 1, files)
+                yield from _changes_below(entry.path, levels - 1, files)
         elif files and not entry.name.startswith("."):
-            yield entry.name, entry.stat().st_size, entry.stat().st_mtime_ns
+            found = entry.stat()
+            yield entry.name, found.st_size, found.st_mtime_ns
 
 
 def open_node(path: str) -> Any:

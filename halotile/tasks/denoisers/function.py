@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, MemoryRefused
 from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
@@ -80,17 +80,23 @@ class PictureDenoiser(Pixelwise, ABC):
             When pixels differ that are as deep in the window, or the function fails.
         """
         frame = NARROW[len(depth)] // 2
+        before = frame + 5  # odd: what goes by twos does not begin with the window
         sides = [max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth]
         draw = np.random.default_rng(20_26)
-        picture = draw.uniform(0.5, 1, [n + 2 * frame for n in sides]).astype(np.float32)
-        inside = tuple(slice(frame, -frame) for _ in depth)
-        picture[inside] = draw.uniform(0, 0.5, sides)
-        whole, alone = self._tried(picture.copy())[inside], self._tried(picture[inside].copy())
+        picture = draw.uniform(0.5, 1, [before + n + frame for n in sides]).astype(np.float32)
+        inside = tuple(slice(before, before + n) for n in sides)
+        # Few of its pixels stand out, as in pictures: what cuts off by a multiple of the noise keeps some.
+        picture[inside] = 0.5 * draw.random(sides) ** 4
         deep = tuple(slice(a, n - b) for (a, b), n in zip(depth, sides, strict=True))
-        apart, most = (
-            float(np.nanmax(np.abs(each), initial=0)) for each in ((alone - whole)[deep], whole[deep])
+        whole, alone = (
+            self._tried(given.copy())[place][deep].astype(float)
+            for given, place in ((picture, inside), (picture[inside], ...))
         )
-        if apart > TOLERANCE * (most or 1.0):
+        differ = (alone != whole) & ~(np.isnan(alone) & np.isnan(whole))
+        with np.errstate(invalid="ignore"):  # of infinities
+            apart = float(np.abs(alone[differ] - whole[differ]).max(initial=0))
+        most = float(np.abs(whole[np.isfinite(whole)]).max(initial=0))
+        if not apart <= TOLERANCE * (most or 1.0):
             raise ConfigError(
                 f"{self.title} looks farther than its depth of {self.depth}, or at the whole picture: tiles differ from it by "
                 f"{apart:.2g}, on a trial. Write a larger depth, or a function that needs no more than what is near a pixel; or, if "
@@ -102,6 +108,11 @@ class PictureDenoiser(Pixelwise, ABC):
             return _checked(self.function(picture), picture)
         except ConfigError:
             raise
+        except MemoryError as error:
+            raise MemoryRefused(
+                f"{self.title} needs more memory than is free for a picture of shape {picture.shape}: {error}. Write a function "
+                "that needs less, or end other programs."
+            ) from error
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{self.title} failed on a picture of shape {picture.shape}: {type(error).__name__}: {error}. "

@@ -151,11 +151,11 @@ class UserNetwork(Leveled):
 
         module = self._network()
         make_steady(module)
-        return self._called_right(SteadyNetwork(module.float().eval().requires_grad_(False)))
+        return self._called_right(SteadyNetwork(_frozen(module)))
 
     def reference(self) -> Model:
         """The network as it was written. Raises as :meth:`build` does."""
-        return self._called_right(self._network().float().eval().requires_grad_(False))
+        return self._called_right(_frozen(self._network()))
 
     def _called_right(self, module: Any) -> Model:
         """The module with its noise level, where there is one."""
@@ -208,6 +208,13 @@ class UserNetwork(Leveled):
 def _state_digest(module: Any) -> str:
     """Digest of a network's numbers, those that it does not save as well."""
     return value_digest([dict(module.state_dict()), dict(module.named_buffers())])
+
+
+def _frozen(module: Any) -> Any:
+    """A module in single precision that learns no more. A scripted one takes ``requires_grad_`` on its tensors alone."""
+    for tensor in module.parameters():
+        tensor.requires_grad_(False)
+    return module.float().eval()
 
 
 def _with_level(module: Any, strength_at: Any) -> Model:
