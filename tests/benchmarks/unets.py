@@ -1,6 +1,8 @@
-"""A residual U-Net of the size of DRUNet, as a job imports it: ``tests.benchmarks.unets:residual_unet``."""
+"""U-Nets as a job imports them: a residual one of the size of DRUNet (``tests.benchmarks.unets:residual_unet``), and a plain one."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import nn
@@ -112,3 +114,43 @@ def parameters(width: int = WIDTH) -> int:
     """
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in ResidualUNet(width, BLOCKS).parameters())
+
+
+class PlainUNet(nn.Module):  # type: ignore[misc]
+    """Two convolutions at each of four levels, as in O. Ronneberger et al., U-Net (2015), but padded. What it finds is taken away."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+
+        def two(into: int, out: int) -> nn.Sequential:
+            return nn.Sequential(
+                nn.Conv2d(into, out, 3, padding=1), nn.ReLU(), nn.Conv2d(out, out, 3, padding=1), nn.ReLU()
+            )
+
+        self.down = nn.ModuleList(itertools.starmap(two, itertools.pairwise((1, *widths))))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(below, above, 2, stride=2) for above, below in itertools.pairwise(widths)
+        )
+        self.after = nn.ModuleList(two(2 * width, width) for width in widths[:-1])
+        self.tail = nn.Conv2d(widths[0], 1, 1)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The network on a batch."""
+        height, width = batch.shape[-2:]
+        stride = 2 ** len(self.up)
+        signal = functional.pad(batch, (0, -width % stride, 0, -height % stride), mode="replicate")
+        kept = []
+        for convolve in self.down[:-1]:
+            kept.append(convolve(signal))
+            signal = functional.max_pool2d(kept[-1], 2)
+        signal = self.down[-1](signal)
+        for up, convolve, beside in zip(reversed(self.up), reversed(self.after), reversed(kept), strict=True):
+            signal = convolve(torch.cat([up(signal), beside], 1))
+        found: torch.Tensor = self.tail(signal)[..., :height, :width]
+        return batch - found
+
+
+def plain_unet() -> nn.Module:
+    """The network with 1.9 million numbers drawn from a fixed seed."""
+    torch.manual_seed(0)
+    return PlainUNet((32, 64, 128, 256))
