@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-JOBS ?= 2
+JOBS ?= 0
 ARGS ?=
 
 VENV := .venv
@@ -24,7 +24,7 @@ help:  ## list the commands
 demo: $(VENV)/stamp-demo  ## denoise a real picture, show what it did (output: demo/)
 	$(PY) examples/retina.py --out demo --workers $(WORKERS) $(ARGS)
 
-test: $(VENV)/stamp-test  ## run the whole suite, JOBS=2 files at once
+test: $(VENV)/stamp-test  ## run the whole suite; JOBS=2: two files at once
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests

@@ -66,7 +66,7 @@ class Slurm:
     def lost(self, node: str) -> Iterator[None]:
         """A node that dies, with all that runs on it, and comes back at the end of the context."""
         daemon = psutil.Process(int((self.folder / "run" / f"slurmd-{node}.pid").read_text()))
-        doomed = [daemon, *_of_node(node)]
+        doomed = [daemon, *_of_node(self, node)]
         for process in doomed:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -159,12 +159,16 @@ def _configuration(folder: Path, ports: Sequence[int]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _of_node(node: str) -> list[psutil.Process]:
-    """What a job has on a node: its steps, and what they started."""
+def _of_node(slurm: Slurm, node: str) -> list[psutil.Process]:
+    """What jobs of this Slurm have on a node: their steps, and what they started. Another one may have nodes of the same names."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get("SLURMD_NODENAME") == node:
+            known = process.environ()
+            if (
+                known.get("SLURMD_NODENAME") == node
+                and known.get("SLURM_CONF") == slurm.environment["SLURM_CONF"]
+            ):
                 found += [process, *(parent for parent in process.parents() if "slurmstepd" in parent.name())]
     return found
 
