@@ -107,7 +107,7 @@ def compared(
     if task is None:
         return reach
     if previous is not None:
-        found_then = (note for note in previous["summary"]["notes"] if note.startswith(DIFFER))
+        found_then = (note for note in previous["summary"].get("notes", ()) if note.startswith(DIFFER))
         return replace(reach, notes=(*reach.notes, *found_then))
     if tile.seams == "allow" or not task.denoiser.convolutional or task.device != "cpu":
         return reach
