@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pickle
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
-from halotile.errors import ConfigError, DamagedData, InputError, InputUnreadable, OutputRefused
+from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.storage.grid import Region
 from halotile.storage.layout import DTYPES
 from halotile.storage.output import (
@@ -383,27 +382,3 @@ def test_what_a_thorough_check_holds_is_not_read_again(
     by_the_index = inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=False)
     monkeypatch.delattr(os, "pread")
     assert inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=True) == by_the_index
-
-
-def test_a_directory_in_place_of_metadata_is_told_as_that(tmp_path: Path) -> None:
-    written(tmp_path / "a.zarr", PLAIN)
-    (tmp_path / "a.zarr" / "zarr.json").unlink()
-    (tmp_path / "a.zarr" / "zarr.json").mkdir()
-    with pytest.raises(InputError, match=r"zarr\.json: it cannot be read: .*[Ii]s a directory"):
-        open_output(tmp_path / "a.zarr")
-    with pytest.raises(OutputRefused, match=r"zarr\.json is a directory, where the run wrote a file\. Move"):
-        restore_metadata(tmp_path / "a.zarr", PLAIN)
-
-
-def test_metadata_that_the_system_does_not_give_are_told_as_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(tmp_path / "a.zarr", PLAIN)
-
-    def refuse(_: Path) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    for ask in (open_output, lambda root: metadata_problems(root, PLAIN)):
-        with pytest.raises(InputUnreadable, match=r"zarr\.json: it cannot be read: .*Input/output error"):
-            ask(tmp_path / "a.zarr")
