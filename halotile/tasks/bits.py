@@ -2,7 +2,7 @@
 
 A library may choose another way to compute for another size, and another way rounds otherwise. Which sizes those are
 depends on the processor, so it is tried where it is asked. An image not much larger than a tile is tried whole, against
-what the network's own library makes of it. Of a larger one a tile is tried against windows of as many pixels that are longer on one axis.
+what the network's own library makes of it, in as many of its tiles as are not alike. Of a larger one a tile is tried against windows of as many pixels that are longer on one axis.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     image = _everything(task)
     is_small = image.size <= max(TRIED_WHOLE, 3 * first.reach.size)
     references = [image] if is_small else _long_windows(first.reach, tiling)
-    tiles = list(dict.fromkeys(_tiles(task))) if is_small else [first]
+    tiles = _telling(_tiles(task)) if is_small else [first]
     corner = _corner([first.reach, *references])
     device = Device("cpu", "float32", task.channels_last)
     noise = partial(_noise, task.denoiser.channels[0], corner)
@@ -104,6 +104,24 @@ def _tiles(task: DenoiseTask) -> Iterator[Window]:
             reach = task.rim.reach(block.window, task.grid.shape)
             core = task.roles.spatial_part(block.core)
             yield from windows_of(core, task.roles.spatial_part(reach), (), task.tiling)
+
+
+def _telling(tiles: Iterable[Window]) -> list[Window]:
+    """Of these tiles so many that every shape of a window is among them, and every place of a core in one, on each axis."""
+    alike = {_marks(tile): tile for tile in tiles}
+    every = frozenset[Hashable]().union(*alike)
+    found, shown = [], frozenset[Hashable]()
+    while shown < every:
+        most = max(alike, key=lambda marks: len(marks - shown))
+        found.append(alike.pop(most))
+        shown |= most
+    return found
+
+
+def _marks(tile: Window) -> frozenset[Hashable]:
+    """What decides how a library computes a tile's core: the shape of its window, and where it lies in that on each axis."""
+    core, lengths = tile.core.relative_to(tile.reach), tile.reach.shape
+    return frozenset([lengths, *enumerate(zip(core.start, core.stop, lengths, strict=True))])
 
 
 def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:

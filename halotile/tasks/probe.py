@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ FAR, PLACED = 0, -1
 
 Exact = tuple[Trial, float, "torch.dtype"]
 """A model, how well its results agree, and its type of pixel."""
+Look = Callable[[Trial, int, "torch.Tensor", list[int]], "torch.Tensor"]
+"""Of a trial, an axis, windows and a place in each: which pixels along the axis each place touches."""
 
 
 def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
@@ -184,23 +187,33 @@ def check_ragged(denoiser: Denoiser, picture: tuple[int, ...]) -> None:
 def _probe_axis(trial: Trial, exact: Exact, axis: int, likely: int) -> tuple[int, int]:
     """Receptive field and alignment along one axis; ``likely`` is the alignment along another one."""
     lengths = LENGTHS[trial.dims]
+    _check_finite(trial, trial.noise(trial.shape(axis, lengths[0])))
     passed = 0
     for length in lengths:
         start = length // 2
+        pair = [start, start + 1]
         try:
-            reach = _reach(trial, axis, length, [start, start + 1])
+            by_nan = _reach(trial, axis, length, pair, [_touched_by_nan])
+            otherwise = (
+                None
+                if by_nan is None
+                else _reach(trial, axis, length, pair, [_touched_by_change, _traced_back])
+            )
         except Exception as error:
             # It saw the whole of a window, and of one twice as long it needs more than twice the memory.
             if passed and is_out_of_memory(error):
                 raise trial.too_far(passed) from None
             raise
-        if reach is None:
+        if by_nan is None or otherwise is None:
             passed = length
             continue
+        reach = max(by_nan, otherwise)
         alignment = _alignment(trial, exact, axis, reach, likely)
-        others = _reach(trial, axis, length, list(range(start + 2, start + alignment)))
-        if others is not None:
-            return max(reach, others), alignment
+        # What lets NaN through from two places does so from the others.
+        looks = LOOKS if otherwise > by_nan else [_touched_by_nan]
+        rest = _reach(trial, axis, length, list(range(start + 2, start + alignment)), looks)
+        if rest is not None:
+            return max(reach, rest), alignment
     raise trial.too_far(lengths[-1])
 
 
@@ -240,25 +253,20 @@ def _reach_at_most(trial: Trial, axis: int) -> int | None:
 def _reaches_ends(trial: Trial, axis: int, length: int) -> bool:
     window = trial.noise(trial.shape(axis, length))
     # Not by a change: where something is drawn or remembered, everything changes.
-    touched = (
-        look(trial, axis, window, [length // 2], window)[0] for look in (_touched_by_nan, _traced_back)
-    )
+    touched = (look(trial, axis, window, [length // 2])[0] for look in (_touched_by_nan, _traced_back))
     return any(bool(line[0] or line[-1]) for line in touched)
 
 
-def _reach(trial: Trial, axis: int, length: int, positions: list[int]) -> int | None:
+def _reach(trial: Trial, axis: int, length: int, positions: list[int], looks: Iterable[Look]) -> int | None:
     """Farthest pixel that these positions touch; None where that may lie beyond the window."""
     reach = 0
     window = trial.noise(trial.shape(axis, length))
     at_once = max(1, BATCH_PIXELS // window[0, 0].numel())
-    plain: torch.Tensor | None = None
     for first in range(0, len(positions), at_once):
         group = positions[first : first + at_once]
         windows = window.repeat(len(group), *[1] * (trial.dims + 1))
-        if plain is None or len(plain) != len(group):
-            plain = _unchanged(trial, windows)
-        for look in (_touched_by_nan, _touched_by_change, _traced_back):
-            touched = look(trial, axis, windows, group, plain)
+        for look in looks:
+            touched = look(trial, axis, windows, group)
             for place, line in zip(group, touched, strict=True):
                 cells = line.nonzero().flatten().tolist()
                 if cells and (cells[0] == 0 or cells[-1] == length - 1):
@@ -267,8 +275,8 @@ def _reach(trial: Trial, axis: int, length: int, positions: list[int]) -> int | 
     return reach
 
 
-def _unchanged(trial: Trial, windows: torch.Tensor) -> torch.Tensor:
-    """The result of windows in which nothing is marked."""
+def _check_finite(trial: Trial, windows: torch.Tensor) -> None:
+    """Refuse a model that makes of windows in which nothing is marked what marks are told by."""
     import torch
 
     with torch.inference_mode():
@@ -277,12 +285,9 @@ def _unchanged(trial: Trial, windows: torch.Tensor) -> torch.Tensor:
         raise ConfigError(
             f"{trial.name} makes NaN or infinity of pixels between 0 and 1. Check its weights and options."
         )
-    return result
 
 
-def _touched_by_nan(
-    trial: Trial, axis: int, windows: torch.Tensor, places: list[int], _: torch.Tensor
-) -> torch.Tensor:
+def _touched_by_nan(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
     """Where along the axis each window's result is NaN when one of its pixels is."""
     import torch
 
@@ -290,19 +295,16 @@ def _touched_by_nan(
         return _along(trial, axis, trial.run(_marked(windows, axis, places, math.nan)).isnan())
 
 
-def _touched_by_change(
-    trial: Trial, axis: int, windows: torch.Tensor, places: list[int], plain: torch.Tensor
-) -> torch.Tensor:
+def _touched_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
     """Where along the axis each window's result changes when one of its pixels does."""
     import torch
 
     with torch.inference_mode():
+        plain = trial.run(windows)
         return _along(trial, axis, trial.run(_marked(windows, axis, places, 37.0)) != plain)
 
 
-def _traced_back(
-    trial: Trial, axis: int, windows: torch.Tensor, places: list[int], _: torch.Tensor
-) -> torch.Tensor:
+def _traced_back(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
     """Where along the axis the gradient of each window's one output pixel is not zero."""
     import torch
 
@@ -338,12 +340,15 @@ def _along(trial: Trial, axis: int, touched: torch.Tensor, scale: int | None = N
     return lines.unflatten(1, (-1, scale or trial.scale)).any(2)
 
 
+LOOKS: tuple[Look, ...] = (_touched_by_nan, _touched_by_change, _traced_back)
+
+
 def _alignment(trial: Trial, exact: Exact, axis: int, reach: int, likely: int) -> int:
     """The shift that is likely, if the result follows it, or else the least one that it follows."""
     import torch
 
     rough: Exact = trial, CLEAR, torch.float32
-    for shift in (likely, *ALIGNMENTS):
+    for shift in dict.fromkeys((likely, *ALIGNMENTS)):
         # Double precision takes ten times as long: it is left what single precision cannot tell.
         if _follows(rough, axis, shift, reach) and _follows(exact, axis, shift, reach):
             return shift

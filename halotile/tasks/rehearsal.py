@@ -146,10 +146,11 @@ class _Stage:
     def tiles(self, alignment: int) -> list[Region]:
         """Tiles down the diagonal, and that in the far corner: of all of them, each place on an axis is among these.
 
-        They leave several seams on each axis, and are not much smaller than the halo around them.
+        They leave several seams on each axis, and are larger than the halo around them, which costs as much.
         """
         several = min(self.least, min(self.lengths) // 4)
-        least = max(self.least // 2, several, *itertools.chain.from_iterable(self.depth))
+        farthest = max(itertools.chain.from_iterable(self.depth))
+        least = max(self.least // 2, several, 3 * farthest // 2)
         edge = -(-least // alignment) * alignment
         cuts = [cut_evenly(0, n, edge, alignment) for n in self.lengths]
         places = [[cut[i % len(cut)] for cut in cuts] for i in range(max(map(len, cuts)))]
@@ -159,7 +160,7 @@ class _Stage:
     def far_ends(self, alignment: int) -> Iterator[tuple[Region, Region]]:
         """Windows that end with the picture on one axis, with the part of each that is far enough from where it begins."""
         whole = Region.whole(self.lengths)
-        least = (max(self.least, 2 * after) for _, after in self.depth)
+        least = (max(self.least, after + LARGEST) for _, after in self.depth)
         near = tuple(min(-(-m // alignment) * alignment, n) for m, n in zip(least, self.lengths, strict=True))
         for axis, missing in itertools.product(range(len(near)), MISSING):
             length, period = self.lengths[axis], math.lcm(LARGEST, alignment)

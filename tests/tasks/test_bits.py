@@ -14,6 +14,7 @@ from halotile.graphs import trials
 from halotile.graphs.claim import claim
 from halotile.graphs.planner import make_plan
 from halotile.storage.rundir import RunDirectory
+from halotile.tasks import bits
 from halotile.tasks.bits import tile_difference
 from tests import networks
 from tests.support import dncnn_weights, job_of, noisy_picture, run_inline, write_zarr
@@ -72,6 +73,24 @@ def test_no_difference_from_torch_on_the_whole_image_goes_unsaid(
     if not np.array_equal(made, wanted):
         assert any("differ from" in note for note in notes), (np.abs(made - wanted).max(), notes)
         np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("size", [32, 50, 64])
+def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, size: int) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((300, 420), np.float32), axes="yx")
+    named = {"import": "tests.networks:convolutions"}
+    task = make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile={"size": size})).task
+    every = list(bits._tiles(task))
+    some = bits._telling(every)
+    assert len(some) <= len(every) / 4
+    for window, core in [(tile.reach, tile.core) for tile in every]:
+        assert window.shape in {tile.reach.shape for tile in some}
+        for axis in range(2):
+            place = core.start[axis] - window.start[axis], core.shape[axis], window.shape[axis]
+            assert place in {
+                (t.core.start[axis] - t.reach.start[axis], t.core.shape[axis], t.reach.shape[axis])
+                for t in some
+            }
 
 
 def built_in(tmp_path: Path) -> Any:
