@@ -19,7 +19,7 @@ from halotile.graphs.reach import DIFFER, Reach, rehearsed, resolve_reach
 from halotile.graphs.workers.bounded import NoAnswer, call_bounded
 from halotile.graphs.workers.forks import ensure_forks
 from halotile.storage.kept import keep, recall
-from halotile.tasks.bits import tile_difference
+from halotile.tasks.bits import Uncomparable, tile_difference
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.device import is_out_of_memory, threads
@@ -117,7 +117,7 @@ def compared(
         for at_once in (True, False):
             try:
                 found = bounded(partial(_difference, sizes, at_once=at_once), title, run)
-            except (MemoryRefused, CodeEnded) as error:
+            except (MemoryRefused, CodeEnded, Uncomparable) as error:
                 note = f"{UNCOMPARED}: {error}"
             else:
                 return replace(reach, difference=max(found, reach.difference))
@@ -142,9 +142,10 @@ def bounded(call: Callable[[], T], title: str, run: Run) -> T:
     except NoAnswer as error:
         if error.code == -signal.SIGKILL:  # as the kernel does where memory runs out
             raise _refusal(title, limit_bytes, f"{error} while it was tried") from None
-        doubt = f" Compiled code may crash where memory is short: run.memory_per_worker is {bytes_text(limit_bytes)}."
+        # A library also ends the process where it gets no memory for its threads.
         raise CodeEnded(
-            f"{title} {error} while it was tried. Correct the code that ends it.{doubt if error.code < 0 else ''}"
+            f"{title} {error} while it was tried. Correct the code that ends it; or write more memory, if that was short: "
+            f"run.memory_per_worker is {bytes_text(limit_bytes)}."
         ) from None
 
 

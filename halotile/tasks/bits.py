@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from halotile.errors import ConfigError
 from halotile.storage.grid import Region, align_outward
 from halotile.tasks.denoise import DenoiseTask
 from halotile.tasks.denoisers.base import CoreModel, Model
 from halotile.tasks.device import Device, threads
 from halotile.tasks.draws import RandomImage
-from halotile.tasks.trial import Trial
+from halotile.tasks.trial import Trial, failing_as
 from halotile.tasks.window import Tiling, Window, windows_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ LEAST_COMPARED = 16
 """Pixels on an axis that are compared at least."""
 SEED, LEVEL, DEVIATION = 0, np.float32(0.5), np.float32(0.1)
 """Of the noise."""
+
+
+class Uncomparable(ConfigError):
+    """The denoiser takes tiles, but not what they would be compared with."""
 
 
 def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
@@ -49,9 +54,9 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     Raises
     ------
     ConfigError
-        When the denoiser fails on one of these windows.
+        When the denoiser fails on a tile; :class:`Uncomparable` when it does on what the tiles are compared with.
     """
-    tiling, first = task.tiling, next(_tiles(task))
+    tiling, first, title = task.tiling, next(_tiles(task)), task.denoiser.title
     image = _everything(task)
     is_small = image.size <= max(TRIED_WHOLE, 3 * first.reach.size)
     references = [image] if is_small else _long_windows(first.reach, tiling)
@@ -69,17 +74,17 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     wanted = list(itertools.product(tiles, sorted({1, tiling.batch})))
 
     def of_tiles() -> list[tuple[Window, torch.Tensor]]:
-        with device.computing():
+        with device.computing(), failing_as(f"{title} failed on a tile of noise"):
             return [(tile, _tile(device, model, tile, noise(tile.reach), count)) for tile, count in wanted]
 
     def of_references() -> list[torch.Tensor]:
-        with device.computing():
+        with device.computing(), failing_as(f"{title} failed on noise larger than a tile", Uncomparable):
             return [device.run(reference, noise(region), {}) for region in references]
 
     with threads(), ThreadPoolExecutor(1) as beside:
         coming = beside.submit(of_references)
         # A compiler has settings of the whole process, and some functions return one module at each call.
-        if not at_once or model is reference or "torch._dynamo" in sys.modules:
+        if not at_once or _modules(model) & _modules(reference) or "torch._dynamo" in sys.modules:
             wait([coming])
         made, whole = of_tiles(), coming.result()
     apart = (
@@ -161,6 +166,13 @@ def _tile(device: Device, model: Model, tile: Window, noise: torch.Tensor, batch
     """A tile as a worker computes it, among as many: its core, or all of its window."""
     core = partial(model.core, margin=tile.margin) if isinstance(model, CoreModel) else model
     return device.run(core, noise.expand(batch, *noise.shape[1:]).contiguous(), {})[:1]
+
+
+def _modules(model: Model) -> set[int]:
+    """What a model is made of, each by its address: two models may hold the same."""
+    import torch
+
+    return {id(part) for part in (model.modules() if isinstance(model, torch.nn.Module) else [model])}
 
 
 def _apart(tile: Window, made: torch.Tensor, region: Region, whole: torch.Tensor, tiling: Tiling) -> float:

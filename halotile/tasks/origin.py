@@ -13,11 +13,13 @@ from halotile.tasks.denoisers.function import Function
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.options import import_reference
 from halotile.tasks.processor import processor
-from halotile.tasks.usercode import imported_digest, loaded_code, whole_digest
+from halotile.tasks.usercode import imported_digest, loaded_code, source_files, whole_digest
 from halotile.tasks.weights import file_sha256
 
 _loaded: dict[str, str] = {}
 """Digests of code by the names that it was imported by, when this process imported it: it stays so until the process ends."""
+_files: dict[Path, str] = {}
+"""The same of each of the files that it lies in, which other names may share."""
 _CHANGED = (
     "was changed while the job ran, and a worker that begins now would compute with what it has become. Put it back as it was and "
     "run again to go on, or run with --fresh to start over."
@@ -60,15 +62,31 @@ def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
     model = denoiser.build()
     for name, digest in seals.items():
         if name == _imported(denoiser):
-            if name not in _loaded:
-                _loaded[name] = imported_digest(name, import_reference(name))
-            if _loaded[name] != digest:
-                raise ConfigError(
-                    f"the code of {name} {_CHANGED} Workers that outlive a job are to be started anew."
-                )
+            if _loaded_digest(name) != digest:
+                if imported_digest(name, import_reference(name)) == digest:
+                    raise _outdated(name)
+                raise ConfigError(f"the code of {name} {_CHANGED}")
         elif file_sha256(name) != digest:
             raise WeightsError(f"{name} {_CHANGED}")
     return model
+
+
+def _loaded_digest(name: str) -> str:
+    """Digest of the code that this process computes with under a name."""
+    if name not in _loaded:
+        for file in source_files(name.partition(":")[0]):
+            digest = file_sha256(file)
+            if _files.setdefault(file, digest) != digest:
+                raise _outdated(name)
+        _loaded[name] = imported_digest(name, import_reference(name))
+    return _loaded[name]
+
+
+def _outdated(name: str) -> ConfigError:
+    return ConfigError(
+        f"the code of {name} was changed since this worker imported it for an earlier job, and it would compute with what it was. "
+        "Start the workers anew."
+    )
 
 
 def _imported(denoiser: Denoiser) -> str | None:

@@ -19,7 +19,7 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Depth, Region
 from halotile.tasks.denoisers.base import Denoiser, Model
 from halotile.tasks.device import Device, threads
-from halotile.tasks.trial import Trial
+from halotile.tasks.trial import Trial, failing_as
 from halotile.tasks.window import TileRunner, Tiling, cut_evenly
 
 SMALL = 20480
@@ -215,9 +215,13 @@ class _Stage:
         )
         device = Device("cpu", "float32", self.denoiser.convolutional and dims == 2)
         pixels = self.pixels[(slice(None), *window.slices)]
-        return TileRunner(self.model, device, tiling, self.denoiser.title)(
-            pixels, everything, core, self.denoiser.channels[1], {}
-        )
+        title = self.denoiser.title
+        with failing_as(
+            f"{title} failed on a picture of {' x '.join(map(str, lengths))} pixels, or a tile of it"
+        ):
+            return TileRunner(self.model, device, tiling, title)(
+                pixels, everything, core, self.denoiser.channels[1], {}
+            )
 
 
 def _cut(length: int, least: int, period: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,26 @@ NARROW = {1: 1, 2: 64, 3: 16}
 """Width of a window on its narrow axes, by the number of axes."""
 CHANNELS = (1, 3, 2, 4, 6, 8, 12)
 """Numbers of channels that a network which fails is tried with."""
+
+
+@contextmanager
+def failing_as(what: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
+    """Whatever code of somebody else's raises within the context comes as an error with these words, but for want of memory.
+
+    Examples
+    --------
+    >>> with failing_as("this division failed"):
+    ...     1 / 0
+    Traceback (most recent call last):
+      ...
+    halotile.errors.ConfigError: this division failed: ZeroDivisionError: division by zero.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ConfigError) or is_out_of_memory(error):
+            raise
+        raise kind(f"{what}: {type(error).__name__}: {error}.") from error
 
 
 @dataclass(frozen=True)

@@ -150,25 +150,38 @@ def whole_digest(value: Any) -> str | None:
 
 
 def loaded_code() -> dict[str, str] | None:
-    """What this process has imported, halotile's own apart: the digest of a file of the user's, of other packages the version and when they came.
+    """The code that this process computes with, halotile's own apart: digests of the user's files that it imported, and of what is installed.
 
     None where that cannot be told: a file is gone by now, or lies in an archive.
     """
-    found = {}
-    for name, module in sorted(sys.modules.items()):
-        top, file = name.partition(".")[0], getattr(module, "__file__", None)
-        if top in sys.stdlib_module_names or not _is_own(top) or not isinstance(file, str):
-            continue
-        try:
-            if not _is_foreign(top):
+    try:
+        found = {"installed": _installed()}
+        for name, module in sorted(sys.modules.items()):
+            top, file = name.partition(".")[0], getattr(module, "__file__", None)
+            if (
+                top not in sys.stdlib_module_names
+                and _is_own(top)
+                and isinstance(file, str)
+                and not _is_foreign(top)
+            ):
                 found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-            elif name == top:
-                facts = os.stat(file)
-                # A package that is worked on may be installed again under the same version.
-                found[name] = f"{vars(module).get('__version__', '')} {facts.st_mtime_ns} {facts.st_size}"
-        except OSError:
-            return None
+    except OSError:
+        return None
     return found
+
+
+def _installed() -> str:
+    """Digest of what lies in the folders of installed packages, imported or not: the record of each tells its version and when it came.
+
+    Which of them are imported says nothing: that depends on whether workers are to be started.
+    """
+    facts = set()
+    for folder in {place for place in sys.path if _is_installed(Path(place)) and os.path.isdir(place)}:
+        for entry in os.scandir(folder):
+            is_record = entry.is_file() or entry.name.endswith((".dist-info", ".egg-info"))
+            if entry.name != "__pycache__":
+                facts.add((folder, entry.name, entry.stat().st_mtime_ns if is_record else 0))
+    return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()
 
 
 def called(value: Any) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import WeightsError
+from halotile.tasks.device import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -158,6 +159,8 @@ def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> An
     try:
         tensors = safetensors.torch.load(file.read())
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise _not_whole(path, error) from error
     return {name: tensor.to(map_location) for name, tensor in tensors.items()}
 
@@ -175,6 +178,8 @@ def _read_pickle(path: Path, file: BufferedReader, map_location: str) -> Any:
             warnings.simplefilter("ignore")  # it only says what is told below
             return torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # Not in torch's words: those advise to run what is in the file.
         if isinstance(error, pickle.UnpicklingError) and head.startswith(PICKLES):
             raise WeightsError(

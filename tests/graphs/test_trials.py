@@ -16,13 +16,14 @@ import psutil
 import pytest
 
 from halotile.errors import ConfigError, HalotileError, MemoryRefused
-from halotile.graphs.job import DenoiserChoice, Job, PriorChoice
+from halotile.graphs.job import DenoiserChoice, Job, PriorChoice, Tile
 from halotile.graphs.planner import make_plan
 from halotile.graphs.reconstruction.planner import make_reconstruction_plan
 from tests.graphs.trials import deblurring
 from tests.support import job_of, noisy_picture, write_zarr
 
 NETWORKS = '''
+import functools
 import os
 import sys
 import threading
@@ -86,6 +87,33 @@ def hungry():
     torch.empty(4 * 2**30, dtype=torch.uint8)
     return Network()
 
+class Picky(Network):
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+    def forward(self, x):
+        if max(x.shape[-2:]) > self.most:
+            raise ValueError("too large for me")
+        return super().forward(x)
+
+def picky():
+    return Picky(600)
+
+def pickier():
+    return Picky(500)
+
+class Keeping(Network):
+    """What is given stays there until it is needed."""
+    def forward(self, x):
+        self.given = x
+        made = super().forward(x)
+        time.sleep(0.02)
+        return made + self.given
+
+@functools.lru_cache
+def shared():
+    return Keeping()
+
 class Crashing(nn.Module):
     def forward(self, x):
         os.kill(os.getpid(), 11)
@@ -146,7 +174,7 @@ def job(folder: Path, build: str, memory: str = "4GiB") -> Job:
         (
             "Leaving",
             ConfigError,
-            "Leaving ended its process with exit code 3 while it was tried. Correct the code that ends it.$",
+            "Leaving ended its process with exit code 3 while it was tried. Correct the code that ends it; or write more memory",
         ),
     ],
 )
@@ -159,16 +187,65 @@ def test_a_network_takes_no_more_memory_than_a_worker_has(
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_a_plan_alone_imports_nothing_that_only_workers_need(folder: Path) -> None:
+def recon_cli(command: str, folder: Path, build: str, *options: str) -> str:
+    """What a command as a user gives it says of a network."""
     config = folder / "job.yaml"
     config.write_text(
         "version: 1\njob: denoise\ninput: {path: in.zarr}\noutput: {path: out.zarr}\n"
-        "denoiser: {name: torch, import: 'tried_networks:looking'}\n"
+        f"denoiser: {{name: torch, import: 'tried_networks:{build}'}}\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(folder / "other")}
-    recon_cli = Path(sys.executable).with_name("recon-cli")
-    subprocess.run([recon_cli, "plan", config, "--allow-import"], check=True, env=environment)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("recon-cli"), command, config, "--allow-import", *options],
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(folder / "other")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return done.stderr
+
+
+def test_a_plan_alone_imports_nothing_that_only_workers_need(folder: Path) -> None:
+    recon_cli("plan", folder, "looking")
     assert (folder / "imported").read_text() == "False"
+
+
+def test_a_run_finds_what_its_plan_found(folder: Path) -> None:
+    """The processes that the two are tried in have imported different packages."""
+    found = folder / "cache" / "halotile" / "found"
+    recon_cli("plan", folder, "Network")
+    kept = sorted(found.iterdir())
+    assert len(kept) == 2, "what the trial found, and the comparison of bits"
+    recon_cli("run", folder, "Network", "--workers", "1")
+    assert sorted(found.iterdir()) == kept
+
+
+@pytest.mark.parametrize("memory", ["300MiB", "712MiB"])
+def test_want_of_memory_is_told_in_words(folder: Path, memory: str) -> None:
+    said = recon_cli("plan", folder, "Network", "--set", f"run.memory_per_worker={memory}")
+    assert "unexpected" not in said
+    assert "memory" in said
+
+
+def tiled(folder: Path, build: str, shape: tuple[int, int], tile: int) -> Job:
+    source = write_zarr(folder / f"{shape}.zarr", noisy_picture(shape))
+    asked = job(folder, build)
+    return replace(asked, tile=Tile(size=tile), input=replace(asked.input, path=str(source)))
+
+
+def test_a_network_that_takes_its_tiles_needs_not_take_more(folder: Path) -> None:
+    (note,) = make_plan(tiled(folder, "picky", (700, 900), 200)).notes
+    assert "tiles were not compared with larger windows: " in note
+    assert "ValueError: too large for me" in note
+
+
+def test_one_that_fails_on_a_small_picture_is_refused_in_words(folder: Path) -> None:
+    words = "failed on a picture of 508 x 516 pixels, or a tile of it: ValueError: too large for me"
+    with pytest.raises(ConfigError, match=words):
+        make_plan(tiled(folder, "pickier", (700, 900), 200))
+
+
+def test_one_network_is_not_used_by_two_threads_at_once(folder: Path) -> None:
+    assert not make_plan(tiled(folder, "shared", (350, 340), 160)).notes
 
 
 def test_a_plan_with_a_users_network_loads_no_torch(folder: Path) -> None:

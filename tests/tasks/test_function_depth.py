@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.job import Tile
 from halotile.graphs.reach import Reach, rehearsed
 from halotile.tasks.denoisers.function import GivenFunction
@@ -68,6 +68,13 @@ def tried(call: Callable[[Picture], Picture], depth: int, dims: int, tile: Tile 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_function_that_looks_as_far_as_it_says_is_taken(name: str, dims: int) -> None:
     tried(*SOUND[name], dims)
+
+
+def test_a_depth_that_no_memory_is_enough_for_is_told_as_that() -> None:
+    with pytest.raises(
+        MemoryRefused, match=r"depth of 4000000: a picture to try that on.*needs more memory than is free"
+    ):
+        tried(lambda picture: picture, 4_000_000, 2)
 
 
 @pytest.mark.parametrize("dims", [2, 3])

@@ -70,6 +70,20 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path, write: Any) -> None
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_file_that_memory_does_not_hold_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    path = save(tmp_path / f"w{suffix}")
+    monkeypatch.setattr(safetensors.torch, "load", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(MemoryError):
+        load_weights(path)
+
+
 def missing(folder: Path) -> Path:
     return folder / "nowhere.pth"
 

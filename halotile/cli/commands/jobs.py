@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +26,7 @@ from halotile.cli.arguments import (
     whole,
 )
 from halotile.cli.screen import complain, print_json, print_rows, say
-from halotile.errors import HalotileError
+from halotile.errors import ConfigError, HalotileError
 
 if TYPE_CHECKING:
     from halotile.cli.config import Flags
@@ -108,7 +109,8 @@ def plan(
 
     expect_no_workers()
     if allow_import:
-        ensure_forks()  # what the user's own code needs is imported meanwhile
+        with suppress(ConfigError):  # it is told where a trial is made
+            ensure_forks()  # what the user's own code needs is imported meanwhile
     from halotile.cli.config import load_job
     from halotile.cli.jobs import words_of
     from halotile.graphs.claim import look

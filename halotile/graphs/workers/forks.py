@@ -60,7 +60,7 @@ def ensure_forks() -> None:
 
 def expect_no_workers() -> None:
     """Trials alone will be forked in this process: what only workers import is not imported."""
-    PRELOADED[:] = ["torch", "halotile.tasks.denoise"]
+    PRELOADED[:] = ["torch", "numpy.random", "halotile.graphs.trials"]
 
 
 def environment_now() -> dict[str, str]:

@@ -78,15 +78,23 @@ class PictureDenoiser(Pixelwise, ABC):
         ------
         ConfigError
             When pixels differ that are as deep in the window, or the function fails.
+        MemoryRefused
+            When there is not enough memory for such a window.
         """
         frame = NARROW[len(depth)] // 2
         before = frame + 5  # odd: what goes by twos does not begin with the window
         sides = [max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth]
-        draw = np.random.default_rng(20_26)
-        picture = draw.uniform(0.5, 1, [before + n + frame for n in sides]).astype(np.float32)
         inside = tuple(slice(before, before + n) for n in sides)
-        # Few of its pixels stand out, as in pictures: what cuts off by a multiple of the noise keeps some.
-        picture[inside] = 0.5 * draw.random(sides) ** 4
+        draw = np.random.default_rng(20_26)
+        try:
+            picture = draw.uniform(0.5, 1, [before + n + frame for n in sides]).astype(np.float32)
+            # Few of its pixels stand out, as in pictures: what cuts off by a multiple of the noise keeps some.
+            picture[inside] = 0.5 * draw.random(sides) ** 4
+        except MemoryError as error:
+            raise MemoryRefused(
+                f"{self.title} has a depth of {self.depth}: a picture to try that on, of {sides} pixels, needs more memory than is free. "
+                "Write a depth that is nearer to what it needs."
+            ) from error
         deep = tuple(slice(a, n - b) for (a, b), n in zip(depth, sides, strict=True))
         whole, alone = (
             self._tried(given.copy())[place][deep].astype(float)
