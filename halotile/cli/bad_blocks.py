@@ -38,12 +38,15 @@ def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
     found: dict[int, GivenUp] = {}
     for event in run.read_events():
         # A full disk or a power cut may have left any line behind.
-        kind = event.get("event") if isinstance(event, dict) else None
+        kind = event.get("event")
         number = event.get("block") if kind == "bad block" else None
         if kind == "begin":
             found.clear()
         elif isinstance(number, int):
-            found[number] = GivenUp(number, tuple(event.get("index", ())), str(event.get("error", "?")))
+            index = event.get("index")
+            found[number] = GivenUp(
+                number, tuple(index) if isinstance(index, list) else (), str(event.get("error", "?"))
+            )
     return tuple(found[number] for number in sorted(found))
 
 

@@ -231,7 +231,7 @@ def cancel(directory: Path) -> str:
     run = RunDirectory(directory)
     files = BatchFiles(run)
     record = files.read()
-    number = record["number"] if record else ""
+    number = record.get("number") if record else ""
     if number and slurm.state_of(number) is not None:
         if not files.finished:
             slurm.cancel(number)
@@ -277,7 +277,7 @@ def dashboard_words(directory: Path) -> str:
     return tunnel_words(
         str(address),
         host=str(status.recorded.get("host")),
-        login=record["submitted_from"] if record else _this_machine(),
+        login=(record or {}).get("submitted_from") or _this_machine(),
         user=getpass.getuser(),
     )
 

@@ -85,7 +85,7 @@ def batch_job(directory: Path) -> BatchJob | None:
         record = files.read()
     except DamagedData:
         record = None
-    if record is None:
+    if record is None or not {"number", "attempts", "submitted", "began"} <= record.keys():
         return None
     number, state, known = record["number"], None, True
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halotile.cli.fields import check_fields, field_types
-from halotile.cli.findings import Findings
+from halotile.cli.findings import Findings, missing
 from halotile.cli.kinds import NESTED, Named
 from halotile.cli.problems import KeyPath
 from halotile.errors import HalotileError
@@ -44,7 +44,7 @@ def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[st
     for file in built.files() if hasattr(built, "files") else ():
         if not os.path.exists(file):
             option = next((option for option in beside if str(beside[option]) == str(file)), "")
-            found.fault((*path, option) if option else path, f"{file} does not exist")
+            found.fault((*path, option) if option else path, missing(file))
     return Chosen(name, beside, built)
 
 

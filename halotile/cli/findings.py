@@ -10,6 +10,7 @@ from typing import Any
 from halotile.cli.problems import KeyPath, Problem
 from halotile.cli.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
+from halotile.storage.links import dead_link
 
 
 class Findings:
@@ -61,8 +62,16 @@ class Findings:
         made = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
         for path, file in self._files.items():
             if "://" not in file and file not in made and not os.path.exists(file):
-                self.fault(path, f"{file} does not exist", InputError)
+                self.fault(path, missing(file), InputError)
         return sorted(self._problems, key=_line)
+
+
+def missing(file: str | os.PathLike[str]) -> str:
+    """That a file is not there, in words."""
+    link = dead_link(file)
+    return (
+        f"{file} does not exist: {link}. Mend it, or write another path" if link else f"{file} does not exist"
+    )
 
 
 def _line(problem: Problem) -> int:

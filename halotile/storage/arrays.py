@@ -11,6 +11,7 @@ from typing import Any
 from halotile import registry
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
 from halotile.storage.formats.base import Source
+from halotile.storage.links import dead_link
 from halotile.storage.marks import MARKS
 from halotile.storage.rim import Readable
 from halotile.storage.stored import refusal
@@ -127,8 +128,8 @@ def _as_source(opened: Source) -> Source:
 
 def _nothing_there(place: Path) -> str:
     """Says what stands nearest to a path where nothing is."""
-    if place.is_symlink():
-        return f"{place}: a link to {os.readlink(place)}, where nothing is. Mend it, or write the path of an existing file or directory."
+    if link := dead_link(place):
+        return f"{place}: nothing is there, for {link}. Mend it, or write the path of an existing file or directory."
     parent, missing = place.parent, place
     while not parent.exists():
         parent, missing = parent.parent, parent

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData
+from halotile.storage import plausible
 from halotile.storage.rundir import FILE_MODE, RunDirectory
 from halotile.storage.runfiles import BATCH, FAILED, FINISHED, LOG, SCRIPT
 
@@ -54,10 +55,10 @@ class BatchFiles:
             record = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, IsADirectoryError):
+        except (ValueError, RecursionError, IsADirectoryError):
             record = None
-        if not isinstance(record, dict):
-            raise DamagedData(f"{path} is damaged. Submit the configuration again.")
+        if not isinstance(record, dict) or not plausible.fits(record, plausible.BATCH):
+            raise DamagedData(f"{path} is damaged. Remove it, and submit the configuration again.")
         return record
 
     def state(self) -> Mapping[str, bytes | None]:
@@ -92,7 +93,7 @@ class BatchFiles:
     def failure(self) -> str | None:
         """Why the run failed, if it is marked so."""
         path = self.run.path / FAILED
-        return path.read_text().strip() if path.is_file() else None
+        return path.read_text(errors="replace").strip() if path.is_file() else None
 
     @property
     def finished(self) -> bool:

@@ -23,13 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import DamagedData, ResumeRefused
+from halotile.errors import ConfigError, DamagedData, ResumeRefused
 from halotile.storage.disk import DISK, Disk
 from halotile.storage.lines import opened, sealed
 from halotile.storage.runs import Runs
 from halotile.storage.shards import DIGEST_BYTES, digest_of
 
 VERSION = 2
+MOST_DIGESTS = 2**28
+"""Blocks times images. Each block is a file at least: no run gets through so many, so a line that tells of more is damaged.
+What is set aside for their digests, a gigabyte at most, is then to be had."""
 _MODE = 0o600
 
 
@@ -110,7 +113,17 @@ class Journal:
             Number of images that a block is written to, each with a digest.
         sync : bool
             Whether it is durable on return.
+
+        Raises
+        ------
+        ConfigError
+            For more than :data:`MOST_DIGESTS`.
         """
+        if total * images > MOST_DIGESTS:
+            raise ConfigError(
+                f"the plan has {total:,} blocks, and a run of more than {MOST_DIGESTS // images:,} is refused. "
+                "Write a larger output.shard and tile.block."
+            )
         header = sealed(json.dumps(_owner_of(fingerprint, total, images)).encode())
         journal = cls(path, header, total, images, disk, read_only=False)
         journal._write_anew(sync=sync)
@@ -233,7 +246,8 @@ class Journal:
 
     def _fits(self, entry: _Entry) -> bool:
         """Whether every block is one of the plan's, with its digests where it is marked."""
-        if not entry.numbers or any(run.stop > self._total for run in entry.numbers.ranges()):
+        # The ranges first: a damaged line may tell of more numbers than len() can count.
+        if any(run.stop > self._total for run in entry.numbers.ranges()) or not entry.numbers:
             return False
         wanted = len(entry.numbers) * self._digests.shape[1] if entry.sign == b"+" else 0
         return len(entry.digests) == wanted
@@ -321,7 +335,7 @@ def _owner(path: Path, header: bytes) -> dict[str, Any]:
     """What the first line says."""
     try:
         owner = dict(json.loads(opened(header) or b"{}"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         owner = {}
     if owner.get("journal", VERSION) != VERSION:
         raise ResumeRefused(
@@ -330,7 +344,8 @@ def _owner(path: Path, header: bytes) -> dict[str, Any]:
         )
     kinds = {key: type(value) for key, value in owner.items()}
     expected = {"journal": int, "fingerprint": str, "total": int, "images": int}
-    if kinds != expected or owner["total"] < 0 or owner["images"] < 1:
+    sound = kinds == expected and owner["total"] >= 0 and owner["images"] >= 1
+    if not sound or owner["total"] * owner["images"] > MOST_DIGESTS:
         raise DamagedData(f"{path}: its first line is damaged. Run with --fresh to start over.")
     return owner
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.storage import ome_metadata
+from halotile.storage.disk import GONE
 from halotile.storage.grid import Grid, Region
 from halotile.storage.marks import METADATA
 from halotile.storage.shards import LEVELS, ShardFormat
@@ -265,7 +266,7 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
 def _read_document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except GONE:
         raise InputError(
             f"{path} is not there: {path.parent} is no Zarr v3. Write the path of one."
         ) from None

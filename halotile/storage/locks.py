@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from halotile.errors import OutputRefused
+from halotile.storage.plausible import HOLDER, fits
 
 _POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0
@@ -67,9 +68,9 @@ def write_holder(fd: int) -> None:
 
 def read_holder(fd: int) -> dict[str, Any]:
     """Who holds a lock. It may not have come to write it down."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         holder = json.loads(os.pread(fd, 4096, 0))
-        if isinstance(holder, dict):
+        if isinstance(holder, dict) and holder.keys() >= HOLDER.keys() and fits(holder, HOLDER):
             return holder
     return {}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
+from halotile.storage import plausible
 from halotile.storage.disk import DISK, PARTIAL, Disk, is_full, sweep_partials
 from halotile.storage.lines import digest
 from halotile.storage.locks import acquire, flock, in_words, read_holder, write_holder
@@ -215,9 +216,10 @@ class RunDirectory:
             self.disk.overwrite(self.status_path, data)  # that it is full is to be told as well
 
     def read_status(self) -> dict[str, Any] | None:
-        """The status, or None when there is none that can be read: a power cut may have cost it."""
+        """The status, or None when there is none that can be read: a power cut may have cost it. What it tells of is of its kind."""
         with contextlib.suppress(DamagedData):
-            return self._read(self.status_path)
+            status = self._read(self.status_path)
+            return status if plausible.fits(status or {}, plausible.STATUS) else None
         return None
 
     def append_event(self, event: dict[str, Any]) -> None:
@@ -253,13 +255,14 @@ class RunDirectory:
         self.disk.write_file(self.path / REPORT, [html.encode()], mode=FILE_MODE, sync=False)
 
     def read_events(self) -> Iterator[dict[str, Any]]:
-        """The events in order; lines that cannot be read are left out."""
+        """The events in order; lines that cannot be read, or are no objects, are left out."""
         if not self.events_path.exists():
             return
         with self.events_path.open("rb") as file:
             for line in file:
-                with contextlib.suppress(ValueError):
-                    yield json.loads(line)
+                with contextlib.suppress(ValueError, RecursionError):
+                    if isinstance(event := json.loads(line), dict):
+                        yield event
 
     @contextmanager
     def lock(self, patience_seconds: float = LOCK_SECONDS) -> Iterator[None]:
@@ -374,7 +377,7 @@ class RunDirectory:
             value = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, IsADirectoryError):
+        except (ValueError, RecursionError, IsADirectoryError):
             value = None
         if not isinstance(value, dict):
             raise self._damaged(path)

@@ -257,10 +257,11 @@ def refusal(what: str, error: Exception) -> InputError:
     Returns
     -------
     InputUnreadable or DamagedData
-        The first for errors of the operating system.
+        The first for errors of the operating system, but for a directory in place of a file.
     """
     words = f"{what}: {_words(error)}"
-    if isinstance(error, OSError) and error.errno is not None:
+    # A directory where a file belongs will be one at another look, too.
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, IsADirectoryError):
         return unreadable(words)
     return DamagedData(f"{words}. The stored data are damaged: restore this file from its origin.")
 

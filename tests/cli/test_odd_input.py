@@ -122,3 +122,15 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
     result = RUNNER.invoke(app, ["info", str(tmp_path / "a.npy")])
     assert result.exit_code == BAD_DATA
     assert "a.npy: its format cannot be told: [Errno 13] Permission denied" in result.stderr
+
+
+def test_a_link_to_nothing_in_a_job_is_told_as_that(config: Path) -> None:
+    picture = config.with_name("noisy.npy")
+    picture.unlink()
+    picture.symlink_to("moved.npy")
+    result = RUNNER.invoke(app, ["validate", str(config)])
+    assert result.exit_code == BAD_DATA
+    assert (
+        f"input.path: {picture} does not exist: {picture} is a link to moved.npy, where nothing is"
+        in result.stderr
+    )

@@ -107,7 +107,9 @@ def test_a_group_without_arrays_says_so(tmp_path: Path) -> None:
 LAYOUTS: dict[str, dict[str, Any]] = {
     "v3": {},
     "v3 shards": {"chunks": (8, 8), "shards": (16, 16)},
+    "v3, in one directory": {"chunk_key_encoding": {"name": "default", "separator": "."}},
     "v3, names as in v2": {"chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "v3, in directories as in v2": {"chunk_key_encoding": {"name": "v2", "separator": "/"}},
     "v2": {"zarr_format": 2},
     "v2, in directories": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
 }
@@ -140,6 +142,16 @@ def test_of_too_many_chunks_only_the_directories_are_looked_at(
     assert open_source(tmp_path / "a.zarr").fingerprint() == before
     shutil.copy(chunk, chunk.with_name("new"))
     chunk.with_name("new").replace(chunk)
+    assert open_source(tmp_path / "a.zarr").fingerprint() != before
+
+
+def test_of_few_chunks_each_is_looked_at_however_many_directories_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _create(tmp_path / "a.zarr")
+    monkeypatch.setattr("halotile.storage.formats.zarr._MOST_DIRECTORIES", 2)
+    before = open_source(tmp_path / "a.zarr").fingerprint()
+    os.utime(tmp_path / "a.zarr" / "c" / "1" / "1", ns=(0, 12345))
     assert open_source(tmp_path / "a.zarr").fingerprint() != before
 
 

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from halotile.errors import DamagedData, ResumeRefused
+from halotile.errors import ConfigError, DamagedData, ResumeRefused
 from halotile.storage.disk import Buffers, Disk
-from halotile.storage.journal import VERSION, Journal
+from halotile.storage.journal import MOST_DIGESTS, VERSION, Journal
 from halotile.storage.lines import sealed
 
 TOTAL = 40
@@ -113,6 +114,14 @@ def made(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
+def first_line(total: int, images: int) -> bytes:
+    owner = {"journal": VERSION, "fingerprint": "print", "total": total, "images": images}
+    return sealed(json.dumps(owner).encode())
+
+
+ODD_SIZES = [(2**70, 1), (2**62, 1), (10**11, 1), (TOTAL, 2**62), (-1, 1), (TOTAL, 0)]
+
+
 def opened(path: Path, **options: Any) -> Journal:
     return Journal.open(path, "print", TOTAL, **options)
 
@@ -174,17 +183,28 @@ def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str
 @pytest.mark.parametrize(
     "content",
     [b"", b"\n", b"not a journal\n", b"00000000 {}\n"]
-    + [sealed(text) for text in (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}')],
+    + [sealed(text) for text in (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}')]
+    + [sealed(b"[" * 100_000), *(first_line(total, images) for total, images in ODD_SIZES)],
 )
-def test_a_file_without_a_sound_first_line_is_damaged(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("look", [opened, Journal.look])
+def test_a_file_without_a_sound_first_line_is_damaged(
+    tmp_path: Path, look: Callable[[Path], Journal], content: bytes
+) -> None:
     (tmp_path / "journal").write_bytes(content)
     with pytest.raises(DamagedData, match="--fresh"):
-        opened(tmp_path / "journal")
+        look(tmp_path / "journal")
+
+
+def test_a_plan_of_more_blocks_than_a_journal_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 134,217,729 blocks, and a run of more than 134,217,728 is"):
+        Journal.create(tmp_path / "journal", "print", MOST_DIGESTS // 2 + 1, images=2)
+    assert not (tmp_path / "journal").exists()
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"+1", b"+1 AAAA", b"+1 MDA", b"+40 MDAwMQ==", b"+3-1 MDAwMQ==", b"+x MDAwMQ==", b"+0-9 \xff", b"*1"],
+    [b"+1", b"+1 AAAA", b"+1 MDA", b"+40 MDAwMQ==", b"+3-1 MDAwMQ==", b"+x MDAwMQ==", b"+0-9 \xff", b"*1"]
+    + [sign + b"0-" + b"9" * digits for sign in (b"+", b"-") for digits in (12, 23, 5000)],
 )
 def test_a_line_that_says_nothing_is_a_damaged_one(tmp_path: Path, content: bytes) -> None:
     lines = made(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
@@ -320,10 +340,3 @@ def test_a_journal_can_be_looked_at_whosever_it_is(tmp_path: Path) -> None:
         journal.mark(marked(3, 4))
     found = Journal.look(path)
     assert (found.fingerprint, found.total, list(found.done)) == ("a1b2", 9, [3, 4])
-    odd = {"journal": VERSION, "fingerprint": "a1b2", "total": -1, "images": 1}
-    path.write_bytes(sealed(json.dumps(odd).encode()))
-    with pytest.raises(DamagedData, match="first line is damaged"):
-        Journal.look(path)
-    path.write_bytes(b"no journal\n")
-    with pytest.raises(DamagedData, match="first line is damaged"):
-        Journal.look(path)

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from halotile.errors import InputError, InputUnreadable, OutputRefused
-from halotile.storage.output import open_output
+from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused
+from halotile.storage.arrays import open_source
+from halotile.storage.output import Layout, open_output
 from halotile.storage.ownership import metadata_problems, restore_metadata
-from tests.storage.outputs import PLAIN, written
+from tests.storage.outputs import OME, PLAIN, written
 
 
-def test_a_directory_in_place_of_metadata_is_told_as_that(tmp_path: Path) -> None:
-    written(tmp_path / "a.zarr", PLAIN)
-    (tmp_path / "a.zarr" / "zarr.json").unlink()
-    (tmp_path / "a.zarr" / "zarr.json").mkdir()
-    with pytest.raises(InputError, match=r"zarr\.json: it cannot be read: .*[Ii]s a directory"):
-        open_output(tmp_path / "a.zarr")
+@pytest.mark.parametrize("layout", [PLAIN, OME], ids=["plain", "OME"])
+def test_a_directory_in_place_of_metadata_is_damage(tmp_path: Path, layout: Layout) -> None:
+    path = tmp_path / "a.zarr"
+    written(path, layout)
+    (path / "zarr.json").unlink()
+    (path / "zarr.json").mkdir()
+    with pytest.raises(
+        DamagedData, match=r"zarr\.json: it cannot be read: .*Is a directory.* restore this file"
+    ):
+        open_output(path)
+    with pytest.raises(DamagedData, match=r"a\.zarr: .*Is a directory.* restore this file"):
+        open_source(path)
     with pytest.raises(OutputRefused, match=r"zarr\.json is a directory, where the run wrote a file\. Move"):
-        restore_metadata(tmp_path / "a.zarr", PLAIN)
+        restore_metadata(path, layout)
 
 
 def test_metadata_that_the_system_does_not_give_are_told_as_that(
@@ -36,3 +44,11 @@ def test_metadata_that_the_system_does_not_give_are_told_as_that(
     for ask in (open_output, lambda root: metadata_problems(root, PLAIN)):
         with pytest.raises(InputUnreadable, match=r"zarr\.json: it cannot be read: .*Input/output error"):
             ask(tmp_path / "a.zarr")
+
+
+def test_a_file_in_place_of_the_folder_of_an_array_is_no_zarr(tmp_path: Path) -> None:
+    written(tmp_path / "a.zarr", OME)
+    shutil.rmtree(tmp_path / "a.zarr" / "0")
+    (tmp_path / "a.zarr" / "0").touch()
+    with pytest.raises(InputError, match=r"0/zarr\.json is not there"):
+        open_output(tmp_path / "a.zarr")

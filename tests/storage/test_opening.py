@@ -71,8 +71,14 @@ def test_a_missing_path_is_answered_with_the_nearest(tmp_path: Path) -> None:
 
 def test_a_link_to_nothing_is_told_as_that(tmp_path: Path) -> None:
     (tmp_path / "a.npy").symlink_to("gone.npy")
-    with pytest.raises(InputError, match=r"a\.npy: a link to gone\.npy, where nothing is"):
+    with pytest.raises(
+        InputError, match=r"nothing is there, for .*/a\.npy is a link to gone\.npy, where nothing is"
+    ):
         open_source(tmp_path / "a.npy")
+    (tmp_path / "scans").symlink_to("loop")
+    (tmp_path / "loop").symlink_to("scans")
+    with pytest.raises(InputError, match=r"for .*/scans is a link to loop, where nothing is\. Mend it"):
+        open_source(tmp_path / "scans" / "new" / "a.npy")
 
 
 def test_a_missing_relative_path_is_answered_with_where_it_was_looked_for(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, InputError, MissingPackage
+from halotile.storage.formats._hdf5_files import other_files
 from halotile.storage.formats.base import Source, file_identity, identity_of, make_header, refuse_option
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
@@ -41,6 +42,7 @@ class Hdf5Reader:
         h5py = _import_h5py()
         self._file = h5py.File(path, "r")
         self.pixels = _choose(h5py, self._file, dataset)
+        name = os.fsdecode(self.pixels.name)
         _refuse_short_chunks(self.pixels)
         self.header = make_header(
             self.pixels.shape,
@@ -49,9 +51,10 @@ class Hdf5Reader:
             named=[dimension.label for dimension in self.pixels.dims],
             chunks=self.pixels.chunks,
             identity={
-                "dataset": os.fsdecode(self.pixels.name),
+                "dataset": name,
                 **file_identity(path),
-                **identity_of(_other_files(path, self.pixels)),
+                # A link has the name of its place, its target that in the other file.
+                **identity_of(other_files(self._file, path, dataset or name)),
             },
         )
 
@@ -59,17 +62,6 @@ class Hdf5Reader:
         """The pixels of ``region``."""
         pixels: Pixels = self.pixels[region.slices]
         return pixels
-
-
-def _other_files(path: str, dataset: Any) -> list[str]:
-    """Paths of the other files that hold its pixels, as far as they are there: that of a link, those of a virtual dataset, raw ones."""
-    here = os.fsdecode(dataset.file.filename)
-    names = {source.file_name for source in dataset.virtual_sources()} if dataset.is_virtual else set()
-    names |= {os.fsdecode(name) for name, _, _ in dataset.external or ()}
-    beside = {os.path.join(os.path.dirname(here), name) for name in names - {"."}} | {here}
-    return sorted(
-        {os.path.realpath(place) for place in beside if os.path.isfile(place)} - {os.path.realpath(path)}
-    )
 
 
 def _import_h5py() -> Any:

@@ -140,15 +140,13 @@ def _changes(folder: Path, array: Any) -> Iterator[tuple[Any, ...]]:
     Beyond so many files only the directories are looked at: they tell of chunks that came, went
     or were replaced, not of one that was written over in place.
     """
-    metadata = array.metadata
-    keys = getattr(metadata, "chunk_key_encoding", None)
-    separator = keys.separator if keys else metadata.dimension_separator
     counts = [-(-n // c) for n, c in zip(array.shape, array.shards or array.chunks, strict=True)]
-    levels = 0 if separator != "/" else array.ndim - 1
+    first = array.metadata.encode_chunk_key((0,) * array.ndim)
+    top = folder / "c" if first.startswith("c/") else folder
+    levels = first.removeprefix("c/").count("/")
     files = math.prod(counts) <= _MOST_FILES
-    while levels and math.prod(counts[:levels]) > _MOST_DIRECTORIES:
+    while not files and levels and math.prod(counts[:levels]) > _MOST_DIRECTORIES:
         levels -= 1
-    top = folder / "c" if keys and separator == "/" else folder
     if top.is_dir():
         yield from _changes_below(str(top), levels, files)
 

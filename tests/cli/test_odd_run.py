@@ -1,0 +1,157 @@
+"""Files of a run directory with odd content are damaged or none, in words: whole lines and whole JSON need not make sense."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from halotile.cli import batch
+from halotile.cli.exits import BAD_DATA, OK, USAGE
+from halotile.cli.main import app
+from halotile.errors import DamagedData, OutputInUse
+from halotile.storage.batchfiles import BatchFiles
+from halotile.storage.journal import VERSION
+from halotile.storage.lines import sealed
+from halotile.storage.rundir import RunDirectory
+from halotile.storage.runfiles import BATCH, FAILED, LOCK
+from tests.storage.outputs import PLAIN, written
+
+RUNNER = CliRunner()
+DEEP = "[" * 100_000
+SUBMITTED = {"number": "", "attempts": 1, "submitted": 1.0, "began": 2.0, "submitted_from": "here"}
+CONFIG = """\
+version: 1
+job: denoise
+input: {path: noisy.npy}
+output: {path: clean.zarr, shard: 32, chunk: 16}
+denoiser: {name: gaussian, sigma: 1}
+tile: {size: 32, block: 32}
+run: {workers: 1}
+cluster: {kind: local}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """That of an output which is whole."""
+    written(tmp_path / "clean.zarr", PLAIN)
+    made = RunDirectory(tmp_path / "clean.zarr.run")
+    made.create()
+    made.write_job({})
+    return made
+
+
+def said(*words: str, code: int) -> str:
+    """What a command says that ends with this code."""
+    result = RUNNER.invoke(app, [*words])
+    assert result.exit_code == code, result.output
+    assert "unexpected" not in result.output
+    return result.output
+
+
+STATUS: list[dict[str, Any]] = [
+    {"updated": None}, {"updated": "now"}, {"updated": float("nan")}, {"updated": 10**400}, {"done": "x"}, {"done": 1.5},
+    {"seconds": [[]]}, {"seconds": -1}, {"total": None}, {"pixels_done": {}}, {"workers": True}, {"figures": 3},
+    {"figures": {"iteration": 1}}, {"figures": {"iteration": 1, "iterations": "2"}}, {"state": []}, {"state": 3}, {"host": []},
+    {"figures": {"iteration": 1, "iterations": 10**400}}, {"output": {}}, {"reason": 7}, {"dashboard": 5}, {"phase": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("state", ["running", "finished"])
+@pytest.mark.parametrize("odd", STATUS, ids=str)
+def test_a_status_with_odd_values_is_none(run: RunDirectory, odd: dict[str, Any], state: str) -> None:
+    whole = {"state": state, "host": "elsewhere", "done": 3, "resumed": 0, "total": 4, "seconds": 2.0}
+    run.write_status(whole)
+    assert "3 of 4" in said("status", str(run.path), code=OK)
+    run.write_status(whole | odd)
+    assert "or status.json is damaged" in said("status", str(run.path), code=USAGE)
+    said("verify", str(run.path), "-q", code=OK)
+
+
+@pytest.mark.parametrize("text", [DEEP, "3", '{"a": ' * 100_000])
+def test_a_status_that_is_no_object_is_none(run: RunDirectory, text: str) -> None:
+    run.status_path.write_text(text)
+    assert "or status.json is damaged" in said("status", str(run.path), code=USAGE)
+    said("verify", str(run.path), "-q", code=OK)
+
+
+EVENTS = [
+    [],
+    3,
+    {"event": []},
+    {"event": "bad block", "block": []},
+    {"event": "bad block", "block": 3, "index": 5, "error": None},
+]
+
+
+def test_odd_events_are_left_out(run: RunDirectory) -> None:
+    run.write_status({"state": "finished", "done": 3, "total": 4, "failed": 1})
+    lines = [
+        DEEP,
+        *map(json.dumps, EVENTS),
+        '{"event": "bad block", "block": 7, "index": [0, 1], "error": "E"}',
+    ]
+    run.events_path.write_text("\n".join(lines))
+    assert "block 7 (index (0, 1)): E" in said("status", str(run.path), code=OK)
+
+
+@pytest.mark.parametrize(
+    "holder", [DEEP, [], {"pid": 1}, {"pid": "x", "host": "h", "started": 1}, {"pid": 1, "host": "h", "started": 1e300}]
+)  # fmt: skip
+def test_a_lock_that_does_not_say_whose_it_is_is_another_runs(run: RunDirectory, holder: Any) -> None:
+    with run.lock():
+        (run.path / LOCK).write_text(holder if isinstance(holder, str) else json.dumps(holder))
+        with pytest.raises(OutputInUse, match="is in use: another run is writing this output"):
+            run.check_free()
+        assert "its driver is process None on None" in said("cancel", str(run.path), code=USAGE)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"number": []}, {"attempts": "x"}, {"submitted": None}, {"began": "x"}, {"submitted_from": 3}]
+)
+def test_an_odd_batch_job_is_none(run: RunDirectory, odd: dict[str, Any]) -> None:
+    run.write_status({"state": "finished"})
+    (run.path / BATCH).write_text(json.dumps(SUBMITTED | odd))
+    assert said("status", str(run.path), code=OK).startswith("finished")
+    assert "Remove it, and submit" in said("cancel", str(run.path), code=BAD_DATA)
+    with pytest.raises(DamagedData):
+        BatchFiles(run).read()
+
+
+@pytest.mark.parametrize("lost", SUBMITTED)
+def test_a_batch_job_of_which_something_is_lost_is_none(run: RunDirectory, lost: str) -> None:
+    run.write_status({"state": "running", "host": os.uname().nodename, "dashboard": "http://127.0.0.1:1/"})
+    (run.path / BATCH).write_text(json.dumps({key: SUBMITTED[key] for key in SUBMITTED if key != lost}))
+    (run.path / FAILED).write_bytes(b"\xff")
+    said("status", str(run.path), code=OK)
+    said("cancel", str(run.path), code=USAGE)
+    with run.lock():
+        assert "http://127.0.0.1:1/" in batch.dashboard_words(run.path)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"total": 2**70}, {"total": 2**62}, {"total": 10**11}, {"images": 2**62}], ids=str
+)
+def test_a_journal_of_odd_sizes_is_damaged(tmp_path: Path, sizes: dict[str, int]) -> None:
+    run = RunDirectory(tmp_path / "clean.zarr.run")
+    run.create()
+    run.write_job({})
+    (run.path / LOCK).touch()
+    np.save(tmp_path / "noisy.npy", np.zeros((64, 64), np.float32))
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    owner = {"journal": VERSION, "fingerprint": "ab", "total": 4, "images": 1} | sizes
+    run.journal_path.write_bytes(sealed(json.dumps(owner).encode()))
+    config, output = str(tmp_path / "config.yaml"), str(tmp_path / "clean.zarr")
+    damaged = f"{run.journal_path}: its first line is damaged"
+    assert damaged in said("plan", config, code=BAD_DATA)
+    assert damaged in said("run", config, "-q", "--no-dashboard", code=BAD_DATA)
+    said("verify", output, code=USAGE)
+    said("status", str(run.path), code=USAGE)
+    run.plan_path.write_text("{}")
+    assert damaged in said("verify", output, code=BAD_DATA)

@@ -1,0 +1,209 @@
+"""A change of any file that an HDF5 dataset is read from is seen, wherever HDF5 finds it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from halotile.storage.arrays import open_source
+
+PICTURE = np.arange(6 * 8, dtype="uint16").reshape(6, 8)
+
+
+def _plain(path: Path, name: str = "data") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file[name] = PICTURE
+    return path
+
+
+def _virtual(path: Path, source: str, name: str = "data") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        layout = h5py.VirtualLayout(PICTURE.shape, PICTURE.dtype)
+        layout[...] = h5py.VirtualSource(source, name, PICTURE.shape)
+        file.create_virtual_dataset("data", layout)
+    return path
+
+
+def _external(path: Path, raw: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", PICTURE.shape, PICTURE.dtype, external=[(raw, 0, PICTURE.nbytes)])
+    return path
+
+
+def _linked(path: Path, file: str, name: str = "data") -> Path:
+    with h5py.File(path, "w") as made:
+        made["data"] = h5py.ExternalLink(file, name)
+    return path
+
+
+def _raw(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PICTURE.tofile(path)
+    return path
+
+
+def _numbered(path: Path, source: str, count: int, name: str = "data") -> Path:
+    """A virtual dataset of unlimited length, of one source for each plane."""
+    plane = h5py.h5s.create_simple(PICTURE.shape)
+    space = h5py.h5s.create_simple((count, *PICTURE.shape), (h5py.h5s.UNLIMITED, *PICTURE.shape))
+    space.select_hyperslab((0, 0, 0), (h5py.h5s.UNLIMITED, 1, 1), (1, 1, 1), (1, *PICTURE.shape))
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_virtual(space, source.encode(), name.encode(), plane)
+    with h5py.File(path, "w") as file:
+        whole = h5py.h5s.create_simple((count, *PICTURE.shape), (h5py.h5s.UNLIMITED, *PICTURE.shape))
+        h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_UINT16, whole, creation)
+    return path
+
+
+def _through_a_link_in_another_folder(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "real" / "part.h5")
+    (folder / "a.h5").symlink_to(_virtual(folder / "real" / "whole.h5", "part.h5"))
+    return folder / "a.h5", part
+
+
+def _nested(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "deep" / "part.h5")
+    _virtual(folder / "deep" / "middle.h5", "part.h5")
+    return _virtual(folder / "a.h5", "deep/middle.h5"), part
+
+
+def _of_a_link(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "part.h5", "there")
+    _linked(folder / "middle.h5", "part.h5", "there")
+    return _virtual(folder / "a.h5", "middle.h5"), part
+
+
+def _by_way_of_a_link(folder: Path) -> tuple[Path, Path]:
+    _plain(folder / "part.h5")
+    return _linked(folder / "a.h5", "middle.h5"), _linked(folder / "middle.h5", "part.h5")
+
+
+def _of_a_group_behind_links(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "part.h5", "group/there")
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["far"] = h5py.ExternalLink("part.h5", "/group")
+        file["data"] = h5py.SoftLink("far/there")
+    return folder / "a.h5", part
+
+
+def _nested_raw(folder: Path) -> tuple[Path, Path]:
+    raw = _raw(folder / "part.raw")
+    _external(folder / "middle.h5", "part.raw")
+    return _virtual(folder / "a.h5", "middle.h5"), raw
+
+
+def _raw_elsewhere(folder: Path) -> tuple[Path, Path]:
+    return _external(folder / "there" / "a.h5", "part.raw"), _raw(folder / "part.raw")
+
+
+def _moved(folder: Path) -> tuple[Path, Path]:
+    """The source is no longer where its absolute name says, but beside."""
+    return _virtual(folder / "a.h5", "/nowhere/part.h5"), _plain(folder / "part.h5")
+
+
+def _of_many(folder: Path) -> tuple[Path, Path]:
+    parts = [_plain(folder / f"q[1]-{number}-100%.h5", f"at {number}") for number in range(11)]
+    return _numbered(folder / "a.h5", "q[1]-%b-100%%.h5", 11, "at %b"), parts[-1]
+
+
+def _nested_of_many(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "part.h5")
+    _plain(folder / "q0.h5")
+    _virtual(folder / "q1.h5", "part.h5")
+    return _numbered(folder / "a.h5", "q%b.h5", 2), part
+
+
+def _numbered_inside(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "part.h5")
+    with h5py.File(folder / "q.h5", "w") as file:
+        file["at 0"] = PICTURE
+        file["at 1"] = h5py.ExternalLink("part.h5", "data")
+    return _numbered(folder / "a.h5", "q.h5", 2, "at %b"), part
+
+
+KINDS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
+    "of a file opened through a link in another folder": _through_a_link_in_another_folder,
+    "of a source that is virtual": _nested,
+    "of a source that is a link": _of_a_link,
+    "by way of a link": _by_way_of_a_link,
+    "of a group behind links": _of_a_group_behind_links,
+    "raw, of a source": _nested_raw,
+    "that was moved": _moved,
+    "of many, by number": _of_many,
+    "of one of many that is virtual": _nested_of_many,
+    "of many datasets in one file": _numbered_inside,
+    "raw, in the folder that the process works in": _raw_elsewhere,
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_a_change_of_a_file_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], tuple[Path, Path]]
+) -> None:
+    path, part = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    source = open_source(path, dataset="data")
+    read = source[...]
+    assert np.array_equal(read, np.broadcast_to(PICTURE, read.shape)), "HDF5 reads it from there"
+    assert source.change() == ""
+    os.utime(part, ns=(0, 12345))
+    assert source.change() == "was written to"
+
+
+@pytest.mark.parametrize("prefix", ["", "${ORIGIN}/raw", "elsewhere"])
+def test_raw_numbers_are_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    raw = {
+        "": _raw(tmp_path / "part.raw"),
+        "${ORIGIN}/raw": _raw(tmp_path / "there" / "raw" / "part.raw"),
+        "elsewhere": _raw(tmp_path / "elsewhere" / "part.raw"),
+    }
+    path = _external(tmp_path / "there" / "a.h5", "part.raw")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HDF5_EXTFILE_PREFIX", prefix)
+    assert list(open_source(path).fingerprint()["files"]) == [str(raw[prefix])]
+
+
+@pytest.mark.parametrize("variable", ["HDF5_VDS_PREFIX", "HDF5_EXT_PREFIX"])
+def test_the_environment_goes_before_the_folder_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    _plain(tmp_path / "part.h5")
+    before = _plain(tmp_path / "before" / "part.h5")
+    make = _virtual if variable == "HDF5_VDS_PREFIX" else _linked
+    path = make(tmp_path / "a.h5", "part.h5")
+    monkeypatch.setenv(variable, f"/nowhere:{before.parent}")
+    assert list(open_source(path, dataset="data").fingerprint()["files"]) == [str(before)]
+
+
+def test_sources_that_are_read_from_each_other_come_to_an_end(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        layout = h5py.VirtualLayout(PICTURE.shape, PICTURE.dtype)
+        layout[:3] = h5py.VirtualSource("b.h5", "data", PICTURE.shape)[:3]
+        layout[3:] = h5py.VirtualSource(".", "own", PICTURE.shape)[3:]
+        file.create_virtual_dataset("data", layout)
+        file["own"] = PICTURE
+    _virtual(tmp_path / "b.h5", "a.h5")
+    with h5py.File(tmp_path / "b.h5", "a") as file:
+        file["loop"] = h5py.SoftLink("loop/on")
+    files = open_source(tmp_path / "a.h5", dataset="data").fingerprint()["files"]
+    assert list(files) == [str(tmp_path / "b.h5")]
+    path = _virtual(tmp_path / "c.h5", "b.h5", "loop")
+    assert list(open_source(path).fingerprint()["files"]) == [str(tmp_path / "b.h5")]
+
+
+def test_a_source_that_is_missing_or_no_hdf5_is_no_obstacle(tmp_path: Path) -> None:
+    path = _virtual(tmp_path / "a.h5", "part.h5")
+    source = open_source(path)
+    assert "files" not in source.fingerprint()
+    (tmp_path / "part.h5").write_bytes(b"no HDF5")
+    assert source.change() == "was written to"
