@@ -145,9 +145,7 @@ def _ways(reference: _Reference, place: str) -> Iterator[tuple[str, str]]:
     """The folders where HDF5 looks for a file, in its order, with the name of the file there; no folder: that of the process."""
     name, here = reference.file, os.path.dirname(place)
     given = os.environ.get(reference.variable, "").replace("${ORIGIN}", here)
-    if (
-        reference.dataset is None
-    ):  # raw numbers are nowhere else, and not beside the file unless the variable says so
+    if reference.dataset is None:  # raw numbers: not beside the file, unless the variable says so
         yield given, name
         return
     if os.path.isabs(name):
