@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from halotile.errors import DamagedData, DiskRefused, HalotileError, OutputRefused, ResumeRefused
+from halotile.errors import (
+    DamagedData,
+    DiskRefused,
+    HalotileError,
+    OutputInUse,
+    OutputRefused,
+    ResumeRefused,
+    Stopped,
+)
 from halotile.graphs.amounts import counted
 from halotile.graphs.claimed import Claimed, repair_command
 from halotile.graphs.damage import damaged_blocks, written_of
@@ -18,6 +26,7 @@ from halotile.graphs.patience import log_line, patience_seconds, told_if_slow
 from halotile.graphs.plan import RunPlan
 from halotile.graphs.reconstruction.further import identity_of
 from halotile.graphs.resolution import check_startable
+from halotile.graphs.signals import Signals
 from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.disk import is_full, sweep_partials
 from halotile.storage.journal import Journal
@@ -41,8 +50,17 @@ ORPHAN_SECONDS = 60.0
 
 
 @contextmanager
-def claim(plan: RunPlan, directory: RunDirectory) -> Iterator[Claimed]:
+def claim(plan: RunPlan, directory: RunDirectory, signals: Signals | None = None) -> Iterator[Claimed]:
     """Hold the output of a plan, with the journal of what is done, for the length of the context.
+
+    Parameters
+    ----------
+    plan : RunPlan
+        What is to be written.
+    directory : RunDirectory
+        Where its run is kept.
+    signals : Signals, optional
+        What cuts a wait for the output short; by default nothing does.
 
     Raises
     ------
@@ -52,15 +70,22 @@ def claim(plan: RunPlan, directory: RunDirectory) -> Iterator[Claimed]:
         When the run directory belongs to a different job; the message lists what differs.
     DiskRefused
         When there is no room to begin.
+    Stopped
+        When a signal came while somebody else had the output; its cause is the :class:`OutputInUse` that would have come else.
     """
+    signals = signals or Signals()
     # Before the lock, so that nothing is made beside an output that is refused, or for a cluster that cannot start.
     _check_output(plan, directory)
     if not directory.claims_output():
         check_startable(plan.cluster)
     with ExitStack() as held:
         try:
-            with told_if_slow(log_line, f"waiting for whoever holds {directory.path}"):
-                held.enter_context(directory.lock(patience_seconds(LOCK_SECONDS)))
+            with _waiting(f"waiting for whoever holds {directory.path}", signals) as cut_short:
+                held.enter_context(directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
+            with _waiting(
+                f"waiting for the workers of an earlier run in {directory.path}", signals
+            ) as cut_short:
+                WorkerLock(directory).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
             journal = held.enter_context(_open(plan, directory))
             place = os.open(plan.output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, place)
@@ -71,6 +96,18 @@ def claim(plan: RunPlan, directory: RunDirectory) -> Iterator[Claimed]:
                 f"the disk ran full before the first block: {error}. Free some space near {plan.output} and run again."
             ) from error
         yield Claimed(plan, journal, place)
+
+
+@contextmanager
+def _waiting(what: str, signals: Signals) -> Iterator[Callable[[], bool]]:
+    """Tell what is waited for where that takes a while; given is what asks whether a signal has cut it short."""
+    try:
+        with told_if_slow(log_line, what):
+            yield lambda: signals.asked
+    except OutputInUse as held:
+        if not signals.asked:
+            raise
+        raise Stopped(f"stopped on {signals.name} while it waited: {held}", signals.name) from held
 
 
 def look(plan: RunPlan) -> int:
@@ -89,8 +126,6 @@ def look(plan: RunPlan) -> int:
 
 
 def _open(plan: RunPlan, directory: RunDirectory) -> Journal:
-    with told_if_slow(log_line, f"waiting for the workers of an earlier run in {directory.path}"):
-        WorkerLock(directory).wait_for_all(patience_seconds(ORPHAN_SECONDS))
     directory.clear_stop()
     BatchFiles(directory).forget_end()
     if _resumable(plan, directory):

@@ -1,19 +1,21 @@
-"""How many cores this process may use: by its affinity, and by the limits of its control groups."""
+"""How many cores this process may use: by its affinity, by the limits of its control groups, and by what its batch job has."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from halotile.graphs.cgroups import cgroups_of
+from halotile.graphs.slots import slots_here
 
 
-def cores_here() -> int:
+def cores_here(environment: Mapping[str, str] = os.environ) -> int:
     """Cores that this process may keep busy, one at least."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *map(math.ceil, _cores_of_groups())]))
+    told = [slots.cores] if (slots := slots_here(environment)) else []
+    return max(1, min([cores, *told, *map(math.ceil, _cores_of_groups())]))
 
 
 def _cores_of_groups() -> Iterator[float]:

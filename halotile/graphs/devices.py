@@ -18,6 +18,7 @@ LOCAL_CUDA = "local-cuda"
 HANDS_AT_MOST = 8
 """Threads of a worker with a card that read and write beside it; more find no more to do."""
 SLURM_ALLOC = "slurm-alloc"
+OAR = "oar"
 
 
 def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str:
@@ -70,7 +71,22 @@ def cluster_for(asked: Cluster, device: str) -> Cluster:
 
 
 def note_of_cluster(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]:
-    """What is to be said of GPUs that a job has nothing for, or of processors that it leaves alone."""
+    """What is to be said of GPUs that a job has nothing for, and of processors that it leaves alone or does not ask for."""
+    return _note_of_gpus(job, cluster, device) + _note_of_cores(cluster)
+
+
+def _note_of_cores(cluster: Cluster) -> tuple[str, ...]:
+    """What is to be said of cores that come with a GPU, and are not asked for besides."""
+    come_with_it = cluster.gpus and cluster.cores > 1 and "resource_spec" not in cluster.options
+    if not come_with_it or kind_of(cluster).name != OAR:
+        return ()
+    return (
+        f"OAR gives a GPU with the cores that its site ties to it, so cluster.cores: {cluster.cores} is not asked for; "
+        "cluster.options: {resource_spec: ...} asks for something else",
+    )
+
+
+def _note_of_gpus(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]:
     if cluster != job.cluster:
         return ("GPUs are left alone: nothing of this job computes on them",)
     one_for_each = kind_of(cluster).name == LOCAL_CUDA

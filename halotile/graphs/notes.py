@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from halotile.graphs.amounts import counted
+from halotile.graphs.job import Output
 from halotile.graphs.reach import Reach
+from halotile.graphs.sizes import MOST_FILES
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid, Region
 from halotile.storage.mounts import why_locks_are_local
@@ -48,6 +51,25 @@ def note_of_locks(output: Path) -> tuple[str, ...]:
         if why
         else ()
     )
+
+
+def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ...]:
+    """What to say of more files than automatic shards keep to: what keeps them from being fewer, and what may help."""
+    if wanted.shard != "auto" or layout.files <= MOST_FILES:
+        return ()
+    counts = [-(-n // s) for n, s in zip(layout.shape, layout.shard, strict=True)]
+    planes = math.prod(counts[i] for i in roles.looped)
+    axes = "".join(layout.axes[i] for i in roles.looped)
+    reasons = []
+    if layout.files > planes:
+        reasons.append("larger shards, of which there would be fewer, take more run.memory_per_worker")
+    if planes > MOST_FILES:
+        reasons.append(
+            f"each of {counted(planes, 'plane')} along {axes} has files of its own, whatever output.shard is: write output.path on "
+            "a file system that bears so many"
+        )
+    told = f"the output is {counted(layout.files, 'file')} and {counted(layout.inodes, 'inode')}"
+    return (f"{told}: {'; and '.join(reasons)}",)
 
 
 def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:

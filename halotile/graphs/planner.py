@@ -34,7 +34,7 @@ from halotile.graphs.devices import (
 from halotile.graphs.identity import code_versions, differences, may_be_same, pictures_of
 from halotile.graphs.job import Job, Size
 from halotile.graphs.memory import Footprint, card_bytes, footprint, machine_bytes
-from halotile.graphs.notes import note_of_locks, notes_of
+from halotile.graphs.notes import note_of_files, note_of_locks, notes_of
 from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.resolve import (
@@ -228,6 +228,7 @@ def make_plan(
         )
         + unheeded
         + note_of_cluster(job, cluster, device)
+        + note_of_files(layout, job.output, roles)
         + note_of_locks(output),
     )
     if refuse:

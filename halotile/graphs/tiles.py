@@ -55,7 +55,7 @@ def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None
         When SIGTERM or SIGUSR1 asked the run to drain.
     """
     directory = RunDirectory(plan.run_directory)
-    with claim(plan, directory) as claimed, Signals() as signals:
+    with Signals() as signals, claim(plan, directory, signals) as claimed:
         return _Driver(plan, directory, claimed, signals, observer, cluster).run()
 
 

@@ -16,6 +16,7 @@ from halotile.graphs.job import Auto, Cluster, Job, Reconstruction, Run, parse_b
 from halotile.graphs.launchers import copy_of
 from halotile.graphs.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
 from halotile.graphs.resolution import DEFAULT, kind_of
+from halotile.graphs.slots import slots_here
 
 USUAL = 2
 """Where others give as many as are asked for."""
@@ -60,7 +61,11 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
     if isinstance(run.workers, int):
         return Count(run.workers)
     if kind == DEFAULT:
-        return _of_this_machine(run) if device == "cpu" else Count(USUAL, "which share the first GPU")
+        return (
+            _of_this_machine(run, environment)
+            if device == "cpu"
+            else Count(USUAL, "which share the first GPU")
+        )
     if kind == "ranks" and (copy := copy_of(environment)) is not None:
         return Count(copy.size - 1, f"{copy.size} copies of the command, of which one is the driver")
     if kind == SLURM_ALLOC and "SLURM_JOB_NODELIST" in environment:
@@ -76,11 +81,12 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
     return Count(USUAL, "as many as are asked for: run.workers")
 
 
-def _of_this_machine(run: Run) -> Count:
-    cores, memory = cores_here(), machine_bytes()
+def _of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
+    cores, memory = cores_here(environment), machine_bytes()
     room = workers_that_fit(memory, max(parse_bytes(run.memory_per_worker), IMPORTS_BYTES))
     if cores <= room:
-        return Count(cores, "one for each core")
+        slots = slots_here(environment)
+        return Count(cores, slots.why if slots and slots.cores == cores else "one for each core")
     return Count(
         max(1, room),
         f"{bytes_text(memory)} have no room for more of {run.memory_per_worker}; {counted(cores, 'core')}",

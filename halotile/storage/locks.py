@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from halotile.errors import OutputRefused
@@ -18,6 +19,11 @@ _POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0
 _WITHOUT = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """What a file system answers that has no locks, or whose server has none left."""
+
+
+def never() -> bool:
+    """Whether a wait is cut short that nothing cuts short."""
+    return False
 
 
 def flock(fd: int, operation: int) -> None:
@@ -44,15 +50,15 @@ def flock(fd: int, operation: int) -> None:
         ) from error
 
 
-def acquire(fd: int, timeout_seconds: float) -> bool:
-    """Try for an exclusive lock until the time is over; the longer it takes, the less often."""
+def acquire(fd: int, timeout_seconds: float, cut_short: Callable[[], bool] = never) -> bool:
+    """Try for an exclusive lock until the time is over, or until the wait is ``cut_short``; the longer it takes, the less often."""
     began = time.monotonic()
     while True:
         try:
             flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             waited = time.monotonic() - began
-            if waited >= timeout_seconds:
+            if waited >= timeout_seconds or cut_short():
                 return False
             time.sleep(min(_LONGEST_POLL_SECONDS, max(_POLL_SECONDS, waited / 10)))
         else:

@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefus
 from halotile.storage import plausible
 from halotile.storage.disk import DISK, PARTIAL, Disk, is_full, sweep_partials
 from halotile.storage.lines import digest
-from halotile.storage.locks import acquire, flock, in_words, read_holder, write_holder
+from halotile.storage.locks import acquire, flock, in_words, never, read_holder, write_holder
 from halotile.storage.place import check_entry, check_owner
 from halotile.storage.runfiles import (
     CONFIG,
@@ -265,13 +265,17 @@ class RunDirectory:
                         yield event
 
     @contextmanager
-    def lock(self, patience_seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    def lock(
+        self, patience_seconds: float = LOCK_SECONDS, cut_short: Callable[[], bool] = never
+    ) -> Iterator[None]:
         """Be the one driver of this run, for the length of the context.
 
         Parameters
         ----------
         patience_seconds : float
             How long another driver is waited for.
+        cut_short : callable
+            Whether it is to be waited for no longer.
 
         Raises
         ------
@@ -283,7 +287,7 @@ class RunDirectory:
         self.create()
         fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         try:
-            if not acquire(fd, patience_seconds):
+            if not acquire(fd, patience_seconds, cut_short):
                 raise self._in_use(read_holder(fd))
             write_holder(fd)
             sweep_partials(self.path, self.disk)

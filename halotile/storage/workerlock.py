@@ -6,12 +6,14 @@ import fcntl
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from halotile.errors import OutputInUse, OutputRefused
-from halotile.storage.locks import acquire, flock, in_words
+from halotile.storage.locks import acquire, flock, in_words, never
 from halotile.storage.rundir import FILE_MODE, RunDirectory
 from halotile.storage.runfiles import WORKERS_LOCK
 
@@ -67,20 +69,29 @@ class WorkerLock:
             if fd is not None:
                 os.close(fd)
 
-    def wait_for_all(self, timeout_seconds: float) -> None:
+    def wait_for_all(self, timeout_seconds: float, cut_short: Callable[[], bool] = never) -> None:
         """Wait until no worker of an earlier driver is left that could still write.
+
+        Parameters
+        ----------
+        timeout_seconds : float
+            How long they are waited for.
+        cut_short : callable
+            Whether they are to be waited for no longer.
 
         Raises
         ------
         OutputInUse
-            When some still live after ``timeout_seconds``.
+            When some still live after that.
         """
         fd = os.open(self.run.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+        began = time.monotonic()
         try:
-            if not acquire(fd, timeout_seconds):
+            if not acquire(fd, timeout_seconds, cut_short):
                 seen = ", ".join(os.pread(fd, 4096, 0).decode(errors="replace").split("\n")[:-1])
+                waited = min(timeout_seconds, time.monotonic() - began)
                 raise OutputInUse(
-                    f"workers of an earlier run still hold {self.run.path} after {timeout_seconds:g} s; "
+                    f"workers of an earlier run still hold {self.run.path} after {waited:.3g} s; "
                     f"these have been seen there: processes {seen}. End them, then run again."
                 )
             os.ftruncate(fd, 0)

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
+import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import claim, patience
+from halotile.graphs.job import Output, Reconstruction
 from halotile.graphs.patience import patience_seconds
+from halotile.graphs.plan import RunPlan
+from halotile.graphs.planner import make_plan
+from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.reconstruction.run import reconstruct
+from halotile.graphs.simulation.noise import NoiseChoice
+from halotile.graphs.simulation.plan import make_simulation_plans
+from halotile.graphs.simulation.run import run_simulation
 from halotile.graphs.submission import slurm
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,
@@ -22,10 +36,13 @@ from halotile.graphs.submission.attend import (
     check_not_waiting,
     submission_in,
 )
+from halotile.graphs.tiles import run as denoise
 from halotile.storage.batchfiles import BatchFiles
 from halotile.storage.rundir import RunDirectory
 from halotile.storage.runfiles import WRITTEN
+from halotile.storage.workerlock import WorkerLock
 from tests.faults import Scene
+from tests.support import write_zarr
 
 
 @pytest.fixture
@@ -113,6 +130,127 @@ def test_what_is_waited_for_is_told_in_the_log(
     with scene.directory.lock(), pytest.raises(OutputInUse):
         scene.run()
     assert f"waiting for whoever holds {scene.directory.path}" in caplog.text
+
+
+class Torn(BaseException):
+    """What the command raises where a signal comes outside of a run."""
+
+
+def _tear(number: int, _: FrameType | None) -> NoReturn:
+    raise Torn(signal.Signals(number).name)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
+    """The signal that comes while a lock is waited for, for as long as a batch job waits."""
+    asked: list[signal.Signals] = []
+    monkeypatch.setattr(patience, "SECONDS", 0.05)
+    monkeypatch.setattr(claim, "log_line", lambda _: os.kill(os.getpid(), asked[0]))
+    monkeypatch.setenv("PBS_JOBID", "7")
+    before = {number: signal.signal(number, _tear) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    yield asked
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def running(scene: Scene) -> Callable[[Submission, bool], None]:
+    """An attempt at this job."""
+
+    def go(*_: object) -> None:
+        scene.run()
+
+    return go
+
+
+@contextmanager
+def held_by(what: str, directory: RunDirectory) -> Iterator[None]:
+    """A run whose output another driver, or a worker of one, holds."""
+    if what == "driver":
+        with directory.lock():
+            yield
+        return
+    directory.create()
+    lock = WorkerLock(directory)
+    lock.hold()
+    yield
+    lock.release()
+
+
+@pytest.mark.parametrize("holder", ["driver", "worker"])
+def test_a_wait_that_lasts_until_time_is_up_is_gone_on_with_in_another_attempt(
+    holder: str,
+    tmp_path: Path,
+    told: list[signal.Signals],
+    run: Callable[[float], RunDirectory],
+    asked: list[str],
+) -> None:
+    made, scene = run(60), Scene.create(tmp_path)
+    told.append(signal.SIGUSR1)
+    with (
+        held_by(holder, scene.directory),
+        pytest.raises(Stopped, match=r"Nothing has been heard of it, so this job is asked for again"),
+    ):
+        attend(made, running(scene))
+    assert asked == ["7"]
+    assert BatchFiles(made).failure() is None
+
+
+@pytest.mark.parametrize("holder", ["driver", "worker"])
+def test_a_job_that_is_ended_while_it_waits_is_not_asked_for_again(
+    holder: str,
+    tmp_path: Path,
+    told: list[signal.Signals],
+    run: Callable[[float], RunDirectory],
+    asked: list[str],
+) -> None:
+    made, scene = run(60), Scene.create(tmp_path)
+    told.append(signal.SIGTERM)
+    with held_by(holder, scene.directory), pytest.raises(Stopped, match="stopped on SIGTERM while it waited"):
+        attend(made, running(scene))
+    assert not asked
+    assert BatchFiles(made).failure() is None
+
+
+def denoising(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
+    """A plan of a denoising, and what runs it."""
+    plan = make_plan(Scene.create(folder).job())
+    return plan, lambda: denoise(plan)
+
+
+def reconstruction(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
+    """The same of a reconstruction."""
+    plan = make_reconstruction_plan(measured(folder))
+    return plan, lambda: reconstruct(plan)
+
+
+def simulation(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
+    """The same of a simulation."""
+    plans = make_simulation_plans(measured(folder), NoiseChoice(), overwrite=True)
+    return plans[0], lambda: run_simulation(plans)
+
+
+def measured(folder: Path) -> Reconstruction:
+    """A small image, whose measurement is there already."""
+    pixels = np.ones((40, 40), "float32")
+    blur = halotile.measurement("blur", write_zarr(folder / "y.zarr", pixels), kernel=[[0.5, 0.5]])
+    reference = str(write_zarr(folder / "truth.zarr", pixels))
+    return Reconstruction(output=Output(path=str(folder / "x.zarr")), operators=(blur,), reference=reference)
+
+
+@pytest.mark.parametrize("make", [denoising, reconstruction, simulation])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_every_kind_of_run_hears_signals_while_it_waits(
+    make: Callable[[Path], tuple[RunPlan, Callable[[], object]]],
+    number: signal.Signals,
+    tmp_path: Path,
+    told: list[signal.Signals],
+) -> None:
+    plan, go = make(tmp_path)
+    told.append(number)
+    with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
+        go()
+    assert stopped.value.asked_by == number.name
+    assert not plan.output.exists()
 
 
 def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float], RunDirectory]) -> None:

@@ -13,6 +13,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.credentials import Credentials
+from halotile.graphs.devices import note_of_cluster
 from halotile.graphs.job import Cluster, DenoiserChoice, Input, Job, Output, Run
 from halotile.graphs.pieces.base import State
 from halotile.graphs.pieces.batch import BatchSystem, job_script, logs_of
@@ -147,6 +148,30 @@ def test_sge_gives_cores_by_a_name_that_only_the_site_knows() -> None:
     text = script_of(sge.SYSTEM, Cluster(interface="lo", cores=4, directives=("-pe mpi 4",)))
     assert "#$ -pe mpi 4\n" in text
     assert "#$ -l mem_free=4608M\n" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "noted"),
+    [
+        ("oar", {}, True),
+        ("oar", {"cores": 1}, False),
+        ("oar", {"gpus": 0}, False),
+        ("oar", {"options": {"resource_spec": "/nodes=1/gpu=1/core=4"}}, False),
+        ("slurm", {}, False),
+    ],
+)
+def test_cores_that_come_with_a_gpu_are_noted(kind: str, changed: dict[str, Any], noted: bool) -> None:
+    choice = replace(SITE, kind=kind, **changed)
+    job = Job(
+        input=Input(path="x"), output=Output(path="y"), denoiser=DenoiserChoice(name="tv"), cluster=choice
+    )
+    notes = note_of_cluster(job, choice, "cuda")
+    assert any("so cluster.cores: 4 is not asked for" in note for note in notes) == noted
+
+
+def test_cores_of_a_gpu_can_be_asked_for() -> None:
+    own = {"resource_spec": "/nodes=1/gpu=1/core=4"}
+    assert "#OAR -l /nodes=1/gpu=1/core=4,walltime=" in script_of(oar.SYSTEM, replace(SITE, options=own))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,49 @@ def test_a_run_that_goes_on_keeps_its_shards(tmp_path: Path) -> None:
     larger = planned(source, "64GiB")
     assert larger.layout.shard == first.layout.shard
     assert larger.resumes
+
+
+def stack(folder: Path, planes: int, edge: int) -> Path:
+    """Planes of which nothing is written."""
+    stored: Any = {"chunks": (1, 64, 64), "dtype": "uint16", "dimension_names": ["t", "y", "x"]}
+    zarr.create_array(folder / "stack.zarr", shape=(planes, edge, edge), **stored)
+    return folder / "stack.zarr"
+
+
+MANY = "the output is 1,000,000 files and 3,000,004 inodes: each of 1,000,000 planes along t has files of its own, whatever output.shard is"
+
+
+@pytest.mark.parametrize(
+    ("planes", "edge", "memory", "note"),
+    [
+        (1_000_000, 256, "4GiB", MANY),
+        (100_000, 256, "4GiB", None),
+        (50_000, 4096, "64GiB", None),
+        (
+            50_000,
+            4096,
+            "1GiB",
+            r"the output is 200,000 files and .*: larger shards.* take more run\.memory_per_worker$",
+        ),
+        (
+            200_000,
+            4096,
+            "1GiB",
+            r"the output is 800,000 files and .* larger shards.*; and each of 200,000 planes",
+        ),
+    ],
+)
+def test_more_files_than_automatic_shards_keep_to_are_noted(
+    planes: int, edge: int, memory: str, note: str | None, tmp_path: Path
+) -> None:
+    found = [said for said in planned(stack(tmp_path, planes, edge), memory).notes if " files and " in said]
+    assert len(found) == (note is not None)
+    assert note is None or re.match(note, found[0])
+
+
+def test_of_shards_that_were_asked_for_nothing_is_noted(tmp_path: Path) -> None:
+    job = job_of(stack(tmp_path, 1_000_000, 256), tmp_path / "out.zarr", "gaussian", {"sigma": 2}, shard=128)
+    assert not any(" files and " in said for said in make_plan(job, refuse=False).notes)
 
 
 def test_files_and_inodes_are_told(tmp_path: Path) -> None:

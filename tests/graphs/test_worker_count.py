@@ -29,7 +29,7 @@ ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine of 8 cores and 64 GiB."""
-    monkeypatch.setattr(worker_count, "cores_here", lambda: 8)
+    monkeypatch.setattr(worker_count, "cores_here", lambda _: 8)
     monkeypatch.setattr(worker_count, "machine_bytes", lambda: 64 * GIB)
     return monkeypatch
 
@@ -191,6 +191,95 @@ def test_cores_are_those_that_a_control_group_allows(
     groups(files)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
     assert cores_here() == cores
+
+
+SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "file", "workers", "why"),
+    [
+        ({}, "", 64, "one for each core"),
+        ({"JOB_ID": "7", "NSLOTS": "4"}, "", 4, "one for each of 4 slots of the job"),
+        ({"SGE_TASK_ID": "undefined", "NSLOTS": "1"}, "", 1, "the job has 1 slot"),
+        ({"JOB_ID": "7", "NSLOTS": "6", "PE_HOSTFILE": "$"}, SPREAD, 2, "one for each of 2 slots of the job"),
+        ({"JOB_ID": "7", "NSLOTS": "6", "PE_HOSTFILE": "$"}, "n1", 6, "one for each of 6 slots of the job"),
+        ({"NSLOTS": "4", "NCPUS": "4", "PBS_NUM_PPN": "4"}, "", 64, "one for each core"),
+        ({"JOB_ID": "7", "NSLOTS": "undefined"}, "", 64, "one for each core"),
+        ({"JOB_ID": "7", "NSLOTS": "96"}, "", 64, "one for each core"),
+        (
+            {"PBS_JOBID": "7.head", "NCPUS": "8", "PBS_NODEFILE": "$"},
+            "n2\n",
+            8,
+            "one for each of 8 cores of the job",
+        ),
+        (
+            {"PBS_JOBID": "7", "NCPUS": "1", "PBS_NODEFILE": "$"},
+            "n2\n" * 8,
+            8,
+            "one for each of 8 cores of the job",
+        ),
+        ({"PBS_JOBID": "7", "PBS_NUM_PPN": "4", "PBS_NP": "8"}, "", 4, "one for each of 4 cores of the job"),
+        (
+            {"PBS_JOBID": "7", "PBS_NP": "3", "PBS_NODEFILE": "$"},
+            "n1\nn2\nn2\n",
+            2,
+            "one for each of 2 cores of the job",
+        ),
+        ({"PBS_JOBID": "7", "PBS_NP": "3"}, "", 3, "one for each of 3 cores of the job"),
+        ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4"}, "", 4, "one for each of 4 slots of the job"),
+        (
+            {"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "12", "LSB_MCPU_HOSTS": "n1 4 n2 8"},
+            "",
+            8,
+            "one for each of 8 slots of the job",
+        ),
+        (
+            {"LSB_JOBID": "7", "LSB_HOSTS": "n1 n2 n2", "LSB_MCPU_HOSTS": "n1"},
+            "",
+            2,
+            "one for each of 2 slots of the job",
+        ),
+        ({"LSB_JOBID": "7", "LSB_HOSTS": "other other other"}, "", 3, "one for each of 3 slots of the job"),
+        (
+            {"OAR_JOB_ID": "7", "OAR_NODEFILE": "$"},
+            "n1\nn2\nn2\nn2\n",
+            3,
+            "one for each of 3 cores of the job",
+        ),
+        ({"OAR_JOB_ID": "7", "OAR_NODEFILE": "/nowhere/at/all"}, "", 64, "one for each core"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "16", "SLURM_CPUS_PER_TASK": "2"},
+            "",
+            16,
+            "one for each of 16 CPUs of the job",
+        ),
+        ({"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}, "", 2, "one for each of 2 CPUs of the job"),
+        (
+            {"_CONDOR_JOB_AD": "x", "_CONDOR_MACHINE_AD": "$"},
+            "CpusBusy = 9\nCpus = 4\n",
+            4,
+            "one for each of 4 cores of the job",
+        ),
+    ],
+)
+def test_a_batch_job_takes_no_more_cores_than_it_has_here(
+    told: dict[str, str],
+    file: str,
+    workers: int,
+    why: str,
+    groups: Callable[[dict[str, str]], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not all batch systems bind a job to its cores."""
+    groups({})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("socket.gethostname", lambda: "n2")
+    monkeypatch.setattr(worker_count, "machine_bytes", lambda: 1024 * GIB)
+    (tmp_path / "told").write_text(file)
+    environment = {name: word.replace("$", str(tmp_path / "told")) for name, word in told.items()}
+    assert workers_of(Run(), HERE, "cpu", environment) == (workers, why)
 
 
 @pytest.mark.parametrize(

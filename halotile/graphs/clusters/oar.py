@@ -25,7 +25,7 @@ def states(ids: Sequence[str]) -> dict[str, State]:
 
 
 def gpus(choice: job.Cluster, _: int) -> Mapping[str, Any]:
-    """GPUs are a resource of a host."""
+    """GPUs are a resource of a host, and cores one of a GPU: whoever asks for fewer than all of them shares it with other jobs."""
     return {"resource_spec": f"/nodes=1/gpu={choice.gpus}"}
 
 

@@ -25,7 +25,7 @@ from halotile.graphs.devices import (
 from halotile.graphs.identity import code_versions, differences
 from halotile.graphs.job import Reconstruction, parse_bytes
 from halotile.graphs.memory import machine_bytes
-from halotile.graphs.notes import note_of_locks
+from halotile.graphs.notes import note_of_files, note_of_locks
 from halotile.graphs.paths import with_whole_paths
 from halotile.graphs.patience import Say, silent, told_if_slow
 from halotile.graphs.plan import existing_parent, run_directory_of
@@ -250,6 +250,7 @@ def make_reconstruction_plan(
             *(note_of(directory, job.solver) if resumes else ()),
             *unheeded,
             *note_of_cluster(job, cluster, device),
+            *note_of_files(layout, job.output, roles),
             *note_of_locks(output),
         ),
     )

@@ -75,7 +75,7 @@ def reconstruct(
         When SIGTERM or SIGUSR1 asked the run to drain.
     """
     directory = RunDirectory(plan.run_directory)
-    with claim(plan, directory) as claimed, Signals() as signals:
+    with Signals() as signals, claim(plan, directory, signals) as claimed:
         return _Driver(plan, directory, claimed, signals, observer, cluster).run()
 
 

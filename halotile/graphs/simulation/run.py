@@ -155,7 +155,7 @@ def run_simulation(
     """
     with ExitStack() as held:
         signals = held.enter_context(Signals())
-        makings = [held.enter_context(_making(plan, observer)) for plan in plans]
+        makings = [held.enter_context(_making(plan, observer, signals)) for plan in plans]
         with Session(plans[0].run, plans[0].cluster, makings[0].status, cluster) as session:
             for making in makings:
                 making.make(session, signals, import_folder)
@@ -238,7 +238,7 @@ class _Making:
 
 
 @contextmanager
-def _making(plan: SimulationPlan, observer: Observer | None) -> Iterator[_Making]:
+def _making(plan: SimulationPlan, observer: Observer | None, signals: Signals) -> Iterator[_Making]:
     """A measurement whose place is this process's alone."""
-    with claim(plan, RunDirectory(plan.run_directory)) as claimed:
+    with claim(plan, RunDirectory(plan.run_directory), signals) as claimed:
         yield _Making(plan, claimed, observer)

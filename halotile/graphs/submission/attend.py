@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
 from halotile.graphs.outcome import ended_by
@@ -163,6 +163,8 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     except Stopped as stopped:
         if stopped.asked_by != TIME_IS_UP:
             raise
+        if isinstance(stopped.__cause__, OutputInUse):
+            _leave_held(stopped.__cause__, begun, run)
         if not _done_since(run, begun.began):
             reason = "its time was up before anything was done, so it is not asked for again: write a longer cluster.walltime"
             files.mark_end(reason)
@@ -171,19 +173,25 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
         _ask_again(begun, files)
         raise
     except OutputInUse as held:
-        heard = (run.read_status() or {}).get("updated", 0.0)
-        if heard > begun.began:  # another driver is at work there: it is its run
-            raise
-        if time.time() - max(heard, begun.submitted) > SILENCE_SECONDS:
-            files.mark_end(ended_by(held))
-            raise
-        ignore_signals()
-        _ask_again(begun, files)
-        raise Stopped(f"{held} Nothing has been heard of it, so this job is asked for again.") from held
+        _leave_held(held, begun, run)
     except BaseException as error:
         files.mark_end(ended_by(error))
         raise
     files.mark_end(None)
+
+
+def _leave_held(held: OutputInUse, submission: Submission, run: RunDirectory) -> NoReturn:
+    """End an attempt that did not get its output: who holds it may be lost, and another attempt find it free."""
+    files = BatchFiles(run)
+    heard = (run.read_status() or {}).get("updated", 0.0)
+    if heard > submission.began:  # another driver is at work there: it is its run
+        raise held
+    if time.time() - max(heard, submission.submitted) > SILENCE_SECONDS:
+        files.mark_end(ended_by(held))
+        raise held
+    ignore_signals()
+    _ask_again(submission, files)
+    raise Stopped(f"{held} Nothing has been heard of it, so this job is asked for again.") from held
 
 
 def drain_seconds(notice_seconds: float) -> float:
