@@ -12,6 +12,14 @@ from halotile import DistributedContext, distribute
 
 physics = pytest.importorskip("deepinv.physics")
 
+IN_THREADS: dict[str, Any] = {
+    "processes": False,
+    "threads_per_worker": 1,
+    "dashboard_address": "127.0.0.1:0",
+    "worker_dashboard_address": "127.0.0.1:0",
+}
+"""A LocalCluster in this process. Told no addresses, Dask serves pages to everybody, asked for them or not."""
+
 NEAR = 1e-5
 """Largest difference, in parts of the largest value."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -164,7 +166,7 @@ def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Clu
 def test_input_that_the_system_does_not_give_is_tried_again_and_named(scene: Scene, cluster: Cluster) -> None:
     chunk = scene.source / "c" / "1" / "1"
     chunk.unlink()
-    chunk.mkdir()
-    with pytest.raises(BlockInputFailed, match=r"InputUnreadable: .*noisy\.zarr.*Is a directory"):
+    os.mknod(chunk, stat.S_IFSOCK)  # not opened as a file: the system refuses, as for a broken disk
+    with pytest.raises(BlockInputFailed, match=r"InputUnreadable: .*noisy\.zarr.*No such device"):
         scene.run(cluster, retries=1)
     assert {event["block"] for event in scene.events("retry")} == set(range(BLOCKS)) - scene.journalled()

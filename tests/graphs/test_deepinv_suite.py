@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster
 from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.clusters.local import LocalWorkers
+from tests.graphs.distributing import IN_THREADS
 
 peer: Any = pytest.importorskip("deepinv.tests.test_distributed")
 
@@ -44,9 +45,7 @@ def clusters(cluster: Cluster) -> Iterator[Callable[[int], Cluster]]:
 
         def of(workers: int) -> Cluster:
             if workers not in known:  # as threads of this process, which has imported deepinv already
-                started = LocalCluster(
-                    n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=None
-                )
+                started = LocalCluster(n_workers=workers, **IN_THREADS)
                 client = held.enter_context(Client(held.enter_context(started), set_as_default=False))
                 known[workers] = LocalWorkers(client, workers, None)
             return known[workers]

@@ -18,7 +18,7 @@ from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.distributed import context
 from halotile.graphs.distributed.holding import task_bytes
 from halotile.graphs.memory import IMPORTS_BYTES
-from tests.graphs.distributing import STACKS, image, one_bright_pixel, refuse_bright, tiled
+from tests.graphs.distributing import IN_THREADS, STACKS, image, one_bright_pixel, refuse_bright, tiled
 
 physics = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 
 def test_a_context_joins_the_cluster_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as running:
+    with LocalCluster(n_workers=1, **IN_THREADS) as running:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", running.scheduler_address)
         with DistributedContext(device_mode="cpu") as joined:
             assert joined.world_size == 1

@@ -284,7 +284,13 @@ def test_distributed_workers_give_the_same_bits() -> None:
     store = stored((40, 30), (16, 16))
     result = map_overlap(neighbours, store, depth=3, boundary="periodic")
     with (
-        LocalCluster(1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        LocalCluster(
+            1,
+            threads_per_worker=2,
+            processes=False,
+            dashboard_address="127.0.0.1:0",
+            worker_dashboard_address="127.0.0.1:0",
+        ) as cluster,
         Client(cluster) as client,
     ):
         np.testing.assert_array_equal(client.compute(result).result(timeout=60), compute(result))

@@ -137,7 +137,7 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Clus
 @pytest.mark.cluster
 def test_iterations_are_shown_one_after_the_other(cluster: Cluster, tmp_path: Path) -> None:
     scene = Reconstructing.create(tmp_path)
-    scene.set_pace(0.1)
+    scene.set_pace(0.2)  # the page is told about twice a second, and each iteration is to be seen
     job = load_job(scene.config, flags=Flags(allow_import=True))
     assert isinstance(job, Reconstruction)
     looking = Looking(cluster.dashboard)
