@@ -50,7 +50,7 @@ def denoise(
         Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5, two or more axes. ``~`` is your home, here and in every
         other path.
     output : path
-        Zarr to write: same shape and dtype as the source (times the denoiser's scale).
+        Zarr to write: shape of the source (times the denoiser's scale), and its dtype (float32 for bool).
     denoiser : str or callable
         Name of a denoiser, with ``options``; or a function from ndarray to ndarray of the same shape, which
         then needs ``depth``: how far, in pixels, it looks.

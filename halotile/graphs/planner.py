@@ -40,6 +40,7 @@ from halotile.graphs.plan import Plan, existing_parent, run_directory_of, tile_w
 from halotile.graphs.resolve import (
     assign_axes,
     check_paths,
+    check_units,
     computed_by,
     describe_denoiser,
     make_denoiser,
@@ -123,6 +124,7 @@ def make_plan(
     sides = open_sides(job, denoiser, source, roles)
     values = value_range(job, source.dtype)
     given = denoiser
+    check_units(denoiser, values, sides)
     denoiser, noise_level = settle_noise_level(denoiser, source, values, previous)
     picture = tuple(source.shape[i] for i in roles.spatial)
     own_code, reach = tried(denoiser, job.tile, picture, previous, run=job.run, say=say)

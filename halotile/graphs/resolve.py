@@ -16,7 +16,7 @@ from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
 from halotile.storage.views import with_channel_axis
-from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.denoisers.function import PictureDenoiser
 from halotile.tasks.noise import estimate_noise_level
 from halotile.tasks.options import import_from, job_key, required_keys, what_is_told
@@ -208,6 +208,35 @@ def value_range(job: Job, dtype: np.dtype[Any]) -> tuple[float, float] | None:
     return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
 
 
+def check_units(
+    denoiser: Denoiser, values: tuple[float, float] | None, sides: Mapping[str, Readable]
+) -> None:
+    """Refuse a noise level, or a strength in the place of one, that counts in other numbers than the picture that is denoised.
+
+    Raises
+    ------
+    ConfigError
+        Saying what to write.
+    """
+    if values is None:
+        return
+    sigma = getattr(denoiser, "sigma", None)
+    is_known = sigma is not None or "sigma" in sides
+    in_units = {
+        "sigma": sigma if "sigma" in denoiser.side_inputs else None,
+        "strength": getattr(denoiser, "strength", None)
+        if isinstance(denoiser, Leveled) and not is_known
+        else None,
+    }
+    for key, given in in_units.items():
+        if isinstance(given, int | float) and given > 1:
+            what, instead = ("noise", "auto") if key == "sigma" else ("strength", "sigma: auto beside it")
+            raise ConfigError(
+                f"denoiser.{key} is {given:g}. {mapped_in_words(values, what)} "
+                f"Write {key}: {given / (values[1] - values[0]):.3g}, or {instead}."
+            )
+
+
 def settle_noise_level(
     denoiser: Denoiser,
     source: Readable,
@@ -217,23 +246,7 @@ def settle_noise_level(
     """The denoiser told the noise level, if it wants one: estimated once, for the whole picture.
 
     A resumed run keeps the estimate it began with.
-
-    Raises
-    ------
-    ConfigError
-        When the level that was given counts in other numbers than the picture that is denoised.
     """
-    given = getattr(denoiser, "sigma", None)
-    if (
-        values is not None
-        and isinstance(given, int | float)
-        and given > 1
-        and "sigma" in denoiser.side_inputs
-    ):
-        raise ConfigError(
-            f"denoiser.sigma is {given:g}. {mapped_in_words(values)} "
-            f"Write sigma: {given / (values[1] - values[0]):.3g}, or auto."
-        )
     if not denoiser.wants_noise_level:
         return denoiser, None
     level = previous["identity"].get("noise_level") if previous else None

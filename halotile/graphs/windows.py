@@ -130,6 +130,11 @@ def chunks_of(store: Readable, block: Any, most_axes: int) -> Chunks:
                 f"block is {block!r}: it has {len(block)} entries for {most_axes} axes. Write one for each axis."
             )
         block = tuple(block)[most_axes - len(store.shape) :]
+    sizes = block if isinstance(block, tuple) else (block,)
+    if any(isinstance(size, int) and size < 1 and size != -1 for size in sizes):
+        raise ConfigError(
+            f"block is {block!r}: a block is at least 1 pixel long. Write a size per axis, or -1 for all of it."
+        )
     try:
         cut: Chunks = da.core.normalize_chunks(block, shape=store.shape, dtype=store.dtype)
     except (ValueError, TypeError, NotImplementedError) as error:  # Dask's own words for bad chunks

@@ -64,9 +64,9 @@ def check_side(
     raise InputError(f"the side input {name} holds {what} in {where}. Mend input.sides.{name}.")
 
 
-def mapped_in_words(values: tuple[float, float]) -> str:
-    """What a noise level counts in where the picture is mapped from a range of values."""
-    return f"The picture's {values[0]:g} to {values[1]:g} are denoised as 0 to 1, and noise counts in that."
+def mapped_in_words(values: tuple[float, float], what: str = "noise") -> str:
+    """What a noise level or a strength counts in where the picture is mapped from a range of values."""
+    return f"The picture's {values[0]:g} to {values[1]:g} are denoised as 0 to 1, and {what} counts in that."
 
 
 def in_words(bad: NDArray[Any], source: Readable, window: Region, rim: Rim, axes: Sequence[str]) -> str:

@@ -278,6 +278,12 @@ def test_other_schedulers_give_the_same_bits(scheduler: str) -> None:
         np.testing.assert_array_equal(result.compute(), compute(result))
 
 
+@pytest.mark.parametrize("block", [0, (0, 16), -5, (16, -2)])
+def test_a_block_without_pixels_is_refused(block: Any) -> None:
+    with pytest.raises(ConfigError, match=r"at least 1 pixel long\. Write a size per axis, or -1"):
+        map_overlap(neighbours, stored((40, 30), (16, 16)), depth=3, boundary="reflect", block=block)
+
+
 def test_distributed_workers_give_the_same_bits() -> None:
     from distributed import Client, LocalCluster
 

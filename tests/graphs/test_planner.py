@@ -264,3 +264,20 @@ def test_a_noise_level_in_counts_is_refused_for_a_picture_that_is_mapped(tmp_pat
         ConfigError, match=r"sigma is 150. The picture's 0 to 65535 .* as 0 to 1.*Write sigma: 0.00229"
     ):
         make_plan(job)
+
+
+@pytest.mark.parametrize("name", ["tv", "nlm"])
+def test_so_is_a_strength_that_stands_in_the_place_of_one(tmp_path: Path, name: str) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), "uint16"))
+    floats = write_zarr(tmp_path / "floats.zarr", np.zeros((64, 64), "float32"))
+    job = job_of(source, tmp_path / "o.zarr", name, {"strength": 2000.0})
+    with pytest.raises(
+        ConfigError,
+        match=r"strength is 2000. The picture's 0 to 65535 .*strength counts in that.*Write strength: 0.0305, or sigma: auto",
+    ):
+        make_plan(job)
+    make_plan(job_of(floats, tmp_path / "o.zarr", name, {"strength": 2000.0}))
+    levels = write_zarr(tmp_path / "sigma.zarr", np.full((64, 64), 0.01, "float32"))
+    given = replace(job, input=replace(job.input, sides={"sigma": str(levels)}))
+    make_plan(given)
+    make_plan(job_of(source, tmp_path / "o.zarr", name, {"strength": 1.5, "sigma": 0.01}))

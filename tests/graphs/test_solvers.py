@@ -159,6 +159,22 @@ def test_cg_finds_the_least_misfit(tmp_path: Path) -> None:
     assert run.state.iteration < 190
 
 
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_iterations_of_cg_are_its_steps(tmp_path: Path, iterations: int) -> None:
+    problem = small_problem("float64")
+    matrix, right = dense(problem)
+    x, r = np.zeros_like(right), right
+    p = r
+    for _ in range(iterations):
+        step = (r @ r) / (p @ matrix @ p)
+        x, r, before = x + step * p, r - step * (matrix @ p), r
+        p = r + (r @ r) / (before @ before) * p
+    run = iterations_of(ConjugateGradients(), problem, tmp_path, block=32)
+    rows = list(run.run(iterations, lambda *_: False))
+    assert [row["iteration"] for row in rows] == list(range(iterations + 1)), "0 is the start"
+    assert np.allclose(read_all(run.image()).ravel(), x, atol=1e-10)
+
+
 def test_solvers_with_a_prior_find_the_same_minimum() -> None:
     image = scene((14, 12)).astype("float64")
     weights = 0.6 + 0.4 * np.random.default_rng(3).random(image.shape)  # no pixel goes unseen

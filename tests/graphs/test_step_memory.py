@@ -57,7 +57,7 @@ run = Iterations(
     sight=plan.form.sight(plan.prior.reach()), slack=plan.form.fused_reach, overlap=plan.overlap, sweep=sweep,
     by_shard=plan.form.by_shard,
 )
-assert len(list(run.run(3 * plan.form.per_sweep, lambda *_: False))) == 3
+assert len(list(run.run(3 * plan.form.per_sweep, lambda *_: False))) == plan.solver.sweeps_before + 3
 needed = plan.footprint
 print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+from halotile.errors import InputError
 from halotile.storage.arrays import open_source
 
 PICTURE = np.arange(6 * 8, dtype="uint16").reshape(6, 8)
@@ -207,3 +210,56 @@ def test_a_source_that_is_missing_or_no_hdf5_is_no_obstacle(tmp_path: Path) -> N
     assert "files" not in source.fingerprint()
     (tmp_path / "part.h5").write_bytes(b"no HDF5")
     assert source.change() == "was written to"
+
+
+def test_a_file_of_links_is_chosen_from_by_their_names(tmp_path: Path) -> None:
+    _plain(tmp_path / "part.h5")
+    path = _linked(tmp_path / "a.h5", "part.h5")
+    assert np.array_equal(open_source(path)[...], PICTURE)
+    assert list(open_source(path).fingerprint()["files"]) == [str(tmp_path / "part.h5")]
+    with h5py.File(path, "a") as file:
+        file["entry/image"] = h5py.SoftLink("/data")
+        file["entry/gone"] = h5py.ExternalLink("nowhere.h5", "data")
+    message = r"holds 2 datasets.*Write dataset: one of data uint16 \(6, 8\); entry/image uint16 \(6, 8\)\.$"
+    with pytest.raises(InputError, match=message):
+        open_source(path)
+    with h5py.File(path, "a") as file:
+        file["own"] = PICTURE + 1
+    assert np.array_equal(open_source(path)[...], PICTURE + 1), "its own goes before links"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_raw_numbers_that_are_not_where_hdf5_looks_are_missed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    path = _external(tmp_path / "a.h5", "part.raw")
+    if there:
+        _raw(tmp_path / "part.raw")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delenv("HDF5_EXTFILE_PREFIX", raising=False)
+    remedy = r"Set HDF5_EXTFILE_PREFIX='\$\{ORIGIN\}'" if there else "Put it there"
+    with pytest.raises(InputError, match=rf"part\.raw, which is not in .*/work\)\. {remedy}"):
+        open_source(path)
+    _raw(tmp_path / "part.raw")
+    code = "import sys; from halotile.storage.arrays import open_source; print(open_source(sys.argv[1])[...].sum())"
+    environment = os.environ | {"HDF5_EXTFILE_PREFIX": "${ORIGIN}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == PICTURE.sum()
+
+
+def test_a_process_ends_well_while_a_thread_has_a_virtual_dataset(tmp_path: Path) -> None:
+    _plain(tmp_path / "part.h5")
+    path = _virtual(tmp_path / "a.h5", "part.h5")
+    code = (
+        "import sys, threading, time; from halotile.storage.arrays import open_source\n"
+        "def hold():\n"
+        "    source = open_source(sys.argv[1]); source[...]; held.set(); time.sleep(60)\n"
+        "held = threading.Event(); threading.Thread(target=hold, daemon=True).start(); held.wait(30)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

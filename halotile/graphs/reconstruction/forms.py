@@ -155,6 +155,7 @@ class Backprojection:
 
     name: ClassVar[str] = "adjoint"
     vectors: ClassVar[Mapping[str, int]] = {"b": 2}
+    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Minus the gradient at 0."""

@@ -113,8 +113,8 @@ class Iterations:
     hands: int = 1
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.checkpoint = Checkpoint(self.folder / "checkpoint")
+        self.vectors.folder.mkdir(parents=True, exist_ok=True)
+        self.checkpoint = Checkpoint(self.vectors.folder / "checkpoint")
         self.state, self.rows, self.aside, self.digests = self._resumed()
         if not self.rows:
             self.vectors.create()
@@ -123,14 +123,13 @@ class Iterations:
             self._set_aside()
 
     @property
-    def folder(self) -> Path:
-        """Where all of it lies."""
-        return self.vectors.folder
-
-    @property
     def done(self) -> int:
         """Iterations so far. The state counts sweeps: the images between are stored nowhere."""
-        return self.problem.per_sweep * self.state.iteration
+        return max(0, self._at(self.state.iteration))
+
+    def _at(self, sweep: int) -> int:
+        """The iteration that a sweep ends with; 0 and below for those before the first."""
+        return self.problem.per_sweep * (sweep - self.solver.sweeps_before)
 
     def run(self, iterations: int, is_done: Callable[[State, Row], bool]) -> Iterator[Row]:
         """Iterate until ``is_done``, at most so many times; what each sweep came to.
@@ -179,7 +178,7 @@ class Iterations:
             return State(), [], None, {}
         if kept["fingerprint"] != self.fingerprint:
             raise ResumeRefused(
-                f"{self.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
+                f"{self.vectors.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
             )
         return State(kept["iteration"], kept["numbers"]), kept["rows"], kept.get("aside"), kept["digests"]
 
@@ -257,12 +256,12 @@ class Iterations:
         pass breaks off, and an iteration waits for the disk once, for its checkpoint.
         """
         name = f"{self.state.iteration}{stage}"
-        path, fingerprint = self.folder / f"journal.{name}", f"{self.fingerprint}-{name}"
+        path, fingerprint = self.vectors.folder / f"journal.{name}", f"{self.fingerprint}-{name}"
         try:
             journal = Journal.open(path, fingerprint, len(grid), images=len(paths))
         except (FileNotFoundError, DamagedData):
             journal = Journal.create(path, fingerprint, len(grid), images=len(paths), sync=False)
-        ledger = Ledger(self.folder / f"sums.{name}")
+        ledger = Ledger(self.vectors.folder / f"sums.{name}")
         self._strike(journal, ledger, grid, paths)
         try:
             yield journal, ledger
@@ -285,8 +284,9 @@ class Iterations:
     def _clear(self, iteration: int) -> None:
         """Remove the books of an iteration that is over."""
         for name in ("journal", "sums"):
-            for path in (self.folder / f"{name}.{iteration}", *self.folder.glob(f"{name}.{iteration}.*")):
-                path.unlink(missing_ok=True)
+            for pattern in (f"{name}.{iteration}", f"{name}.{iteration}.*"):
+                for path in self.vectors.folder.glob(pattern):
+                    path.unlink(missing_ok=True)
 
     def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:
         images = {name: step.images[name] for name in self.vectors.copies}
@@ -318,7 +318,7 @@ class Iterations:
         )
 
     def _row(self, sums: Mapping[str, float], after: State) -> Row:
-        row: Row = {"iteration": self.problem.per_sweep * after.iteration}
+        row: Row = {"iteration": self._at(after.iteration)}
         if MISFIT in sums:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {
@@ -360,14 +360,13 @@ class Iterations:
     def _kept_in_words(self) -> str:
         """Which image there is to go back to, and where."""
         if self.aside:
-            good = self.problem.per_sweep * self.aside
+            good = self._at(self.aside)
             return f"The image of iteration {good}, before it grew, is kept in {self.vectors.aside('x')}"
-        kept = self.done
-        has_one = kept and "x" in self.vectors.copies
+        has_one = self.done and "x" in self.vectors.copies
         where = f" in {self.vectors.path('x', self.state.iteration)}" if has_one else ""
         if self.aside == 0:
-            return f"It grew from the start: the image it began with is better than that of iteration {kept}{where}"
-        return f"The image of iteration {kept} is kept{where}"
+            return f"It grew from the start: the image it began with is better than that of iteration {self.done}{where}"
+        return f"The image of iteration {self.done} is kept{where}"
 
 
 def add_up(ledger: Ledger, blocks: int) -> dict[str, float]:

@@ -116,6 +116,11 @@ class ReconstructionPlan:
     @property
     def before_iterations(self) -> int:
         """Sweeps that come before the first iteration."""
+        return self.before_solver + self.solver.sweeps_before
+
+    @property
+    def before_solver(self) -> int:
+        """Sweeps that come before those of the solver."""
         return NORM_ITERATIONS * self.finds_step + (self.form.folded is not None)
 
     @property

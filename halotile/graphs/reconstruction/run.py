@@ -36,6 +36,7 @@ from halotile.tasks.step import Sight, StepTask
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
 """What the dashboard calls the sweeps."""
+BEFORE = " before the first iteration"
 STAGES = {
     NORM: ("read", "forward", "adjoint", "reduce"),
     ADJOINT: ("read", "reduce", "write"),
@@ -296,7 +297,7 @@ class _Driver:
 
     def _count_earlier(self, phase: str, iteration: int, done: int) -> None:
         """Tell the status how many blocks came before a sweep."""
-        before = {NORM: 0, ADJOINT: self.plan.before_iterations - 1, ITERATE: self.plan.before_iterations}
+        before = {NORM: 0, ADJOINT: self.plan.before_solver - 1, ITERATE: self.plan.before_solver}
         if phase in before:
             self.status.earlier = len(self.plan.grid) * (before[phase] + iteration)
         if not self.begun:
@@ -307,10 +308,13 @@ class _Driver:
         """Which sweep it is, in words that follow on what happened."""
         if phase == ITERATE:
             each, all_of_them = self.plan.form.per_sweep, self.plan.job.solver.iterations
-            first, last = iteration * each + 1, (iteration + 1) * each
+            before = iteration - self.plan.solver.sweeps_before
+            if before < 0:
+                return BEFORE
+            first, last = before * each + 1, (before + 1) * each
             which = f"iteration {first}" if each == 1 else f"iterations {first} to {last}"
             return f" in {which} of {all_of_them}"
-        return {NORM: " while the step size is found", ADJOINT: " before the first iteration"}.get(phase, "")
+        return {NORM: " while the step size is found", ADJOINT: BEFORE}.get(phase, "")
 
     def _progress(self) -> Progress:
         return self.status.progress("stop", done=len(self.at_hand.done), failed=0)

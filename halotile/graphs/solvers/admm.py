@@ -25,6 +25,7 @@ class Admm:
 
     name: ClassVar[str] = "admm"
     vectors: ClassVar[Mapping[str, int]] = {"z": 2, "x": 2, "u": 2}
+    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """All three in one pass: what the prox asks of x' around a block is computed once."""

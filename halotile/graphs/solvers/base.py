@@ -135,6 +135,8 @@ class Solver(Protocol):
     name: ClassVar[str]
     vectors: ClassVar[Mapping[str, int]]
     """The stored vectors, with how many copies of each are kept: one more than are read. ``x`` is the image."""
+    sweeps_before: ClassVar[int]
+    """Sweeps before its first step, which leave the image as it was: they are no iterations."""
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """What the next sweep makes."""

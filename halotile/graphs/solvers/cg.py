@@ -1,4 +1,4 @@
-"""Conjugate gradients on the normal equations, one sweep an iteration."""
+"""Conjugate gradients on the normal equations, one sweep an iteration and one before the first."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class ConjugateGradients:
 
     name: ClassVar[str] = "cg"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2, "r": 2, "p": 2, "q": 2}
+    sweeps_before: ClassVar[int] = 1
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """One step along the direction, and the direction after it. The first sweep only finds the residual."""

@@ -26,6 +26,7 @@ class Fista:
 
     name: ClassVar[str] = "fista"
     vectors: ClassVar[Mapping[str, int]] = {"x": 3}
+    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """One proximal gradient step from the point ahead."""

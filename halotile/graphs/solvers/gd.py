@@ -17,6 +17,7 @@ class GradientDescent:
 
     name: ClassVar[str] = "gd"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2}
+    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Down the gradient, from the image as it is."""

@@ -38,6 +38,7 @@ class Lanczos:
 
     name: ClassVar[str] = "lanczos"
     vectors: ClassVar[Mapping[str, int]] = {"v": 3, "w": 2}
+    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """The next vector, and what the normal operator makes of it."""

@@ -17,6 +17,7 @@ class ProximalGradient:
 
     name: ClassVar[str] = "pgd"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2}
+    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Down the gradient and through the prox, in one pass."""

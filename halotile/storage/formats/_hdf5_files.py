@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from halotile.errors import InputError
+
 _MOST_OPENED = 1_000
 """Files and datasets that are looked into for the files that they name in turn. It ends circles, too."""
 _UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError)
@@ -60,6 +62,30 @@ def other_files(file: Any, path: str, dataset: str) -> list[str]:
                     seen.add((other, inside))
                     waiting.append((other, inside))
     return sorted(found - {own})
+
+
+def check_raw_files(dataset: Any, path: str) -> None:
+    """Refuse a dataset of raw numbers in files that are not where HDF5 looks for them.
+
+    Raises
+    ------
+    InputError
+        With the file, and how to have it found.
+    """
+    for name in (os.fsdecode(name) for name, _, _ in dataset.external or ()):
+        reference = _Reference(_escaped(name), None, "HDF5_EXTFILE_PREFIX")
+        if any(_places(reference, path)):
+            continue
+        beside = os.path.join(os.path.dirname(path), name)
+        remedy = (
+            "Set HDF5_EXTFILE_PREFIX='${ORIGIN}' in the environment: it is beside the file."
+            if os.path.isfile(beside)
+            else "Put it there, or name its folder in the environment variable HDF5_EXTFILE_PREFIX."
+        )
+        raise InputError(
+            f"the pixels of {os.fsdecode(dataset.name)} are in another file, {name}, which is not in the folder where HDF5 looks "
+            f"for it ({os.environ.get(reference.variable) or os.getcwd()}). {remedy}"
+        )
 
 
 def _looked_into(file: Any | None, place: str, name: str) -> tuple[_Reference, ...]:

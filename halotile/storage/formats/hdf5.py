@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats._hdf5_files import other_files
+from halotile.storage.formats._hdf5_files import check_raw_files, other_files
 from halotile.storage.formats.base import Source, file_identity, identity_of, make_header, refuse_option
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
@@ -41,22 +42,25 @@ class Hdf5Reader:
     def __init__(self, path: str, *, dataset: str | None, axes: str | None) -> None:
         h5py = _import_h5py()
         self._file = h5py.File(path, "r")
-        self.pixels = _choose(h5py, self._file, dataset)
-        name = os.fsdecode(self.pixels.name)
-        _refuse_short_chunks(self.pixels)
+        name, pixels = _choose(h5py, self._file, dataset)
+        _refuse_short_chunks(pixels)
+        check_raw_files(pixels, path)
         self.header = make_header(
-            self.pixels.shape,
-            self.pixels.dtype,
+            pixels.shape,
+            pixels.dtype,
             asked=axes,
-            named=[dimension.label for dimension in self.pixels.dims],
-            chunks=self.pixels.chunks,
+            named=[dimension.label for dimension in pixels.dims],
+            chunks=pixels.chunks,
             identity={
-                "dataset": name,
+                "dataset": os.fsdecode(pixels.name),
                 **file_identity(path),
                 # A link has the name of its place, its target that in the other file.
-                **identity_of(other_files(self._file, path, dataset or name)),
+                **identity_of(other_files(self._file, path, name)),
             },
         )
+        # One that was asked for its chunks keeps the properties it was made with open. HDF5 crashes over those of a virtual
+        # dataset when a process ends while some thread still has them.
+        self.pixels = h5py.Dataset(pixels.id)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -74,16 +78,20 @@ def _import_h5py() -> Any:
     return h5py
 
 
-def _choose(h5py: Any, file: Any, dataset: str | None) -> Any:
-    """The dataset that is meant."""
+def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
+    """The dataset that is meant, by its name in this file."""
     if dataset is not None:
         found = file.get(dataset)
         if isinstance(found, h5py.Dataset):
-            return found
+            return dataset, found
         raise InputError(f"dataset is {dataset!r}, but the file has no such dataset. {_listed(h5py, file)}")
-    pictures = [d for d in _datasets(h5py, file) if len(d.shape or ()) >= 2]
-    if len(pictures) == 1:
-        return pictures[0]
+    # Links often name a dataset of the file once more.
+    for datasets in (_datasets(h5py, file), _linked(h5py, file)):
+        pictures = {name: d for name, d in datasets.items() if len(d.shape or ()) >= 2}
+        if len(pictures) == 1:
+            return next(iter(pictures.items()))
+        if pictures:
+            break
     raise InputError(
         f"the file holds {len(pictures)} datasets with two or more axes: which one is meant is not clear. "
         + _listed(h5py, file)
@@ -100,14 +108,31 @@ def _refuse_short_chunks(pixels: Any) -> None:
         raise DamagedData("a chunk is shorter than its checksum. Copy the file again from its origin.")
 
 
-def _datasets(h5py: Any, file: Any) -> list[Any]:
-    """Every dataset in the file."""
-    found: list[Any] = []
-    file.visititems(lambda _, node: found.append(node) if isinstance(node, h5py.Dataset) else None)
+def _datasets(h5py: Any, file: Any) -> dict[str, Any]:
+    """Every dataset that is stored in the file itself."""
+    found: dict[str, Any] = {}
+    file.visititems(lambda name, node: found.update({name: node}) if isinstance(node, h5py.Dataset) else None)
+    return found
+
+
+def _linked(h5py: Any, file: Any) -> dict[str, Any]:
+    """Every dataset that a soft link or one to another file leads to, by the name of the link."""
+    found: dict[str, Any] = {}
+
+    def look(place: str, node: Any) -> None:
+        for key in node if isinstance(node, h5py.Group) else ():
+            if isinstance(node.get(key, getlink=True), h5py.SoftLink | h5py.ExternalLink):
+                with suppress(KeyError, OSError):  # it leads nowhere
+                    if isinstance(target := node[key], h5py.Dataset):
+                        found[f"{place}{key}"] = target
+
+    look("", file)
+    file.visititems(lambda name, node: look(f"{name}/", node))
     return found
 
 
 def _listed(h5py: Any, file: Any) -> str:
     """The datasets in words."""
-    shown = [f"{d.name.lstrip('/')} {d.dtype} {d.shape}" for d in _datasets(h5py, file)]
+    datasets = _datasets(h5py, file) | _linked(h5py, file)
+    shown = [f"{name} {d.dtype} {d.shape}" for name, d in datasets.items()]
     return f"Write dataset: one of {'; '.join(shown)}." if shown else "It holds no datasets at all."

@@ -45,12 +45,13 @@ class TotalVariation(Leveled):
     convolutional: ClassVar[bool] = False
 
     strength: float
-    """Weight of the total variation: in the units of the picture, or in noise levels where sigma is given."""
+    """Weight of the total variation: in noise levels where sigma is given, else in the units of the picture (of
+    integers, their range is 1)."""
     iterations: int = 20
     """Number of dual steps: more come closer to the minimum, and need a wider halo."""
     sigma: float | Literal["auto"] | None = None
-    """Standard deviation of the noise, in the units of the picture. auto: estimated once for the
-    whole picture. Left out: the strength itself is in the units of the picture."""
+    """Standard deviation of the noise, in the units of the picture (of integers, their range is 1). auto: estimated once
+    for the whole picture. Left out: the strength itself is in the units of the picture."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
