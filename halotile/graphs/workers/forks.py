@@ -24,7 +24,7 @@ from halotile.graphs.workers.environment import WORKER_ENVIRONMENT, own_environm
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 """How multiprocessing starts workers. Elsewhere there are system libraries that do not survive a fork."""
 
-PRELOADED = ["torch", "halotile.graphs.workers.preloaded"]
+PRELOADED = ["halotile.graphs.workers.preloaded"]
 
 FORK_SETTINGS = {
     "distributed.worker.multiprocessing-method": METHOD,
@@ -60,7 +60,7 @@ def ensure_forks() -> None:
 
 def expect_no_workers() -> None:
     """Trials alone will be forked in this process: what only workers import is not imported."""
-    PRELOADED[:] = ["torch", "numpy.random", "halotile.graphs.trials"]
+    PRELOADED[:] = ["halotile.graphs.workers.preloaded_for_trials"]
 
 
 def environment_now() -> dict[str, str]:
