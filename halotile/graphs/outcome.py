@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import bytes_text, counted, first_line
+from halotile.graphs.identity import PICTURES
 from halotile.graphs.plan import RunPlan
 from halotile.graphs.progress import Progress
 from halotile.tasks.block import BadBlock
@@ -97,13 +98,16 @@ def bad_blocks_in_words(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
             f"{len(bad):,} of {counted(len(plan.grid), 'block')} failed {why}{others}.",
             *lines,
             *more,
-            f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(bad)}",
+            f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(plan, bad)}",
         ]
     )
 
 
-def _remedy(bad: tuple[BadBlock, ...]) -> str:
+def _remedy(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
     """What can be done about blocks that failed: the picture and the denoiser make the job what it is."""
+    if not all(name in plan.identity for name in PICTURES):
+        changed = " Where that changed what the job reads, or your code, run with --fresh to start over."
+        return f"Mend the cause and run again.{changed if 'operators' in plan.identity else ''}"
     if not all(b.kind in ("input", "damaged") for b in bad):
         return (
             "Mend the cause and run again: only these are redone. After a change of the picture or of your code run with "

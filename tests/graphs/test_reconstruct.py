@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from halotile.cli.config import Flags, load_job
 from halotile.cli.main import app
-from halotile.errors import InputError, OutputRefused
+from halotile.errors import BlockInputFailed, InputError, OutputRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.job import Reconstruction
 from halotile.graphs.progress import Progress
@@ -299,3 +299,18 @@ def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, clust
     rows = (scene.folder / "x3.zarr.run" / "iterations.jsonl").read_text().splitlines()
     assert [json.loads(row)["iteration"] for row in rows] == [3, 6]
     assert np.array_equal(images[0], images[1])
+
+
+@pytest.mark.cluster
+def test_what_is_advised_for_a_damaged_measurement_helps(scene: Scene, cluster: Cluster) -> None:
+    chunk = next(path for path in sorted((scene.folder / "y0.zarr" / "c").rglob("*")) if path.is_file())
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[: len(whole) // 2])
+    job = load_job(scene.config, flags=Flags(allow_import=True))
+    assert isinstance(job, Reconstruction)
+    with pytest.raises(BlockInputFailed, match=r"y0\.zarr.*(?s:.*)run with --fresh to start over\.$") as refused:
+        reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    assert "same-input" not in str(refused.value)
+    chunk.write_bytes(whole)
+    done = reconstruct(make_reconstruction_plan(job, fresh=True), cluster=cluster)
+    assert done.figures["iteration"] == ITERATIONS
