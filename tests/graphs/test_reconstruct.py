@@ -308,7 +308,9 @@ def test_what_is_advised_for_a_damaged_measurement_helps(scene: Scene, cluster: 
     chunk.write_bytes(whole[: len(whole) // 2])
     job = load_job(scene.config, flags=Flags(allow_import=True))
     assert isinstance(job, Reconstruction)
-    with pytest.raises(BlockInputFailed, match=r"y0\.zarr.*(?s:.*)run with --fresh to start over\.$") as refused:
+    with pytest.raises(
+        BlockInputFailed, match=r"y0\.zarr.*(?s:.*)run with --fresh to start over\.$"
+    ) as refused:
         reconstruct(make_reconstruction_plan(job), cluster=cluster)
     assert "same-input" not in str(refused.value)
     chunk.write_bytes(whole)
