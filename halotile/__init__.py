@@ -11,13 +11,13 @@ from halotile import errors
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from halotile.graphs.denoise import denoise
     from halotile.graphs.distributed.context import DistributedContext
     from halotile.graphs.distributed.distribute import distribute
-    from halotile.graphs.overlap import map_overlap
-    from halotile.graphs.reconstruction.measurement import measurement
-    from halotile.graphs.reconstruction.solve import reconstruct
-    from halotile.graphs.simulation.run import simulate
+    from halotile.graphs.jobs.denoise.call import denoise
+    from halotile.graphs.jobs.reconstruct.call import reconstruct
+    from halotile.graphs.jobs.reconstruct.measurement import measurement
+    from halotile.graphs.jobs.simulate.run import simulate
+    from halotile.graphs.overlap.map_overlap import map_overlap
     from halotile.storage.arrays import open_source
 
 __all__ = [
@@ -34,12 +34,12 @@ __all__ = [
 _PUBLIC = {
     "DistributedContext": "halotile.graphs.distributed.context",
     "distribute": "halotile.graphs.distributed.distribute",
-    "denoise": "halotile.graphs.denoise",
-    "map_overlap": "halotile.graphs.overlap",
-    "measurement": "halotile.graphs.reconstruction.measurement",
+    "denoise": "halotile.graphs.jobs.denoise.call",
+    "map_overlap": "halotile.graphs.overlap.map_overlap",
+    "measurement": "halotile.graphs.jobs.reconstruct.measurement",
     "open_source": "halotile.storage.arrays",
-    "reconstruct": "halotile.graphs.reconstruction.solve",
-    "simulate": "halotile.graphs.simulation.run",
+    "reconstruct": "halotile.graphs.jobs.reconstruct.call",
+    "simulate": "halotile.graphs.jobs.simulate.run",
 }
 
 

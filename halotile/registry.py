@@ -96,9 +96,9 @@ def _load(kind: str, point: importlib.metadata.EntryPoint) -> Any:
 
 @lru_cache
 def _built_in(kind: str) -> frozenset[str]:
-    """Names of the modules in the folder of this kind. ``base`` holds the contract, so it is none."""
+    """Names of the modules in the folder of this kind. ``base`` holds the contract, and folders what all of them share."""
     folder = _PACKAGE / _room_of(kind) / kind
-    modules = (module.name for module in pkgutil.iter_modules([str(folder)]))
+    modules = (module.name for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg)
     return frozenset(
         name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_")
     )

@@ -40,7 +40,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _workers_to_come() -> Iterator[None]:
     """A plan in this process is not the last that it does: workers of other tests are forked from the same process."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("halotile.graphs.workers.forks.expect_no_workers", lambda: None)
+        patched.setattr("halotile.graphs.clusters.workers.fork_server.expect_no_workers", lambda: None)
         yield
 
 
@@ -76,7 +76,7 @@ def slurm() -> Iterator[Slurm]:
 @pytest.fixture
 def as_in_a_worker() -> Iterator[None]:
     """One thread: torch divides its work among several, each with an end of its own; and in a busy machine they wait."""
-    from halotile.tasks.device import threads
+    from halotile.tasks.devices.device import threads
 
     with threads():
         yield

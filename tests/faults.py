@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import Outcome, run
-from halotile.storage.journal import Journal
-from halotile.storage.rundir import RunDirectory
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import Outcome, run
+from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
 from tests.support import Picture, write_zarr
 
 EDGE = 256

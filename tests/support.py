@@ -14,11 +14,11 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from halotile.cli.config import load_job
-from halotile.graphs.job import DenoiserChoice, Input, Job, Output, Run, Tile
-from halotile.graphs.planner import make_plan
-from halotile.graphs.resolve import make_denoiser
-from halotile.storage.output import create_output, to_dtype
+from halotile.cli.config.loading import load_job
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.plans.opening import make_denoiser
+from halotile.storage.sharded.output import create_output, to_dtype
 from halotile.tasks.block import BlockRunner
 
 Picture = NDArray[Any]

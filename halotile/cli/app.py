@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn, ParamSpec
 import typer
 
 from halotile.cli import exits
-from halotile.cli.screen import complain, say
+from halotile.cli.screens.screen import complain, say
 
 P = ParamSpec("P")
 RESUMABLE = ("run", "resume", "simulate")

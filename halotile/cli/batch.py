@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from halotile.cli.batch_state import CANCELLED
-from halotile.cli.screen import print_rows, say
+from halotile.cli.screens.batch_state import CANCELLED
+from halotile.cli.screens.screen import print_rows, say
 from halotile.errors import ClusterFailed, ConfigError
-from halotile.storage.batchfiles import BatchFiles
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.runfiles import WORKERS
+from halotile.storage.run_directory.batch_files import BatchFiles
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import WORKERS
 
 if TYPE_CHECKING:
-    from halotile.graphs.job import AnyJob
-    from halotile.graphs.plan import RunPlan
+    from halotile.graphs.jobs.sections import AnyJob
+    from halotile.graphs.plans.plan import RunPlan
     from halotile.graphs.submission.attend import Submission
 
 KIND = "slurm"
@@ -77,9 +77,9 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     HalotileError
         When a run would be refused.
     """
-    from halotile.graphs.claim import look
-    from halotile.graphs.jobs import engine_of
-    from halotile.graphs.plan import run_directory_of
+    from halotile.graphs.jobs.engines import engine_of
+    from halotile.graphs.plans.plan import run_directory_of
+    from halotile.graphs.runs.claim import look
     from halotile.graphs.submission.attend import Submission, check_not_waiting
     from halotile.graphs.submission.script import batch_script, check_walltime, notice_seconds
 
@@ -117,7 +117,7 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
 
 def show(prepared: Prepared) -> None:
     """The script and the plan."""
-    from halotile.cli.jobs import words_of
+    from halotile.cli.screens.job_words import words_of
 
     say(prepared.script)
     print_rows("plan", words_of(prepared.job).rows(prepared.plan.summary() | {"resumed_blocks": 0}))
@@ -134,9 +134,9 @@ def submitted_words(made: Submission, run: RunDirectory) -> str:
 
 def attend(path: Path) -> None:
     """One attempt at a submitted run, inside its batch job."""
-    from halotile.cli.config import Flags, check_saved_job
+    from halotile.cli.config.loading import Flags, check_saved_job
     from halotile.cli.running import go
-    from halotile.graphs.resolution import ADDRESS, VARIABLE
+    from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, VARIABLE
     from halotile.graphs.submission.attend import attend as make_attempt
     from halotile.graphs.submission.orphans import ATTENDED
 
@@ -159,7 +159,7 @@ def look_after(path: Path) -> int:
 
     What kills it, for memory most often, leaves it no time for a word of its own.
     """
-    from halotile.graphs.children import PASSED_ON, run_child
+    from halotile.graphs.child_process import PASSED_ON, run_child
 
     code = run_child([sys.executable, "-P", "-m", "halotile", "attend", str(path), "--driver"])
     if code >= 0:

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halotile.cli.screen import Row
-from halotile.cli.units import bytes_text, shape_text
+from halotile.cli.screens.screen import Row
+from halotile.cli.screens.units import bytes_text, shape_text
 from halotile.errors import HalotileError
 
 if TYPE_CHECKING:

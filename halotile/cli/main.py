@@ -4,10 +4,10 @@ Its commands lie in :mod:`halotile.cli.commands`. Heavy packages are imported by
 answers at once. The
 interface of the engine that is used here::
 
-    halotile.graphs.jobs.engine_of(job) -> Engine
+    halotile.graphs.jobs.engines.engine_of(job) -> Engine
     Engine.plan(job, *, fresh, same_input) -> RunPlan     RunPlan.summary() -> figures
     Engine.run(plan, *, observer) -> Outcome
-    halotile.graphs.verify.verify(output, *, job, repair, observer) -> Verdict
+    halotile.graphs.runs.verify.verify(output, *, job, repair, observer) -> Verdict
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import psutil
 from halotile.cli import exits
 from halotile.cli.app import app
 from halotile.cli.commands import batch, clusters, jobs, looking
-from halotile.graphs.workers.environment import keep_compiled_code_at_home
-from halotile.tasks.limits import allow_memory
+from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
+from halotile.tasks.devices.memory_limits import allow_memory
 
 __all__ = ["app", "batch", "clusters", "jobs", "looking", "main"]
 

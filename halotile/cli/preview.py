@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halotile.cli.units import bytes_text, shape_text, size_text
+from halotile.cli.screens.units import bytes_text, shape_text, size_text
 from halotile.errors import ConfigError, OutputRefused
 from halotile.storage.grid import Region
 
 if TYPE_CHECKING:
-    from halotile.storage.planes import Planes
+    from halotile.storage.images.planes import Planes
 
 SIZE = 1024
 _TIFF = (".tif", ".tiff")
@@ -158,7 +158,7 @@ def _opened(
     path: str, at: Mapping[str, int], region: Region | None, level: int = 0, dataset: str | None = None
 ) -> Planes:
     from halotile.storage.arrays import open_source
-    from halotile.storage.planes import choose_planes
+    from halotile.storage.images.planes import choose_planes
 
     source = open_source(path, level=level, dataset=dataset)
     return choose_planes(source, at, region)
@@ -175,7 +175,7 @@ def _refuse_other_shape(wish: Wish, one: Planes, other: Planes) -> None:
 
 
 def _png(wish: Wish, pictures: list[Planes], tick: Callable[[float], None]) -> str:
-    from halotile.storage.png import write_png
+    from halotile.storage.images.png import write_png
 
     edge = None if wish.region is not None else wish.size or SIZE
     drawn = write_png(wish.file, pictures, edge=edge, values=wish.values, tick=tick)
@@ -194,7 +194,7 @@ def _which(planes: Planes) -> str:
 
 
 def _tiff(wish: Wish, planes: Planes, tick: Callable[[float], None]) -> str:
-    from halotile.storage.tiff_export import write_tiff
+    from halotile.storage.images.tiff_export import write_tiff
 
     nbytes = write_tiff(wish.file, planes, tick=tick)
     stack = f"{shape_text(planes.counts)} planes of " if math.prod(planes.counts) > 1 else ""
@@ -209,7 +209,7 @@ def _progress(name: str, quiet: bool) -> Iterator[Callable[[float], None]]:
         return
     from rich.progress import Progress
 
-    from halotile.cli.screen import progress_console
+    from halotile.cli.screens.screen import progress_console
 
     with Progress(console=progress_console(), transient=True) as bar:
         task = bar.add_task(name, total=1.0)

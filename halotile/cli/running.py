@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import typer
 
 from halotile.cli import exits
-from halotile.cli.screen import complain, print_json, print_rows, say
+from halotile.cli.screens.screen import complain, print_json, print_rows, say
 
 if TYPE_CHECKING:
-    from halotile.graphs.job import AnyJob
-    from halotile.graphs.simulation.noise import NoiseChoice
+    from halotile.graphs.jobs.sections import AnyJob
+    from halotile.graphs.jobs.simulate.noise import NoiseChoice
 
 
 def show(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     """Show what a run would do, and the script of a worker where that is a batch job; nothing is started or written."""
-    from halotile.cli.jobs import words_of
-    from halotile.graphs.claim import look
-    from halotile.graphs.jobs import engine_of
-    from halotile.graphs.pieces.batch import worker_script
-    from halotile.graphs.workers.forks import expect_no_workers
+    from halotile.cli.screens.job_words import words_of
+    from halotile.graphs.clusters.launches.batch_jobs import worker_script
+    from halotile.graphs.clusters.workers.fork_server import expect_no_workers
+    from halotile.graphs.jobs.engines import engine_of
+    from halotile.graphs.runs.claim import look
 
     expect_no_workers()
     plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input, say=complain)
@@ -39,16 +39,16 @@ def show(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool) -> None:
 def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
     """Run a job; one that was interrupted goes on where it was."""
     began = time.perf_counter()
-    from halotile.cli.figures import outcome_json, outcome_rows
-    from halotile.cli.jobs import words_of
-    from halotile.cli.report import make_report
-    from halotile.cli.units import first_line
-    from halotile.graphs.jobs import engine_of
-    from halotile.graphs.resolution import is_other_copy
+    from halotile.cli.screens.job_words import words_of
+    from halotile.cli.screens.outcome_rows import outcome_json, outcome_rows
+    from halotile.cli.screens.progress_report import make_report
+    from halotile.cli.screens.units import first_line
+    from halotile.graphs.clusters.detection.cluster_kind import is_other_copy
+    from halotile.graphs.jobs.engines import engine_of
 
     if is_other_copy(job.cluster):
         from halotile.graphs.clusters.ranks import serve
-        from halotile.graphs.plan import run_directory_of
+        from halotile.graphs.plans.plan import run_directory_of
 
         serve(run_directory_of(job.output.path))
         return
@@ -81,8 +81,8 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
 
 def _among_copies(job: AnyJob) -> AbstractContextManager[None]:
     """Where this is the first of several copies of the command, the others hear of its end."""
-    from halotile.graphs.launchers import copy_of
-    from halotile.graphs.resolution import kind_of
+    from halotile.graphs.clusters.detection.cluster_kind import kind_of
+    from halotile.graphs.clusters.detection.launchers import copy_of
 
     if kind_of(job.cluster).name != "ranks" or copy_of() is None:
         return nullcontext()
@@ -99,12 +99,12 @@ def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool,
     ConfigError
         When it is a job without measurements.
     """
-    from halotile.cli.report import make_report
+    from halotile.cli.screens.progress_report import make_report
     from halotile.errors import ConfigError
-    from halotile.graphs.job import Reconstruction
-    from halotile.graphs.resolution import is_other_copy
-    from halotile.graphs.simulation.plan import make_simulation_plans
-    from halotile.graphs.simulation.run import run_simulation
+    from halotile.graphs.clusters.detection.cluster_kind import is_other_copy
+    from halotile.graphs.jobs.sections import Reconstruction
+    from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+    from halotile.graphs.jobs.simulate.run import run_simulation
 
     if not isinstance(job, Reconstruction):
         raise ConfigError(

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.bad_blocks import GivenUp, blocks_given_up, rows_of
-from halotile.cli.batch_state import QUEUED, BatchJob, batch_job
-from halotile.cli.figures import iteration_text
-from halotile.cli.report import Lines, Report, Silence, counts
-from halotile.cli.screen import Row, complain
-from halotile.cli.units import bytes_text, counted, percent, rate_text, seconds_text
+from halotile.cli.screens.bad_blocks import GivenUp, blocks_given_up, rows_of
+from halotile.cli.screens.batch_state import QUEUED, BatchJob, batch_job
+from halotile.cli.screens.outcome_rows import iteration_text
+from halotile.cli.screens.progress_report import Lines, Report, Silence, counts
+from halotile.cli.screens.screen import Row, complain
+from halotile.cli.screens.units import bytes_text, counted, percent, rate_text, seconds_text
 from halotile.errors import ConfigError, DamagedData
-from halotile.graphs.progress import Progress
-from halotile.storage.place import check_entry
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.runfiles import BATCH
+from halotile.graphs.runs.progress import Progress
+from halotile.storage.disk.place import check_entry
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import BATCH
 
 ACTIVE = ("planned", "running", "draining", QUEUED)
 """States of a run whose driver ought to be alive."""

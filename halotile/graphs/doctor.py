@@ -20,17 +20,17 @@ import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
-from halotile.graphs.cores import cores_here
-from halotile.graphs.devices import LOCAL_CUDA
-from halotile.graphs.gpus import INSTALL, gpus_here, has_dask_cuda
-from halotile.graphs.identity import package_version
-from halotile.graphs.job import Cluster
-from halotile.graphs.memory import machine_bytes
-from halotile.graphs.pieces.batch import BatchSystem
-from halotile.graphs.plan import existing_parent
-from halotile.graphs.resolution import DEFAULT, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, kind_of
+from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.clusters.launches.batch_jobs import BatchSystem
+from halotile.graphs.jobs.sections import Cluster
+from halotile.graphs.plans.devices import LOCAL_CUDA
+from halotile.graphs.plans.memory import machine_bytes
+from halotile.graphs.plans.plan import existing_parent
+from halotile.graphs.runs.identity import package_version
 from halotile.registry import find
-from halotile.storage.mounts import why_locks_are_local
+from halotile.storage.disk.mounts import why_locks_are_local
 
 Verdict = Literal["ok", "note", "missing"]
 _LIMITS = (
@@ -101,8 +101,8 @@ def compare_workers(order: Order) -> Iterator[Finding]:
 
 
 def _compare(order: Order) -> Iterator[Finding]:
-    from halotile.graphs.arrival import await_workers
-    from halotile.graphs.versions import differing_versions
+    from halotile.graphs.clusters.connection.arrival import await_workers
+    from halotile.graphs.clusters.detection.versions import differing_versions
 
     start: Start = find("clusters", kind_of(order.choice).name).start
     with start(order) as cluster:

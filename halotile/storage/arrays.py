@@ -10,11 +10,11 @@ from typing import Any
 
 from halotile import registry
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
+from halotile.storage.disk.links import dead_link
 from halotile.storage.formats.base import Source
-from halotile.storage.links import dead_link
-from halotile.storage.marks import MARKS
 from halotile.storage.rim import Readable
-from halotile.storage.stored import refusal
+from halotile.storage.sharded.marks import MARKS
+from halotile.storage.stored_array import refusal
 
 __all__ = ["Source", "open_numbers", "open_source"]
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import psutil
 
 from halotile.errors import InputError
-from halotile.storage.disk import is_full
+from halotile.storage.disk.durable import is_full
 from halotile.storage.grid import Block, Grid, Region
-from halotile.storage.output import WrittenBlock
-from halotile.tasks.lanes import Lanes
-from halotile.tasks.processor import processor
+from halotile.storage.sharded.output import WrittenBlock
+from halotile.tasks.devices.cpu_kind import processor
+from halotile.tasks.devices.prefetch import Lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Receipt:
     batch: int = 0
     worker: str = ""
     processor: str = ""
-    """What decided on the last bits: see :func:`~halotile.tasks.processor.processor`."""
+    """What decided on the last bits: see :func:`~halotile.tasks.devices.cpu_kind.processor`."""
     took: dict[int, float] = field(default_factory=dict)
     """How long the computing thread was at each block that is done, in seconds."""
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)

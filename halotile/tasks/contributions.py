@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import TaskFailed
-from halotile.storage.disk import is_full
+from halotile.storage.disk.durable import is_full
 from halotile.storage.grid import Region
-from halotile.storage.output import ShardWriter
 from halotile.storage.rim import Readable
+from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import peak_memory_bytes
+from halotile.tasks.distributed.transport.stored import Stored, store
+from halotile.tasks.exact_sums import add_exactly
 from halotile.tasks.fidelity import Gradient, NormalImage, Term
 from halotile.tasks.operators.base import InMemory, Shape, read_all
 from halotile.tasks.options import import_from
 from halotile.tasks.shared import Scope
-from halotile.tasks.stored import Stored, store
-from halotile.tasks.totals import add_exactly
 
 Wants = Literal["gradient", "normal"]
 PART = "part"

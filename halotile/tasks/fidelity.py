@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
+from halotile.tasks.exact_sums import total_of
 from halotile.tasks.operators.base import Derived, Operator, Shape, window_of
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope
-from halotile.tasks.totals import total_of
 
 MISFIT = "misfit"
 """The sum under which a gradient notes how badly its image explains the measurements."""

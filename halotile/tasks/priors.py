@@ -10,7 +10,7 @@ import numpy as np
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.operators.base import Derived
 from halotile.tasks.operators.sum import Total

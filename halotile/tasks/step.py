@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.grid import Block, Grid, Region
-from halotile.storage.output import ShardWriter, to_dtype
 from halotile.storage.rim import Pixels, Readable
+from halotile.storage.sharded.output import ShardWriter, to_dtype
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoised import Denoised, keep_on_cards
-from halotile.tasks.overlap_save import snapped
-from halotile.tasks.probe import check_purity
+from halotile.tasks.convolution.overlap_save import snapped
+from halotile.tasks.denoised_image import Denoised, keep_on_cards
+from halotile.tasks.exact_sums import distance, dot
+from halotile.tasks.inner_tiles import TileRunner
 from halotile.tasks.shared import Scope, Shared
-from halotile.tasks.totals import distance, dot
-from halotile.tasks.window import TileRunner
+from halotile.tasks.trials.probe import check_purity
 
 _checked: WeakSet[TileRunner] = WeakSet()
 """Models of this process that an earlier sweep has looked at."""

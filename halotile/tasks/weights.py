@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import WeightsError
-from halotile.tasks.device import is_out_of_memory
+from halotile.tasks.devices.device import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

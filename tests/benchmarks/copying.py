@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from halotile.storage.grid import Block, Grid
-from halotile.storage.hands import HANDS
-from halotile.storage.output import ShardWriter
+from halotile.storage.io_threads import HANDS
 from halotile.storage.rim import Pixels, Readable
+from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import BlockRunner, Receipt
-from halotile.tasks.device import prepare_process
+from halotile.tasks.devices.device import prepare_process
 
 
 @dataclass(frozen=True)

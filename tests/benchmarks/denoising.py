@@ -47,9 +47,9 @@ def run_job(
     """
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.job import Cluster, Input, Job, Output, Run, Tile
-    from halotile.graphs.planner import make_plan
-    from halotile.graphs.tiles import run
+    from halotile.graphs.jobs.denoise.plan import make_plan
+    from halotile.graphs.jobs.denoise.run import run
+    from halotile.graphs.jobs.sections import Cluster, Input, Job, Output, Run, Tile
 
     job = Job(
         input=Input(path=str(source)),
@@ -82,7 +82,7 @@ def ours_box(folder: Path, edge: int) -> Result:
 
 def ours_cnn(folder: Path, edge: int, workers: int = 2, squares: int = 1) -> Result:
     """The network as a job."""
-    from halotile.graphs.job import DenoiserChoice
+    from halotile.graphs.jobs.sections import DenoiserChoice
 
     choice = DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN})
     source = picture(folder, edge, squares=squares)
@@ -101,7 +101,7 @@ def ours_cnn_two_squares(folder: Path, edge: int) -> Result:
 
 def ours_gaussian(folder: Path, edge: int) -> Result:
     """A gaussian as a job, in super-blocks of one size: the case whose memory must not grow."""
-    from halotile.graphs.job import DenoiserChoice
+    from halotile.graphs.jobs.sections import DenoiserChoice
 
     choice = DenoiserChoice(name="gaussian", options={"sigma": 2.0})
     return run_job(
@@ -115,8 +115,8 @@ def ours_noop(folder: Path, blocks: int) -> Result:
 
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.stream import Grouping, Stream
-    from halotile.storage.journal import Journal
+    from halotile.graphs.runs.stream import Grouping, Stream
+    from halotile.storage.run_directory.journal import Journal
     from tests.benchmarks.denoising import do_nothing  # by reference, as a job's own function travels
 
     journal = Journal.create(fresh(folder / "noop-journal"), "noop", blocks)
@@ -221,7 +221,7 @@ def copy(folder: Path, edge: int) -> Result:
     """A plain copy in one process, into the layout and codecs of our output."""
     import zarr
 
-    from halotile.storage.shards import LEVELS
+    from halotile.storage.sharded.shards import LEVELS
 
     source = zarr.open_array(picture(folder, edge), mode="r")
     target = zarr.create_array(
@@ -285,7 +285,7 @@ def bare_tiles(folder: Path, edge: int, rows: range, threads: int, built: str) -
 def _bare_spawn(folder: Path, edge: int, parts: list[range], built: str) -> float:
     import subprocess
 
-    from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
+    from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 
     threads = 2 // len(parts)
     environment = os.environ | WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}

@@ -63,7 +63,7 @@ class Subject:
 
     def choice(self, folder: Path) -> Any:
         """The denoiser as a job names it."""
-        from halotile.graphs.job import DenoiserChoice
+        from halotile.graphs.jobs.sections import DenoiserChoice
 
         options: dict[str, Any]
         if self.name == "cnn":
@@ -94,7 +94,7 @@ def job_of(
     subject: Subject, source: Path, output: Path, device: str, workers: int, known: Path | None = None
 ) -> Any:
     """The job, on workers of this machine that share its one card; with the sizes that an earlier run chose, where it is known."""
-    from halotile.graphs.job import Cluster, Input, Job, Output, Run, Tile
+    from halotile.graphs.jobs.sections import Cluster, Input, Job, Output, Run, Tile
 
     return Job(
         input=Input(path=str(source)),
@@ -135,8 +135,8 @@ def wake(device: str) -> None:
 
 def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1") -> Result:
     """A job, from Zarr to Zarr, everything on disk and synced; its plan is made before."""
-    from halotile.graphs.planner import make_plan
-    from halotile.graphs.tiles import run
+    from halotile.graphs.jobs.denoise.plan import make_plan
+    from halotile.graphs.jobs.denoise.run import run
     from tests.benchmarks.gpu_programs import wake  # by reference
 
     count = int(workers)
@@ -174,8 +174,8 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
 
 def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The blocks of the same job read and written by one worker, with nothing computed."""
-    from halotile.graphs.planner import make_plan
-    from halotile.storage.output import create_output
+    from halotile.graphs.jobs.denoise.plan import make_plan
+    from halotile.storage.sharded.output import create_output
 
     source, output = picture(folder, edge), fresh(folder / "copy.zarr")
     known = folder / f"ours-{subject}-{device}-{edge}-1.json"
@@ -195,8 +195,8 @@ def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
     import numpy as np
     import zarr
 
-    from halotile.graphs.planner import make_plan
-    from halotile.graphs.tiles import run
+    from halotile.graphs.jobs.denoise.plan import make_plan
+    from halotile.graphs.jobs.denoise.run import run
 
     results = []
     with started(1) as cluster:

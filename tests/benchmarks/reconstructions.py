@@ -63,7 +63,7 @@ class _Stored:
 
 def _job(folder: Path, edge: int, denoiser: str, iterations: int, every: int = 1, **options: Any) -> Any:
     """Plug and play with three blurs, a checkpoint every so many iterations."""
-    from halotile.graphs.job import (
+    from halotile.graphs.jobs.sections import (
         DenoiserChoice,
         OperatorChoice,
         Output,
@@ -96,8 +96,8 @@ def _run(job: Any) -> tuple[Any, Any]:
     """The plan, and what came of it."""
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-    from halotile.graphs.reconstruction.run import reconstruct
+    from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+    from halotile.graphs.jobs.reconstruct.run import reconstruct
 
     with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster:
         warm(cluster.client)
@@ -152,7 +152,7 @@ def ours_gaussian_unfused(folder: Path, edge: int) -> Result:
 
 def ours_twice(folder: Path, edge: int) -> Result:
     """Two iterations with the network, of which the second reads an image, in super-blocks of one size: memory must not grow."""
-    from halotile.graphs.job import Tile
+    from halotile.graphs.jobs.sections import Tile
 
     return _ours(folder, edge, "cnn", 2, fuse=True, tile=Tile(block=1024))
 
@@ -161,10 +161,10 @@ def same_bits(folder: Path, edge: int) -> Result:
     """Pixels that differ between one pass, two passes, and the same two iterations on whole images in memory."""
     import zarr
 
-    from halotile.graphs.job import Tile
-    from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+    from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+    from halotile.graphs.jobs.sections import Tile
     from halotile.graphs.solvers.base import State
-    from halotile.tasks.device import threads
+    from halotile.tasks.devices.device import threads
     from halotile.tasks.operators.base import InMemory, read_all
 
     images = []

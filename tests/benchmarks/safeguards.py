@@ -26,7 +26,7 @@ spent: list[float] = []
 
 def share(folder: Path, edge: int) -> Result:
     """Per cent of the job's time: the driver's seconds, and those of the workers side by side."""
-    from halotile.graphs.claimed import Claimed
+    from halotile.graphs.runs.held_output import Claimed
     from halotile.tasks.denoisers.function import GivenFunction
 
     Claimed._told = timed(Claimed._told)  # type: ignore[method-assign]
@@ -51,7 +51,7 @@ def same(window: NDArray[Any]) -> NDArray[Any]:
 
 def time_digests() -> None:
     """Time what a worker does for digests from now on."""
-    from halotile.storage import output
+    from halotile.storage.sharded import output
 
     for name in ("encoded_digest", "digest_of"):
         setattr(output, name, timed(getattr(output, name)))

@@ -10,7 +10,7 @@ import pytest
 
 from halotile.graphs.clusters.base import Cluster
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.probe import probe
+from halotile.tasks.trials.probe import probe
 from tests.benchmarks import bench_gpu, gpu_programs, unets
 from tests.benchmarks.bench_gpu import CASES, Bench, Table, main
 from tests.benchmarks.turns import take_turns

@@ -10,8 +10,8 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from halotile.graphs.job import Cluster, Job
-from halotile.graphs.progress import Progress
+from halotile.graphs.jobs.sections import Cluster, Job
+from halotile.graphs.runs.progress import Progress
 from halotile.storage.grid import Region
 
 RUNNER = CliRunner()

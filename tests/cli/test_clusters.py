@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from halotile import denoise
-from halotile.cli.config import Flags, load_cluster, load_job
+from halotile.cli.config.loading import Flags, load_cluster, load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.job import Cluster
+from halotile.graphs.jobs.sections import Cluster
 from halotile.registry import find
 from tests.cli.engine import RUNNER, Engine
 from tests.faults import REPOSITORY
@@ -279,7 +279,7 @@ def test_a_dry_run_shows_the_script_of_a_worker_and_writes_nothing(
     done = RUNNER.invoke(app, ["run", str(config), "--cluster", kind, "--dry-run"])
     assert done.exit_code == 0, done.output
     assert f"\n{line}" in f"\n{done.stdout}"
-    assert ("halotile.graphs.workers tls://DRIVER:PORT" in done.stdout) == (kind != "local")
+    assert ("halotile.graphs.clusters.workers tls://DRIVER:PORT" in done.stdout) == (kind != "local")
     assert "\n  workers " in done.stdout
     assert sorted(config.parent.iterdir()) == before
 

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import halotile
-from halotile.cli.config import Flags, load_job, load_saved_job, read_config
-from halotile.cli.kinds import JOBS
+from halotile.cli.config.kinds import JOBS
+from halotile.cli.config.loading import Flags, load_job, load_saved_job, read_config
+from halotile.cli.config.sections import check_config
 from halotile.cli.main import app
-from halotile.cli.sections import check_config
 from halotile.errors import ConfigError, InputError
 from tests.support import load_denoising
 

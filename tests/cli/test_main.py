@@ -114,7 +114,7 @@ def test_a_plan_that_is_stopped_leaves_nothing_to_resume(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("halotile.graphs.planner.make_plan", stopped)
+    monkeypatch.setattr("halotile.graphs.jobs.denoise.plan.make_plan", stopped)
     result = RUNNER.invoke(app, ["plan", str(config)])
     assert (result.exit_code, result.stderr.strip()) == (130, "stopped")
 
@@ -248,7 +248,7 @@ def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: s
         "from halotile.cli.main import main\n"
         "planner = types.ModuleType('planner')\n"
         f"planner.make_plan = lambda job, **_: os.kill(os.getpid(), {int(number)})\n"
-        "sys.modules['halotile.graphs.planner'] = planner\n"
+        "sys.modules['halotile.graphs.jobs.denoise.plan'] = planner\n"
         f"sys.argv = ['recon-cli', 'run', {str(config)!r}]\n"
         "main()\n"
     )
@@ -362,7 +362,7 @@ def test_a_reader_that_stops_early_changes_nothing_but_what_is_read(
 
 def test_progress_that_nobody_reads_ends_no_run(config: Path) -> None:
     code = (
-        "import os\nfrom halotile.cli.report import make_report\nfrom halotile.graphs.progress import Progress\n"
+        "import os\nfrom halotile.cli.screens.progress_report import make_report\nfrom halotile.graphs.runs.progress import Progress\n"
         "moment = Progress(phase='x', done=0, resumed=0, total=1, pixels_done=0, pixels_total=1, seconds=0.0)\n"
         "with make_report(quiet=False) as report:\n    report(moment)\nos.write(1, b'went on')\n"
     )

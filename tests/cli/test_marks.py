@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from halotile.cli import batch
-from halotile.cli.report import Lines
+from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import advice, read_status, watch
 from halotile.errors import ConfigError
-from halotile.graphs.signals import Signals, drains_within
+from halotile.graphs.runs.signals import Signals, drains_within
 from halotile.graphs.submission.attend import Submission
-from halotile.storage.batchfiles import BatchFiles
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.run_directory.batch_files import BatchFiles
+from halotile.storage.run_directory.directory import RunDirectory
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_one_that_has_not_is_marked(submitted: RunDirectory, slurm: Path) -> Non
 def test_a_driver_that_is_killed_is_told_by_who_looks_after_it(
     submitted: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.graphs.children.run_child", lambda *_: -signal.SIGKILL)
+    monkeypatch.setattr("halotile.graphs.child_process.run_child", lambda *_: -signal.SIGKILL)
     assert batch.look_after(submitted.path) == 128 + signal.SIGKILL
     assert "its driver was killed (SIGKILL), for memory perhaps" in str(BatchFiles(submitted).failure())
 
@@ -74,7 +74,7 @@ def test_a_driver_that_is_killed_is_told_by_who_looks_after_it(
 def test_only_what_kills_without_being_asked_is_told(
     number: signal.Signals, words: str, submitted: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.graphs.children.run_child", lambda *_: -number)
+    monkeypatch.setattr("halotile.graphs.child_process.run_child", lambda *_: -number)
     assert batch.look_after(submitted.path) == 128 + number
     assert words in str(BatchFiles(submitted).failure())
 

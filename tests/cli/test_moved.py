@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile.cli.main import app
-from halotile.graphs.verify import verify
+from halotile.graphs.runs.verify import verify
 
 RUNNER = CliRunner()
 

@@ -15,11 +15,11 @@ from halotile.cli import batch
 from halotile.cli.exits import BAD_DATA, OK, USAGE
 from halotile.cli.main import app
 from halotile.errors import DamagedData, OutputInUse
-from halotile.storage.batchfiles import BatchFiles
-from halotile.storage.journal import VERSION
-from halotile.storage.lines import sealed
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.runfiles import BATCH, FAILED, LOCK
+from halotile.storage.run_directory.batch_files import BatchFiles
+from halotile.storage.run_directory.checksummed_lines import sealed
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import VERSION
+from halotile.storage.run_directory.names import BATCH, FAILED, LOCK
 from tests.storage.outputs import PLAIN, written
 
 RUNNER = CliRunner()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halotile.cli.config import load_job, load_saved_job
+from halotile.cli.config.loading import load_job, load_saved_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.job import DenoiserChoice, Reconstruction
+from halotile.graphs.jobs.sections import DenoiserChoice, Reconstruction
 
 RUNNER = CliRunner()
 
@@ -287,7 +287,7 @@ def test_a_lie_inside_of_an_operator_is_told(reconstruction: Path, was: str, lie
 
 
 def test_a_saved_job_is_the_job(reconstruction: Path) -> None:
-    from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+    from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 
     job = load(reconstruction)
     plan = make_reconstruction_plan(job)

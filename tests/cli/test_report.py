@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from halotile.cli.report import LINE_SECONDS, Lines, Live, Silence, figures, line, make_report, picture
-from halotile.graphs.progress import Progress
+from halotile.cli.screens.progress_report import (
+    LINE_SECONDS,
+    Lines,
+    Live,
+    Silence,
+    figures,
+    line,
+    make_report,
+    picture,
+)
+from halotile.graphs.runs.progress import Progress
 
 
 def moment(**changed: Any) -> Progress:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halotile.cli.main import app
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.run_directory.directory import RunDirectory
 from tests.cli.engine import RUNNER, Engine, save_job
 
 

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile import registry
-from halotile.cli.fields import field_types
-from halotile.cli.kinds import JOBS, NAMED
+from halotile.cli.config.fields import field_types
+from halotile.cli.config.kinds import JOBS, NAMED
+from halotile.cli.config.schema import config_schema
+from halotile.cli.config.yaml_source import read_text
 from halotile.cli.main import app
-from halotile.cli.schema import config_schema
-from halotile.cli.yaml_source import read_text
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.simulation import run as simulate
+from halotile.graphs.jobs.simulate import run as simulate
 
 RUNNER = CliRunner()
 JOB = """\

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile.cli.main import app
-from halotile.cli.report import Lines
+from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import SILENCE_SECONDS, read_status, watch
 from halotile.errors import ConfigError
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.run_directory.directory import RunDirectory
 
 RUNNER = CliRunner()
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import zarr
 
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.run_directory.directory import RunDirectory
 from tests.hpc import BLOCKS, EDGE, HpcJob, wait_for
 from tests.slurm import Slurm
 

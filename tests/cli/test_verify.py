@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 
 from halotile.cli.main import app
-from halotile.graphs.verify import Verdict
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.runs import Runs
+from halotile.graphs.runs.verify import Verdict
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.number_ranges import Runs
 from tests.cli.engine import RUNNER, save_job
 
 
@@ -23,7 +23,7 @@ def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
     """Have every check find this."""
     module = ModuleType("verify")
     module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "halotile.graphs.verify", module)
+    monkeypatch.setitem(sys.modules, "halotile.graphs.runs.verify", module)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halotile.cli.yaml_source import MAX_BYTES, read_file, read_text
+from halotile.cli.config.yaml_source import MAX_BYTES, read_file, read_text
 from halotile.errors import ConfigError
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from halotile.tasks.card import Card
+from halotile.tasks.devices.gpu import Card
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,12 @@ import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.job import Cluster as Choice
-from halotile.graphs.job import Job
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
-from halotile.storage.journal import Journal
-from halotile.storage.rundir import RunDirectory
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.jobs.sections import Job
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
 from tests.faults import REPOSITORY, members, until
 from tests.support import Picture, dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from halotile.storage.grid import Region
-from halotile.tasks.card import Card
-from halotile.tasks.window import TileRunner, Tiling
+from halotile.tasks.devices.gpu import Card
+from halotile.tasks.inner_tiles import TileRunner, Tiling
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from halotile.storage.grid import Region
-from halotile.tasks.card import Card
-from halotile.tasks.device import Device
-from halotile.tasks.window import TileRunner, Tiling
+from halotile.tasks.devices.device import Device
+from halotile.tasks.devices.gpu import Card
+from halotile.tasks.inner_tiles import TileRunner, Tiling
 from tests.faults import REPOSITORY
 from tests.support import DTYPES
 
@@ -91,8 +91,8 @@ def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> N
     """In a process of its own: a recording that breaks may leave one that cannot allocate."""
     program = (
         "import sys, numpy as np\n"
-        "from halotile.tasks.card import Card\n"
-        "from halotile.tasks.window import TileRunner\n"
+        "from halotile.tasks.devices.gpu import Card\n"
+        "from halotile.tasks.inner_tiles import TileRunner\n"
         "from tests.gpu.test_pixels import WHOLE, picture, tiling\n"
         "card = Card(sys.argv[1]).recording()\n"
         "looking = lambda batch: batch * (2.0 if float(batch.max()) > 0 else 1.0)\n"

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import (
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import (
     Cluster as Choice,
 )
-from halotile.graphs.job import (
+from halotile.graphs.jobs.sections import (
     DenoiserChoice,
     OperatorChoice,
     Output,
@@ -21,10 +24,7 @@ from halotile.graphs.job import (
     SolverChoice,
     Tile,
 )
-from halotile.graphs.outcome import Outcome
-from halotile.graphs.reconstruction.plan import ReconstructionPlan
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
+from halotile.graphs.runs.outcome import Outcome
 from tests.graphs.solving import kernel
 from tests.support import Picture, dncnn_weights, noisy_picture, read_zarr, write_zarr
 

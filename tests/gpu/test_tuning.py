@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import Cluster as Choice
-from halotile.graphs.job import Job
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
-from halotile.tasks.card import Card
-from halotile.tasks.tuned import Wish
-from halotile.tasks.tuning import PRECISIONS, tune
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.jobs.sections import Job
+from halotile.tasks.devices.gpu import Card
+from halotile.tasks.trials.gpu_findings import Wish
+from halotile.tasks.trials.gpu_trial import PRECISIONS, tune
 from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import zarr
 
 from halotile import DistributedContext
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.verify import verify
+from halotile.graphs.runs.verify import verify
 from tests.faults import BLOCKS, Scene, picture, truth
 from tests.graphs.trials import FOUND, TWO, finding
 

@@ -10,28 +10,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.graphs.reconstruction.iterate import Iterations
-from halotile.graphs.reconstruction.plan import NORM_ITERATIONS, ReconstructionPlan
+from halotile.graphs.iterations.iterate import Iterations
+from halotile.graphs.jobs.reconstruct.plan_value import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.solvers.base import Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
-from halotile.storage.checkpoints import Ledger
 from halotile.storage.grid import Grid
-from halotile.storage.journal import Journal
-from halotile.storage.output import Layout
 from halotile.storage.rim import Readable, Rim
-from halotile.storage.vectors import Vectors
+from halotile.storage.run_directory.checkpoints import Ledger
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.sharded.output import Layout
+from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
-from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.fidelity import Gradient, NormalImage, Term
+from halotile.tasks.inner_tiles import Tiling
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors import NoPrior, Prior
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
 from halotile.tasks.step import Sight, StepTask
-from halotile.tasks.window import Tiling
 
 Pixels = NDArray[Any]
 

@@ -18,16 +18,17 @@ import pytest
 
 import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
-from halotile.graphs import claim, patience
-from halotile.graphs.job import Output, Reconstruction
-from halotile.graphs.patience import patience_seconds
-from halotile.graphs.plan import RunPlan
-from halotile.graphs.planner import make_plan
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
-from halotile.graphs.simulation.noise import NoiseChoice
-from halotile.graphs.simulation.plan import make_simulation_plans
-from halotile.graphs.simulation.run import run_simulation
+from halotile.graphs import waiting
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run as denoise
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import Output, Reconstruction
+from halotile.graphs.jobs.simulate.noise import NoiseChoice
+from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.jobs.simulate.run import run_simulation
+from halotile.graphs.plans.plan import RunPlan
+from halotile.graphs.runs import claim
 from halotile.graphs.submission import slurm
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,
@@ -36,11 +37,11 @@ from halotile.graphs.submission.attend import (
     check_not_waiting,
     submission_in,
 )
-from halotile.graphs.tiles import run as denoise
-from halotile.storage.batchfiles import BatchFiles
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.runfiles import WRITTEN
-from halotile.storage.workerlock import WorkerLock
+from halotile.graphs.waiting import patience_seconds
+from halotile.storage.run_directory.batch_files import BatchFiles
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import WRITTEN
+from halotile.storage.run_directory.worker_lock import WorkerLock
 from tests.faults import Scene
 from tests.support import write_zarr
 
@@ -115,9 +116,9 @@ def test_another_driver_at_work_has_the_run_to_itself(
     assert BatchFiles(made).failure() is None
 
 
-@pytest.mark.parametrize("name", [*patience.BATCH_JOB, "HOME"])
+@pytest.mark.parametrize("name", [*waiting.BATCH_JOB, "HOME"])
 def test_locks_are_waited_for_in_batch_jobs_alone(name: str) -> None:
-    assert patience_seconds(0.5, {name: "7"}) == (0.5 if name == "HOME" else patience.LEASE_SECONDS)
+    assert patience_seconds(0.5, {name: "7"}) == (0.5 if name == "HOME" else waiting.LEASE_SECONDS)
 
 
 def test_what_is_waited_for_is_told_in_the_log(
@@ -125,7 +126,7 @@ def test_what_is_waited_for_is_told_in_the_log(
 ) -> None:
     caplog.set_level("WARNING")  # a cluster that was started silences every handler, and for good
     scene = Scene.create(tmp_path)
-    monkeypatch.setattr(patience, "SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "SECONDS", 0.05)
     monkeypatch.setattr(claim, "patience_seconds", lambda _: 0.3)
     with scene.directory.lock(), pytest.raises(OutputInUse):
         scene.run()
@@ -144,7 +145,7 @@ def _tear(number: int, _: FrameType | None) -> NoReturn:
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
     """The signal that comes while a lock is waited for, for as long as a batch job waits."""
     asked: list[signal.Signals] = []
-    monkeypatch.setattr(patience, "SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "SECONDS", 0.05)
     monkeypatch.setattr(claim, "log_line", lambda _: os.kill(os.getpid(), asked[0]))
     monkeypatch.setenv("PBS_JOBID", "7")
     before = {number: signal.signal(number, _tear) for number in (signal.SIGUSR1, signal.SIGTERM)}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs.bars import BlockBar, show_blocks, task_key
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.stream import Grouping, Stream
+from halotile.graphs.runs.stream import Grouping, Stream
+from halotile.graphs.watching.bars import BlockBar, show_blocks, task_key
 from tests.graphs.test_stream import noop
 
 DONE = ("memory", "released")

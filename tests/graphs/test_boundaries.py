@@ -11,14 +11,22 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
-from halotile.graphs import devices
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.gpus import Gpus
-from halotile.graphs.job import OperatorChoice, Output, PriorChoice, Reconstruction, Run, SolverChoice, Tile
-from halotile.graphs.planner import make_plan
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
-from halotile.graphs.tiles import run
+from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import (
+    OperatorChoice,
+    Output,
+    PriorChoice,
+    Reconstruction,
+    Run,
+    SolverChoice,
+    Tile,
+)
+from halotile.graphs.plans import devices
 from tests.graphs.distributing import image, kernel
 from tests.support import dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr
 
@@ -118,17 +126,18 @@ def test_none_crosses_in_a_denoising_run(
 
 def cards_of_the_processor() -> None:
     """From now on workers of this process have a card that is the processor."""
-    from halotile.tasks import denoise
-    from halotile.tasks.card import Card
+    from halotile.tasks import denoise_block
+    from halotile.tasks.devices.gpu import Card
 
-    vars(denoise)["open_device"] = lambda kind, *options: Card("cpu", *options)
+    vars(denoise_block)["open_device"] = lambda kind, *options: Card("cpu", *options)
 
 
 def devices_as_they_are() -> None:
     """As before."""
-    from halotile.tasks import card, denoise
+    from halotile.tasks import denoise_block
+    from halotile.tasks.devices import gpu
 
-    vars(denoise)["open_device"] = card.open_device
+    vars(denoise_block)["open_device"] = gpu.open_device
 
 
 def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.progress import Progress
+from halotile.graphs.runs.progress import Progress
 from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
 from tests.faults import Scene, until
 

@@ -10,9 +10,8 @@ import pytest
 
 import halotile
 from halotile.errors import ConfigError
-from halotile.graphs import denoise as main_job
-from halotile.graphs.checks import CHECKS, check_job
-from halotile.graphs.job import (
+from halotile.graphs.jobs.denoise import call as main_job
+from halotile.graphs.jobs.sections import (
     Cluster,
     DenoiserChoice,
     Input,
@@ -23,6 +22,7 @@ from halotile.graphs.job import (
     Run,
     Tile,
 )
+from halotile.graphs.rules.values import CHECKS, check_job
 
 
 def job(section: str, part: Any) -> Job:

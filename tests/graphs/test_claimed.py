@@ -17,15 +17,16 @@ import pytest
 import zarr
 
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable, OutputRefused, Stopped
-from halotile.graphs import claimed, signals
-from halotile.graphs.claim import claim
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.planner import make_plan
-from halotile.graphs.progress import Progress
-from halotile.graphs.verify import verify
-from halotile.storage import output, ownership
-from halotile.storage.disk import PARTIAL
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.runs import held_output, signals
+from halotile.graphs.runs.claim import claim
+from halotile.graphs.runs.progress import Progress
+from halotile.graphs.runs.verify import verify
+from halotile.storage.disk import ownership
+from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
+from halotile.storage.sharded import output
 from tests.faults import BLOCK, BLOCKS, Scene, picture, truth
 from tests.support import write_zarr
 
@@ -154,8 +155,8 @@ def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
     looks: bool,
 ) -> None:
     if looks:
-        monkeypatch.setattr(claimed, "LOOK_SECONDS", 0.1)
-        monkeypatch.setattr(claimed, "LOOK_SHARE", 0.5)
+        monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.1)
+        monkeypatch.setattr(held_output, "LOOK_SHARE", 0.5)
     shutil.copytree(scene.source, scene.folder / "backup")
     scene.set_pace(0.05)
     with pytest.raises(InputError, match=rf"noisy\.zarr {words} while the run read it.*--fresh") as ended:
@@ -236,7 +237,7 @@ def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    monkeypatch.setattr(claimed, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.1)
     hiccup = Hiccup(monkeypatch, name, times=5)
     scene.set_pace(0.02)
     scene.run(cluster, observer=after(8, scene, hiccup.begin))
@@ -253,7 +254,7 @@ def test_what_the_system_never_tells_ends_a_run_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    monkeypatch.setattr(claimed, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(held_output, "SILENT_SECONDS", 0.0)
     with monkeypatch.context() as patched:
         hiccup = Hiccup(patched, name, times=math.inf)
         scene.set_pace(0.02)
@@ -269,12 +270,12 @@ def test_looks_that_take_long_are_seldom(
 ) -> None:
     looks: list[float] = []
 
-    def look(_: claimed.Claimed) -> None:
+    def look(_: held_output.Claimed) -> None:
         looks.append(time.monotonic())
         time.sleep(0.1)
 
-    monkeypatch.setattr(claimed.Claimed, "_check_input", look)
-    monkeypatch.setattr(claimed, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(held_output.Claimed, "_check_input", look)
+    monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.0)
     scene.set_pace(0.05)
     scene.run(cluster)
     # The first, and the one that is always taken, after the pass.

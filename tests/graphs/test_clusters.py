@@ -21,12 +21,12 @@ import pytest
 from distributed.core import connect
 
 from halotile.errors import ConfigError
-from halotile.graphs import job
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
-from halotile.graphs.planner import make_plan
-from halotile.graphs.workers import forks
-from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.clusters.workers import fork_server
+from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.jobs import sections
+from halotile.graphs.jobs.denoise.plan import make_plan
 from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_picture, write_zarr
 
@@ -37,7 +37,7 @@ def worker_view() -> dict[str, object]:
     """What a worker sees of itself."""
     import torch
 
-    from halotile.tasks.device import prepare_process
+    from halotile.tasks.devices.device import prepare_process
 
     prepare_process(threads=1)
     return {
@@ -78,13 +78,13 @@ def look():
     return "torch" in sys.modules, os.getppid() != driver, os.environ.get("PYTHONPATH")
 
 driver = os.getpid()
-with local.start(Order(workers=1, memory_bytes=2**31, choice=job.Cluster(dashboard=False))) as cluster:
+with local.start(Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(dashboard=False))) as cluster:
     print(*cluster.client.run(look).values())
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(forks.METHOD != "forkserver", reason="workers are forked on Linux only")
+@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
 def test_what_lies_in_the_working_directory_is_not_imported_by_workers(tmp_path: Path) -> None:
     script, elsewhere = tmp_path / "script.py", tmp_path / "elsewhere"
     script.write_text(FORKED)
@@ -161,7 +161,7 @@ def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: 
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     before = dict(os.environ)
     with local.start(
-        Order(workers=1, memory_bytes=2 * 2**30, choice=job.Cluster(dashboard=False))
+        Order(workers=1, memory_bytes=2 * 2**30, choice=sections.Cluster(dashboard=False))
     ) as started:
         assert started.dashboard is None
         scheduler = started.client.cluster.scheduler
@@ -193,7 +193,7 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
 def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(
     setting: dict[str, object], said: str
 ) -> None:
-    order = Order(workers=1, memory_bytes=2 * 2**30, choice=job.Cluster(dashboard=False))
+    order = Order(workers=1, memory_bytes=2 * 2**30, choice=sections.Cluster(dashboard=False))
     with pytest.raises(ConfigError) as caught, dask.config.set(setting), local.start(order):
         pass
     assert re.search(rf"^the cluster did not start \(.*{said}", str(caught.value))
@@ -247,7 +247,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    with local.start(Order(workers=1, memory_bytes=2**31, choice=job.Cluster(dashboard=False))) as cluster:
+    with local.start(Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(dashboard=False))) as cluster:
         print(type(cluster.client.submit(die).exception(timeout=60)).__name__)
 """
 

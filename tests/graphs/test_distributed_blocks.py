@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, edge: int) -> None:
     """Have small images count as large ones, and blocks of them this long."""
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", edge)
+    monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", 100)
+    monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", edge)
 
 
 @pytest.mark.parametrize("kind", ["circular", "reflect", "constant"])
@@ -46,13 +46,13 @@ def test_large_images_run_by_blocks(
 def test_large_images_have_the_noise_that_small_ones_have(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", 32)
     noise = physics.GaussianNoise(0.1)
     parts = [physics.Blur(filter=kernel(n), padding="circular", noise_model=noise) for n in (3, 7)]
     x = image(1, 1, 70, 50).requires_grad_()
     found = []
     for large in (100, 10**9):
-        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", large)
+        monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", large)
         with DistributedContext(cluster=cluster, device_mode="cpu", seed=8) as opened:
             stack = distribute(parts, opened)
             y = stack(x)
@@ -66,14 +66,14 @@ def test_large_images_have_the_noise_that_small_ones_have(
 def test_squares_of_large_images_are_added_up_by_blocks(
     ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 32)
+    monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", 32)
     parts = [physics.Blur(filter=kernel(n), padding="circular") for n in (3, 7)]
     stack, fidelity = distribute(parts, ctx), distribute(optim.L2(sigma=0.5), ctx)
     x = image(2, 1, 70, 50).requires_grad_()
     y = [part.A(x.detach().flip(-1)).requires_grad_() for part in parts]
     found = []
     for large in (100, 10**9):
-        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", large)
+        monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", large)
         slope = fidelity.grad(x, y, stack)
         found.append([slope.detach(), *torch.autograd.grad(slope.square().sum(), [x, *y])])
         found[-1].append(fidelity.fn(x.detach(), [part.detach() for part in y], stack))
@@ -140,7 +140,7 @@ def test_large_dask_arrays_run_by_blocks(ctx: DistributedContext, kind: str) -> 
 def test_a_part_of_a_large_dask_array_takes_what_lies_near_it(
     ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.tasks.distributed.pieces.BLOCK", 64)
+    monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", 64)
     stack = distribute([physics.Blur(filter=kernel(3), padding="circular")], ctx)
     taken: list[Any] = []
 

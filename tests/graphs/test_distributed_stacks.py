@@ -178,7 +178,7 @@ def test_iterations_are_the_same_in_one_call_and_in_many(
     words = {"verbose": False, "max_iter": 8}
     found = []
     for size in (2**16, 0):
-        monkeypatch.setattr("halotile.tasks.distributed.atonce.SMALL_BYTES", size)
+        monkeypatch.setattr("halotile.tasks.distributed.stacks.one_call.SMALL_BYTES", size)
         found.append(getattr(stack, method)(*given[method], **words))
     assert difference(*found) < NEAR
 
@@ -199,7 +199,7 @@ def test_parameters_of_a_call_stay_as_those_of_deepinv_do(
     ctx: DistributedContext, which: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_cut:
-        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+        monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", 100)
     x, first, other = image(1, 1, 20, 24), kernel(3), kernel(5)
 
     def made(word: torch.Tensor) -> Any:
@@ -318,7 +318,7 @@ def test_torch_func_takes_distributed_operators(
     ctx: DistributedContext, name: str, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr("halotile.tasks.distributed.pieces.LARGE", 100)
+        monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", 100)
     plain, x = physics.StackedLinearPhysics(STACKS["circular blurs"]()), image(1, 1, 20, 24)
     found = [DERIVATIVES[name](each.A_adjoint_A, x) for each in (distribute(plain, ctx), plain)]
     assert difference(*found) < NEAR

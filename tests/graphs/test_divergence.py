@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from halotile.errors import Diverged
-from halotile.graphs.reconstruction.iterate import Iterations
+from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.solvers.fista import Fista
 from halotile.graphs.solvers.gd import GradientDescent

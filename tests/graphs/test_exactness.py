@@ -10,8 +10,8 @@ import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
 from tests.support import (
     dncnn_weights,
     job_of,

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import halotile
-from halotile.cli.config import load_saved_job
+from halotile.cli.config.loading import load_saved_job
 from halotile.errors import OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import Output, PriorChoice, Reconstruction, Run, SolverChoice, Tile
-from halotile.graphs.outcome import Outcome
-from halotile.graphs.reconstruction import run as engine
-from halotile.graphs.reconstruction.further import Reached
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.verify import verify
-from halotile.storage.rundir import RunDirectory
+from halotile.graphs.jobs.reconstruct import run as engine
+from halotile.graphs.jobs.reconstruct.continuation import Reached
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.sections import Output, PriorChoice, Reconstruction, Run, SolverChoice, Tile
+from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.verify import verify
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from tests.graphs.solving import kernel

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.watching.hosts import LEFT_OUT, answer_only_told
+from halotile.graphs.watching.allowed_hosts import LEFT_OUT, answer_only_told
 from halotile.graphs.watching.page import ADDRESS
-from halotile.graphs.watching.watch import Watch
+from halotile.graphs.watching.page_feed import Watch
 
 WEBSOCKET = {
     "Upgrade": "websocket",

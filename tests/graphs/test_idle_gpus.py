@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from halotile.errors import ConfigError
-from halotile.graphs.gpus import Gpus
-from halotile.graphs.job import Cluster, PriorChoice, Run
-from halotile.graphs.planner import make_plan
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.simulation.noise import NoiseChoice
-from halotile.graphs.simulation.plan import make_simulation_plans
+from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.sections import Cluster, PriorChoice, Run
+from halotile.graphs.jobs.simulate.noise import NoiseChoice
+from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding
 from tests.support import job_of, noisy_picture, write_zarr

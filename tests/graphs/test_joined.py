@@ -19,14 +19,14 @@ from distributed import Client, LocalCluster
 
 from halotile import DistributedContext
 from halotile.errors import ConfigError
-from halotile.graphs import job
 from halotile.graphs.clusters import scheduler
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.credentials import Credentials, credentials
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
-from halotile.graphs.versions import differing_versions
-from halotile.graphs.workers.environment import ALLOCATOR_ENVIRONMENT
+from halotile.graphs.clusters.connection.credentials import Credentials, credentials
+from halotile.graphs.clusters.detection.versions import differing_versions
+from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
+from halotile.graphs.jobs import sections
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
 from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_picture, write_zarr
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.cluster
 
 
 def order(**choice: object) -> Order:
-    return Order(workers=1, memory_bytes=2**31, choice=job.Cluster(kind="scheduler", **choice))  # type: ignore[arg-type]
+    return Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(kind="scheduler", **choice))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_a_worker_with_another_authority_is_refused(running: LocalCluster, tmp_p
                 sys.executable,
                 "-P",
                 "-m",
-                "halotile.graphs.workers",
+                "halotile.graphs.clusters.workers",
                 running.scheduler_address,
                 *words,
             ],

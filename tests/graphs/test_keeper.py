@@ -11,8 +11,8 @@ import pytest
 from distributed.core import Status
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.pieces.base import Piece, State
-from halotile.graphs.pieces.keeper import Keeper
+from halotile.graphs.clusters.launches.base import Piece, State
+from halotile.graphs.clusters.launches.keeper import Keeper
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
         self.now = 0.0
-        monkeypatch.setattr("halotile.graphs.pieces.keeper.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("halotile.graphs.clusters.launches.keeper.time.monotonic", lambda: self.now)
         self.cluster = FakeCluster()
         self.said: list[str] = []
         self.keeper = Keeper(self.cluster, workers, look, self.said.append)
@@ -199,7 +199,7 @@ def test_a_piece_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_keeper_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halotile.graphs.pieces.keeper.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("halotile.graphs.clusters.launches.keeper.LOOK_SECONDS", 0.01)
     cluster, said = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
     scale, failures = cluster.scale, iter([True] * 5)
 

@@ -18,13 +18,14 @@ import pytest
 from distributed import Nanny, Status
 
 from halotile.errors import OutputRefused, Stopped
-from halotile.graphs import claim, job, setup
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.planner import make_plan
-from halotile.graphs.progress import Progress
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.workerlock import WorkerLock
+from halotile.graphs.jobs import sections
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.runs import claim, worker_setup
+from halotile.graphs.runs.progress import Progress
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.worker_lock import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 
 pytestmark = pytest.mark.cluster
@@ -70,7 +71,9 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(
 def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -> None:
     for block in range(3):
         scene.make_trouble("die", block)
-    with local.start(Order(workers=1, memory_bytes=2**32, choice=job.Cluster(dashboard=False))) as cluster:
+    with local.start(
+        Order(workers=1, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))
+    ) as cluster:
         # Dask would otherwise give a worker up that is not back after 15 s.
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "365 days"
         outcome = scene.run(cluster, retries=0, on_bad_block="quarantine", workers=1)
@@ -97,7 +100,7 @@ def test_a_driver_waits_for_workers_of_an_earlier_one_and_gives_up_with_a_text(
     scene.directory.create()
     scene.directory.job_path.write_text("{}")
     code = (
-        "import pathlib, sys, time; from halotile.storage.rundir import RunDirectory; from halotile.storage.workerlock import WorkerLock\n"
+        "import pathlib, sys, time; from halotile.storage.run_directory.directory import RunDirectory; from halotile.storage.run_directory.worker_lock import WorkerLock\n"
         "WorkerLock(RunDirectory(pathlib.Path(sys.argv[1]))).hold(); print('held', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(scene.directory.path)]
@@ -127,11 +130,11 @@ def test_a_worker_that_starts_for_a_driver_that_is_gone_may_not_write(scene: Sce
 def test_a_task_that_begins_after_its_job_was_forgotten_holds_no_worker_up(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "SETUP_SECONDS", 0.1)
+    monkeypatch.setattr(worker_setup, "SETUP_SECONDS", 0.1)
     scene.directory.create()
-    plugin = setup.BlockPlugin("a job", make_plan(scene.job()).task, scene.directory.path)
+    plugin = worker_setup.BlockPlugin("a job", make_plan(scene.job()).task, scene.directory.path)
     plugin.teardown(None)
-    assert setup.run_blocks((0,), "a job", scene.directory).done == []
+    assert worker_setup.run_blocks((0,), "a job", scene.directory).done == []
 
 
 def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(

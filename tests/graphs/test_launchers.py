@@ -12,9 +12,9 @@ import pytest
 
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters import ranks
-from halotile.graphs.job import Cluster
-from halotile.graphs.launchers import Copy, copy_of
-from halotile.graphs.resolution import is_other_copy, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import is_other_copy, kind_of
+from halotile.graphs.clusters.detection.launchers import Copy, copy_of
+from halotile.graphs.jobs.sections import Cluster
 from tests.faults import REPOSITORY
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
@@ -116,7 +116,7 @@ def test_copies_that_nobody_counts_are_refused(name: str) -> None:
         kind_of(Cluster(), {name: "0"})
 
 
-LOOK = "import sys; from halotile.graphs.launchers import copy_of; sys.exit(copy_of() is not None)"
+LOOK = "import sys; from halotile.graphs.clusters.detection.launchers import copy_of; sys.exit(copy_of() is not None)"
 AT_A_TERMINAL = (
     f"import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, '-c', {LOOK!r}])))"
 )

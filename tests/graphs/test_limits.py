@@ -33,7 +33,7 @@ def test_a_worker_is_refused_what_goes_beyond_its_memory(cluster: Cluster) -> No
 
 LIFTED = """
 import numpy as np
-from halotile.tasks.limits import allow_memory
+from halotile.tasks.devices.memory_limits import allow_memory
 
 def take():
     try:
@@ -49,7 +49,7 @@ print(take())
 
 FOR_A_WHILE = """
 import numpy as np
-from halotile.tasks.limits import allow_memory, size_limited
+from halotile.tasks.devices.memory_limits import allow_memory, size_limited
 
 def take(nbytes):
     try:
@@ -68,9 +68,9 @@ print(take(2**29))
 WHILE_TRIED = """
 import numpy as np, psutil, resource
 from halotile.errors import MemoryRefused
-from halotile.graphs.job import Run, Tile
-from halotile.graphs.patience import silent
-from halotile.graphs.trials import tried
+from halotile.graphs.jobs.sections import Run, Tile
+from halotile.graphs.waiting import silent
+from halotile.graphs.plans.denoiser_trials import tried
 from halotile.tasks.denoisers.function import GivenFunction
 
 class Free:

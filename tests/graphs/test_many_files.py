@@ -12,13 +12,13 @@ import pytest
 import zarr
 
 from halotile.errors import DiskRefused
-from halotile.graphs.claim import kept_of
-from halotile.graphs.job import Cluster, Run
-from halotile.graphs.plan import Plan, free_inodes
-from halotile.graphs.planner import make_plan
-from halotile.graphs.sizes import MOST_FILES
-from halotile.storage.output import Layout, create_output
-from halotile.storage.rundir import RunDirectory
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.sections import Cluster, Run
+from halotile.graphs.plans.plan import Plan, free_inodes
+from halotile.graphs.plans.sizes import MOST_FILES
+from halotile.graphs.runs.claim import kept_of
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded.output import Layout, create_output
 from tests.support import job_of, noisy_picture, write_zarr
 
 ELSEWHERE = Cluster(kind="slurm")
@@ -137,7 +137,7 @@ def test_more_than_a_file_system_has_room_for_are_refused(
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64)
     known = list(os.statvfs(tmp_path))
     known[5], known[6], known[7] = total, free, free
-    monkeypatch.setattr("halotile.graphs.plan.os.statvfs", lambda _: os.statvfs_result(known))
+    monkeypatch.setattr("halotile.graphs.plans.plan.os.statvfs", lambda _: os.statvfs_result(known))
     if fits:
         make_plan(job)
     else:

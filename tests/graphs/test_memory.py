@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs.planner import make_plan
-from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.jobs.denoise.plan import make_plan
 from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 MIB = 2**20
@@ -23,11 +23,11 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import psutil
-import halotile.graphs.setup, halotile.graphs.tiles  # what a worker has imported
-from halotile.graphs.planner import make_plan
-from halotile.storage.output import create_output
+import halotile.graphs.runs.worker_setup, halotile.graphs.jobs.denoise.run  # what a worker has imported
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
-from halotile.tasks.device import prepare_process
+from halotile.tasks.devices.device import prepare_process
 from tests.support import job_of
 
 folder, name, options, block = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])

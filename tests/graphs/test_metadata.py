@@ -12,9 +12,9 @@ import zarr
 from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
-from halotile.graphs.planner import make_plan
+from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.storage.arrays import open_source
-from halotile.storage.output import create_output
+from halotile.storage.sharded.output import create_output
 from tests.support import job_of, noisy_picture, read_zarr, run_inline, write_zarr
 
 CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, "min": 0, "max": 999}}

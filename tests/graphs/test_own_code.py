@@ -16,16 +16,16 @@ import safetensors.torch
 import torch
 
 from halotile.errors import ConfigError, HalotileError, ResumeRefused, WeightsError
-from halotile.graphs.claim import claim
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.job import Input, Job, Output, PriorChoice
-from halotile.graphs.planner import make_plan
-from halotile.graphs.progress import Progress
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.priors import denoised_of
-from halotile.graphs.tiles import run
-from halotile.storage.rundir import RunDirectory
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.prior import denoised_of
+from halotile.graphs.jobs.sections import Input, Job, Output, PriorChoice
+from halotile.graphs.runs.claim import claim
+from halotile.graphs.runs.progress import Progress
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import deblurring
 from tests.support import dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr

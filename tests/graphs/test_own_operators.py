@@ -12,12 +12,12 @@ import pytest
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import OperatorChoice, Output, Reconstruction, Run, SolverChoice
-from halotile.graphs.reconstruction import doubts
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
-from halotile.graphs.simulation.noise import NoiseChoice
-from halotile.graphs.simulation.plan import make_simulation_plans
+from halotile.graphs.jobs.reconstruct import operator_checks
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import OperatorChoice, Output, Reconstruction, Run, SolverChoice
+from halotile.graphs.jobs.simulate.noise import NoiseChoice
+from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from tests.support import read_zarr, write_zarr
 
 SHAPE = (96, 80)
@@ -180,7 +180,7 @@ def test_a_wrong_part_of_a_composition_is_refused(tmp_path: Path, module: str) -
 def test_what_is_too_large_to_be_tried_is_noted(
     tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doubts, "TRIED", 100)
+    monkeypatch.setattr(operator_checks, "TRIED", 100)
     plan = make_reconstruction_plan(job_with(tmp_path, own(module, "Turned")))
     assert any("too large to hold its adjoint" in note for note in plan.notes)
 

@@ -11,9 +11,9 @@ import zarr
 
 from halotile.errors import OutputRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.planner import make_plan
-from halotile.graphs.verify import verify
-from halotile.storage.output import ShardWriter
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.runs.verify import verify
+from halotile.storage.sharded.output import ShardWriter
 from tests.faults import BLOCKS, Scene
 from tests.graphs.test_claimed import after
 from tests.graphs.test_refusals import refused

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.reconstruction.forms import choose_form
-from halotile.graphs.reconstruction.iterate import Iterations
+from halotile.graphs.iterations.iterate import Iterations
+from halotile.graphs.jobs.reconstruct.forms import choose_form
 from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.graphs.solvers.gd import GradientDescent
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.storage.rim import Readable
+from halotile.tasks.convolution.overlap_save import Engine
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.exact_sums import dot
 from halotile.tasks.fidelity import MISFIT, Gradient, Term
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.normal import weighted_adjoint
-from halotile.tasks.overlap_save import Engine
 from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation, denoised_in
 from halotile.tasks.step import StepTask
-from halotile.tasks.totals import dot
 from tests.graphs.solving import (
     blurs,
     denoised_by,

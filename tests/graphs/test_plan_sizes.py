@@ -17,9 +17,9 @@ from halotile.errors import (
     DiskRefused,
     MemoryRefused,
 )
-from halotile.graphs import planner
-from halotile.graphs.job import Cluster
-from halotile.graphs.planner import make_plan
+from halotile.graphs.jobs.denoise import plan
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.sections import Cluster
 from tests.support import (
     dncnn_weights,
     job_of,
@@ -143,7 +143,7 @@ def test_a_refusal_names_what_can_help(
 def test_more_workers_than_the_machine_has_memory_for_are_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, refused: bool
 ) -> None:
-    monkeypatch.setattr(planner, "machine_bytes", lambda: 3 * 2**30)
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 3 * 2**30)
     run = {"workers": workers, "memory_per_worker": "64GiB"}
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run=run)
     if not refused:
@@ -158,8 +158,8 @@ def test_more_workers_than_the_machine_has_memory_for_are_refused(
 def test_workers_on_other_machines_do_not_count_here(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "machine_bytes", lambda: 2**30)
-    monkeypatch.setattr(planner, "check_job", lambda _: None)
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 2**30)
+    monkeypatch.setattr(plan, "check_job", lambda _: None)
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run={"workers": 500})
     make_plan(replace(job, cluster=Cluster(kind="elsewhere")))
 
@@ -170,7 +170,7 @@ def test_sizes_shrink_to_what_the_machine_has_for_each_worker(
     source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, shard=256, run={"workers": 4})
     roomy = make_plan(job)
-    monkeypatch.setattr(planner, "machine_bytes", lambda: 240 * 2**20 + 4 * 476 * 2**20)
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 240 * 2**20 + 4 * 476 * 2**20)
     tight = make_plan(job)
     assert tight.footprint.total_bytes <= 716 * 2**20 < roomy.footprint.total_bytes
 

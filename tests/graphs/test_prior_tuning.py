@@ -13,8 +13,12 @@ from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.errors import ConfigError
-from halotile.graphs.claim import claim
-from halotile.graphs.job import (
+from halotile.graphs.jobs.reconstruct.memory import footprint_of_operator
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
+from halotile.graphs.jobs.reconstruct.prior_trials import Cut, denoising_of
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import (
     Cluster,
     Output,
     PriorChoice,
@@ -22,19 +26,15 @@ from halotile.graphs.job import (
     SolverChoice,
     Tile,
 )
-from halotile.graphs.memory import MIB
-from halotile.graphs.reconstruction.memory import footprint_of_operator
-from halotile.graphs.reconstruction.plan import ReconstructionPlan
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
-from halotile.graphs.reconstruction.tuning import Cut, denoising_of
-from halotile.graphs.tuning import NotTried
+from halotile.graphs.plans.gpu_trials import NotTried
+from halotile.graphs.plans.memory import MIB
+from halotile.graphs.runs.claim import claim
 from halotile.storage.grid import Region
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import Constant
-from halotile.tasks.denoised import Denoised
+from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.draws import RandomImage
+from halotile.tasks.noise.draws import RandomImage
 from tests.graphs.solving import inline, iterations_of_plan, kernel
 from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_of_memory_once
 from tests.support import dncnn_weights, noisy_picture, write_zarr

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.tasks import processor as module
-from halotile.tasks.processor import processor
+from halotile.tasks.devices import cpu_kind as module
+from halotile.tasks.devices.cpu_kind import processor
 from tests.faults import Scene
 
 CPUINFO = """processor\t: 0

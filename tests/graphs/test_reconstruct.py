@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from halotile.cli.config import Flags, load_job
+from halotile.cli.config.loading import Flags, load_job
 from halotile.cli.main import app
 from halotile.errors import BlockInputFailed, InputError, OutputRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import Reconstruction
-from halotile.graphs.progress import Progress
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
-from halotile.storage.rundir import RunDirectory
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import Reconstruction
+from halotile.graphs.runs.progress import Progress
+from halotile.storage.run_directory.directory import RunDirectory
 from tests.faults import REPOSITORY, flip_bit, members, until
 from tests.graphs.solving import kernel
 from tests.support import read_zarr, write_zarr

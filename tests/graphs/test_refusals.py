@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 import halotile
 from halotile.errors import BlockFailed, HalotileError, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import DenoiserChoice, Input, Job, Output
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
-from halotile.storage.journal import Journal
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output
+from halotile.storage.run_directory.journal import Journal
 from tests.faults import BLOCKS, Scene, picture
 from tests.support import job_of, write_zarr
 

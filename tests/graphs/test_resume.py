@@ -15,10 +15,10 @@ import pytest
 from halotile.errors import BlockFailed, DamagedData, DiskRefused, OutputRefused, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.planner import make_plan
-from halotile.graphs.progress import Progress
-from halotile.graphs.tiles import run
-from halotile.storage.journal import Journal
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.runs.progress import Progress
+from halotile.storage.run_directory.journal import Journal
 from tests.faults import BLOCKS, Scene, flip_bit
 
 pytestmark = pytest.mark.cluster

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
-from halotile.graphs import job
 from halotile.graphs.clusters import htcondor, slurm
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.credentials import credentials
-from halotile.graphs.pieces.batch import BatchSystem, arguments_of, watched
-from halotile.graphs.workers import scratch
-from halotile.graphs.workers.environment import own_environment
+from halotile.graphs.clusters.connection.credentials import credentials
+from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, arguments_of, watched
+from halotile.graphs.clusters.workers import scratch
+from halotile.graphs.clusters.workers.environment import own_environment
+from halotile.graphs.jobs import sections
 from tests.faults import REPOSITORY
 
 NOBODY = 65534
@@ -56,7 +56,7 @@ def look(dask_worker):
     return mode & 0o7777, paths, os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 if __name__ == "__main__":
-    choice = job.Cluster(dashboard=False)
+    choice = sections.Cluster(dashboard=False)
     with local.start(Order(workers=1, memory_bytes=2**31, choice=choice)) as cluster:
         cluster.client.restart()
         (seen,) = cluster.client.run(look).values()
@@ -120,7 +120,7 @@ def test_a_temporary_folder_of_a_long_name_is_told_of(tmp_path: Path) -> None:
 
 LONG = """
 from halotile.errors import ConfigError
-from halotile.graphs.workers.forks import ensure_forks
+from halotile.graphs.clusters.workers.fork_server import ensure_forks
 
 try:
     ensure_forks()
@@ -158,7 +158,14 @@ def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
 ) -> None:
     cluster, words = scheduler
     theirs = taken(tmp_path / "shared")
-    command = [sys.executable, "-P", "-m", "halotile.graphs.workers", cluster.scheduler_address, *words]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "halotile.graphs.clusters.workers",
+        cluster.scheduler_address,
+        *words,
+    ]
     places = {"TMPDIR": str(theirs.parent), "PYTHONPATH": str(REPOSITORY)}
     with (
         subprocess.Popen(
@@ -263,7 +270,7 @@ def test_the_script_of_a_job_is_written_where_its_owner_alone_may(
     system: BatchSystem, tmp_path: Path
 ) -> None:
     dask_jobqueue = pytest.importorskip("dask_jobqueue", reason="the extra hpc is not installed")
-    order = Order(workers=1, memory_bytes=2**31, choice=job.Cluster(interface="lo"))
+    order = Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(interface="lo"))
     kind = watched(getattr(dask_jobqueue, system.cluster).job_cls, tmp_path, system)
     made = kind("tls://127.0.0.1:1", name="0", protocol="tls://", **arguments_of(system, order, tmp_path))
     with made.job_file() as script:

@@ -13,7 +13,7 @@ import zarr
 from numpy.typing import NDArray
 
 import halotile
-from halotile.cli.config import load_job
+from halotile.cli.config.loading import load_job
 from halotile.errors import (
     ConfigError,
     DamagedData,
@@ -24,18 +24,18 @@ from halotile.errors import (
     Stopped,
 )
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
-from halotile.graphs.simulation import run as engine
-from halotile.graphs.simulation.noise import NoiseChoice
-from halotile.graphs.simulation.plan import make_simulation_plans
-from halotile.graphs.simulation.run import run_simulation
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
+from halotile.graphs.jobs.simulate import run as engine
+from halotile.graphs.jobs.simulate.noise import NoiseChoice
+from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.jobs.simulate.run import run_simulation
 from halotile.storage.grid import Grid, Region
-from halotile.tasks.draws import gaussian
+from halotile.tasks.noise.draws import gaussian
+from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
-from halotile.tasks.simulated import Simulated
 from tests.graphs.solving import kernel
 from tests.graphs.test_stages import WholeBlur
 

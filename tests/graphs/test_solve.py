@@ -14,10 +14,10 @@ import zarr
 import halotile
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import DenoiserChoice, OperatorChoice
-from halotile.graphs.reconstruction import solve
-from halotile.graphs.reconstruction.plan import ReconstructionPlan
-from halotile.graphs.reconstruction.run import reconstruct
+from halotile.graphs.jobs.reconstruct import call
+from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import DenoiserChoice, OperatorChoice
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.operators.blur import Blur
 from tests.graphs.solving import kernel
@@ -41,7 +41,7 @@ def plans(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[Reconstruct
         made.append(plan)
         return reconstruct(plan, cluster=cluster, **options)
 
-    monkeypatch.setattr(solve, "run_reconstruction", run)
+    monkeypatch.setattr(call, "run_reconstruction", run)
     return made
 
 
@@ -101,7 +101,7 @@ def test_operators_that_give_0_for_every_image_are_told_before_the_first_iterati
     ],
 )
 def test_a_denoiser_is_said_in_words_or_handed_over(denoiser: dict[str, Any], made: object) -> None:
-    assert solve._prior({"name": "pnp", "denoiser": denoiser}).denoiser == made
+    assert call._prior({"name": "pnp", "denoiser": denoiser}).denoiser == made
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.reconstruction.forms import Form
-from halotile.graphs.reconstruction.further import is_done
-from halotile.graphs.reconstruction.iterate import Target
+from halotile.graphs.iterations.iterate import Target
+from halotile.graphs.jobs.reconstruct.continuation import is_done
+from halotile.graphs.jobs.reconstruct.forms import Form
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
 from halotile.graphs.solvers.cg import ConjugateGradients

@@ -12,20 +12,27 @@ import pytest
 
 from halotile.errors import MemoryRefused, TaskFailed, WorkerDied
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.job import OperatorChoice, Output, PriorChoice, Reconstruction, Run, SolverChoice
-from halotile.graphs.reconstruction.forms import Form
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
+from halotile.graphs.jobs.reconstruct.forms import Form
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import (
+    OperatorChoice,
+    Output,
+    PriorChoice,
+    Reconstruction,
+    Run,
+    SolverChoice,
+)
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import Problem
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.solvers.fista import Fista
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.storage.arrays import open_source
-from halotile.storage.checkpoints import Ledger
-from halotile.storage.journal import Journal
-from halotile.storage.output import ShardWriter
 from halotile.storage.rim import Readable
+from halotile.storage.run_directory.checkpoints import Ledger
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.contributions import Adding, Contributions
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.operators.base import InMemory, Kind, Shape, read_all

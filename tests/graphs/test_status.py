@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from halotile.graphs.outcome import bad_blocks_in_words
-from halotile.graphs.planner import make_plan
-from halotile.graphs.progress import Progress
-from halotile.graphs.status import StatusFile
-from halotile.storage.rundir import RunDirectory
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.runs.outcome import bad_blocks_in_words
+from halotile.graphs.runs.progress import Progress
+from halotile.graphs.runs.status import StatusFile
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock
 from tests.support import job_of, noisy_picture, write_zarr
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.cli.config import load_job
-from halotile.graphs import devices
-from halotile.graphs.gpus import Gpus
-from halotile.graphs.job import Reconstruction
-from halotile.graphs.memory import card_bytes
-from halotile.graphs.reconstruction.memory import StepFootprint
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.workers.environment import WORKER_ENVIRONMENT
+from halotile.cli.config.loading import load_job
+from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.jobs.reconstruct.memory import StepFootprint
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.sections import Reconstruction
+from halotile.graphs.plans import devices
+from halotile.graphs.plans.memory import card_bytes
 from tests.graphs.solving import kernel
 from tests.support import dncnn_weights, noisy_picture, write_zarr
 
@@ -32,13 +32,13 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import psutil
-import halotile.graphs.setup, halotile.graphs.reconstruction.run  # what a worker has imported
-from halotile.cli.config import load_job
-from halotile.graphs.reconstruction.iterate import Iterations
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+import halotile.graphs.runs.worker_setup, halotile.graphs.jobs.reconstruct.run  # what a worker has imported
+from halotile.cli.config.loading import load_job
+from halotile.graphs.iterations.iterate import Iterations
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
-from halotile.tasks.device import prepare_process
+from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.shared import Shared
 
 prepare_process(1)

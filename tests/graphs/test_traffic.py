@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.claim import kept_of
-from halotile.graphs.job import (
+from halotile.graphs.jobs.reconstruct.forms import choose_form
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
+from halotile.graphs.jobs.reconstruct.traffic import computed_twice, pixels_read
+from halotile.graphs.jobs.sections import (
     Auto,
     DenoiserChoice,
     OperatorChoice,
@@ -19,10 +22,7 @@ from halotile.graphs.job import (
     Reconstruction,
     SolverChoice,
 )
-from halotile.graphs.reconstruction.forms import choose_form
-from halotile.graphs.reconstruction.plan import ReconstructionPlan
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.traffic import computed_twice, pixels_read
+from halotile.graphs.runs.claim import kept_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from halotile.errors import ConfigError, HalotileError, MemoryRefused
-from halotile.graphs.job import DenoiserChoice, Job, PriorChoice, Tile
-from halotile.graphs.planner import make_plan
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.sections import DenoiserChoice, Job, PriorChoice, Tile
 from tests.graphs.trials import deblurring
 from tests.support import job_of, noisy_picture, write_zarr
 
@@ -250,7 +250,7 @@ def test_one_network_is_not_used_by_two_threads_at_once(folder: Path) -> None:
 
 def test_a_plan_with_a_users_network_loads_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from halotile.graphs.job import *; from halotile.graphs.planner import make_plan; "
+        "import sys; from halotile.graphs.jobs.sections import *; from halotile.graphs.jobs.denoise.plan import make_plan; "
         f"make_plan(Job(input=Input(path={str(folder / 'in.zarr')!r}), output=Output(path={str(folder / 'o.zarr')!r}), "
         f"denoiser=DenoiserChoice(name='torch', options={{'import': 'tried_networks:Network'}}), allow_import=True, "
         f"import_folder={str(folder)!r})); "

@@ -14,15 +14,16 @@ import pytest
 import torch
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs import patience, tuning
-from halotile.graphs.gpus import Gpus
-from halotile.graphs.job import Cluster, DenoiserChoice, Job, Run
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
-from halotile.graphs.tuning import NotTried, tuned_for
-from halotile.storage.rundir import RunDirectory
+from halotile.graphs import waiting
+from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Job, Run
+from halotile.graphs.plans import gpu_trials
+from halotile.graphs.plans.gpu_trials import NotTried, tuned_for
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.tuned import Tuned
+from halotile.tasks.trials.gpu_findings import Tuned
 from tests.graphs.trials import FOUND, answering, finding, out_of_memory_once
 from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
@@ -74,14 +75,14 @@ def test_nothing_is_tried_for_processors(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_a_trial_that_takes_a_while_is_told_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
 ) -> None:
-    monkeypatch.setattr(patience, "SECONDS", seconds)
+    monkeypatch.setattr(waiting, "SECONDS", seconds)
     finding(monkeypatch, FOUND)
 
     def slow(*_: Any) -> Tuned:
         time.sleep(0.5)
         return FOUND
 
-    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", slow)
+    monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", slow)
     said: list[str] = []
     make_plan(job(tmp_path), say=said.append)
     assert ("trying gaussian on a GPU" in said) == (not seconds)
@@ -100,7 +101,7 @@ def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_where_no_card_is_at_hand_that_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tuning, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
+    monkeypatch.setattr(gpu_trials, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
     plan = make_plan(replace(job(tmp_path), cluster=Cluster(kind="slurm", gpus=1)))
     assert plan.tuned is None
     assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
@@ -116,7 +117,7 @@ def test_what_does_not_fit_on_the_card_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def begun(plan: Any) -> RunDirectory:
     """A run of the plan that is just begun."""
-    from halotile.graphs.claim import claim
+    from halotile.graphs.runs.claim import claim
 
     directory = RunDirectory(plan.run_directory)
     with claim(plan, directory) as claimed:
@@ -181,7 +182,7 @@ def test_smaller_blocks_fit_by_the_larger_of_two_trials(
             raise NotTried("a trial broke")
         return replace(FOUND, host_bytes=told.pop(0) * 2**20)
 
-    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", again)
+    monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", again)
     plan = make_plan(replace(given, run=run, cluster=Cluster(kind="local")), refuse=False)
     assert len(told) == breaks
     assert plan.footprint.imports_bytes == (2950 if breaks else 2955) * 2**20
@@ -339,7 +340,7 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_a_trial_that_breaks_says_how(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Callable[[Any], Any], limit: float, said: str
 ) -> None:
-    monkeypatch.setattr(tuning, "LIMIT_SECONDS", limit)
+    monkeypatch.setattr(gpu_trials, "LIMIT_SECONDS", limit)
     plan = make_plan(job(tmp_path, "cpu"))
     task = replace(plan.task, denoiser=GivenFunction(call=broken, depth=1))
     with pytest.raises(NotTried, match=said):

@@ -13,11 +13,11 @@ import pytest
 from distributed import LocalCluster
 
 from halotile.errors import OutputRefused
-from halotile.graphs import job
 from halotile.graphs.clusters import base, local, scheduler
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.stream import Grouping
-from halotile.storage.workerlock import WorkerLock
+from halotile.graphs.jobs import sections
+from halotile.graphs.runs.stream import Grouping
+from halotile.storage.run_directory.worker_lock import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 
 pytestmark = pytest.mark.cluster
@@ -26,7 +26,7 @@ PACE = 0.1
 
 
 def order(**options: float) -> Order:
-    return Order(workers=2, memory_bytes=2**32, choice=job.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
+    return Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
 
 
 def processes(cluster: Cluster) -> list[int]:
@@ -73,7 +73,15 @@ def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(
 @contextmanager
 def nodes(address: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Nodes of one worker each: process groups of a nanny and its worker."""
-    command = [sys.executable, "-m", "halotile.graphs.workers", address, "--death-timeout", "60", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "halotile.graphs.clusters.workers",
+        address,
+        "--death-timeout",
+        "60",
+        *options,
+    ]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     started = [
         subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
@@ -96,7 +104,7 @@ def lose(node: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def joined(address: str) -> Iterator[Cluster]:
     """The two nodes of a scheduler, once they are there."""
-    choice = job.Cluster(kind="scheduler", address=address, tls=False)
+    choice = sections.Cluster(kind="scheduler", address=address, tls=False)
     with scheduler.start(Order(workers=2, memory_bytes=2**32, choice=choice)) as cluster:
         until(lambda: cluster.workers == 2)
         yield cluster

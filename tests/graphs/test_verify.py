@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import BlockFailed, DamagedData, OutputRefused, ResumeRefused
-from halotile.graphs import tiles
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.planner import make_plan
-from halotile.graphs.tiles import run
-from halotile.graphs.verify import verify
-from halotile.storage.lines import sealed
+from halotile.graphs.jobs.denoise import run as denoise_run
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.runs.verify import verify
+from halotile.storage.run_directory.checksummed_lines import sealed
 from tests.faults import BLOCKS, Scene, flip_bit, until
 from tests.support import job_of, noisy_picture, write_zarr
 
@@ -111,7 +111,7 @@ def test_a_repair_that_was_killed_is_finished_by_the_next(
         raise KeyboardInterrupt
 
     (finished.output / "c" / "2" / "3").unlink()
-    monkeypatch.setattr(tiles, "run", killed)
+    monkeypatch.setattr(denoise_run, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         verify(finished.output, job=finished.job(), repair=True)
     monkeypatch.undo()

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from halotile.cli.config import Flags, load_job
+from halotile.cli.config.loading import Flags, load_job
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.clusters.local import LocalWorkers
 from halotile.graphs.clusters.scheduler import JoinedWorkers
-from halotile.graphs.job import Reconstruction
-from halotile.graphs.progress import Progress
-from halotile.graphs.reconstruction.planner import make_reconstruction_plan
-from halotile.graphs.reconstruction.run import reconstruct
-from halotile.graphs.watching import report
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.jobs.sections import Reconstruction
+from halotile.graphs.runs.progress import Progress
+from halotile.graphs.watching import dask_report
 from halotile.graphs.watching.board import (
     DONE,
     QUARANTINED,
@@ -35,9 +35,9 @@ from halotile.graphs.watching.board import (
 )
 from halotile.graphs.watching.metrics import Metrics
 from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage
-from halotile.graphs.watching.watch import ROWS, Watch, curve
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.runs import Runs
+from halotile.graphs.watching.page_feed import ROWS, Watch, curve
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.number_ranges import Runs
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
 from tests.graphs.test_reconstruct import Scene as Reconstructing
 
@@ -74,10 +74,10 @@ def test_metrics_without_their_package_cost_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_scheduler_that_keeps_other_books_costs_the_report_and_nothing_else(tmp_path: Path) -> None:
-    report.keep_tasks(SimpleNamespace())
+    dask_report.keep_tasks(SimpleNamespace())
     client = SimpleNamespace(status="running", scheduler=SimpleNamespace())
-    report.write_report(client, RunDirectory(tmp_path), 0.0)
-    report.write_report(SimpleNamespace(status="closed"), RunDirectory(tmp_path), 0.0)
+    dask_report.write_report(client, RunDirectory(tmp_path), 0.0)
+    dask_report.write_report(SimpleNamespace(status="closed"), RunDirectory(tmp_path), 0.0)
     assert list(tmp_path.iterdir()) == []
 
 

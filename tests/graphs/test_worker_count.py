@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs import worker_count
-from halotile.graphs.cores import cores_here
-from halotile.graphs.devices import device_of
-from halotile.graphs.job import Cluster, Run
-from halotile.graphs.memory import machine_bytes
-from halotile.graphs.pieces import steps
-from halotile.graphs.planner import make_plan
-from halotile.graphs.worker_count import check_allocation, workers_of
+from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.launches import slurm_steps
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.sections import Cluster, Run
+from halotile.graphs.plans import worker_count
+from halotile.graphs.plans.devices import device_of
+from halotile.graphs.plans.memory import machine_bytes
+from halotile.graphs.plans.worker_count import check_allocation, workers_of
 from tests.support import job_of, noisy_picture, write_zarr
 
 GIB = 2**30
@@ -45,10 +45,10 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return "\n".join(f" Nodes=n{i} CPU_IDs=0-1 {each}" for i, each in enumerate(told, 1))
 
     def forget() -> None:
-        steps.nodes_of.cache_clear()
-        steps.shares_of.cache_clear()
+        slurm_steps.nodes_of.cache_clear()
+        slurm_steps.shares_of.cache_clear()
 
-    monkeypatch.setattr(steps, "answer_of", answer)
+    monkeypatch.setattr(slurm_steps, "answer_of", answer)
     forget()
     yield told
     forget()
@@ -101,7 +101,7 @@ def test_an_allocation_is_taken_as_a_whole(
     found = workers_of(Run(), IN_IT, device, environment)
     assert found.workers == workers
     assert found.why.endswith("of the allocation")
-    slots = steps.slots_in(environment, workers)
+    slots = slurm_steps.slots_in(environment, workers)
     assert {slot.of for slot in slots} == {workers // 2}
 
 
@@ -164,8 +164,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[st
     (tmp_path / "own").write_text(
         "5:memory:/slurm/job\n4:cpu,cpuacct:/slurm/job\n1:name=systemd:/else\n0::/job/step\n"
     )
-    monkeypatch.setattr("halotile.graphs.cgroups.MOUNTED", tmp_path)
-    monkeypatch.setattr("halotile.graphs.cgroups.OWN", tmp_path / "own")
+    monkeypatch.setattr("halotile.graphs.clusters.detection.cgroups.MOUNTED", tmp_path)
+    monkeypatch.setattr("halotile.graphs.clusters.detection.cgroups.OWN", tmp_path / "own")
     return make
 
 

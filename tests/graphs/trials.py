@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs import devices, resolution, tuning
-from halotile.graphs.gpus import Gpus
-from halotile.graphs.job import (
+from halotile.graphs.clusters.detection import cluster_kind
+from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.jobs.sections import (
     Cluster,
     DenoiserChoice,
     OperatorChoice,
@@ -21,8 +21,9 @@ from halotile.graphs.job import (
     SolverChoice,
     Tile,
 )
+from halotile.graphs.plans import devices, gpu_trials
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.tuned import Tried, Tuned
+from halotile.tasks.trials.gpu_findings import Tried, Tuned
 from tests.graphs.solving import kernel
 from tests.support import noisy_picture, write_zarr
 
@@ -51,7 +52,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, here: Gpus = Gpus(("0",))) -> Non
         batch = FOUND.batch if wish.batch is None else wish.batch
         return replace(FOUND, tile=wish.tiles[0], batch=batch, channels_last=task.channels_last)
 
-    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", answer)
+    monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", answer)
 
 
 def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",))) -> list[Any]:
@@ -64,10 +65,10 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
             raise found
         return found
 
-    for module in (devices, tuning, resolution):
+    for module in (devices, gpu_trials, cluster_kind):
         monkeypatch.setattr(module, "gpus_here", lambda *_: here)
-    monkeypatch.setattr(resolution, "has_dask_cuda", lambda: True)
-    monkeypatch.setattr(tuning, "_in_a_process_of_its_own", instead)
+    monkeypatch.setattr(cluster_kind, "has_dask_cuda", lambda: True)
+    monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", instead)
     return asked
 
 

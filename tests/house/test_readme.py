@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from halotile import registry
-from halotile.cli.fields import field_types
-from halotile.cli.kinds import JOBS, NAMED
-from halotile.cli.schema import config_schema
-from halotile.cli.yaml_source import read_text
-from halotile.graphs.job import Aim, OperatorChoice
+from halotile.cli.config.fields import field_types
+from halotile.cli.config.kinds import JOBS, NAMED
+from halotile.cli.config.schema import config_schema
+from halotile.cli.config.yaml_source import read_text
+from halotile.graphs.jobs.sections import Aim, OperatorChoice
 from halotile.tasks.options import job_key, required_keys
 
 README = (Path(__file__).parents[2] / "README.md").read_text()

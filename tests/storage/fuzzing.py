@@ -32,8 +32,8 @@ import halotile
 from halotile.errors import HalotileError, InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
-from halotile.storage.layout import Layout
-from halotile.storage.output import ShardWriter, create_output
+from halotile.storage.sharded.layout import Layout
+from halotile.storage.sharded.output import ShardWriter, create_output
 
 MEMORY_BYTES = 4 * 2**30
 _MOST_PIXELS = 2**16

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
-from halotile.storage.output import Layout, ShardWriter, create_output
+from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
 PLAIN = Layout((20, 13), "float32", (8, 8), (4, 4), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
 OME = Layout(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile.storage.disk import DISK, Buffers, Disk, sweep_partials
+from halotile.storage.disk.durable import DISK, Buffers, Disk, sweep_partials
 
 
 class Log(Disk):

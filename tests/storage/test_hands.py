@@ -14,8 +14,8 @@ import zarr
 from halotile.errors import DamagedData, InputError
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
-from halotile.storage.hands import HANDS, Hands
-from halotile.storage.output import Layout
+from halotile.storage.io_threads import HANDS, Hands
+from halotile.storage.sharded.output import Layout
 from tests.storage.outputs import written
 from tests.support import noisy_picture, write_zarr
 

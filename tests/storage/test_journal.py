@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from halotile.errors import ConfigError, DamagedData, ResumeRefused
-from halotile.storage.disk import Buffers, Disk
-from halotile.storage.journal import MOST_DIGESTS, VERSION, Journal
-from halotile.storage.lines import sealed
+from halotile.storage.disk.durable import Buffers, Disk
+from halotile.storage.run_directory.checksummed_lines import sealed
+from halotile.storage.run_directory.journal import MOST_DIGESTS, VERSION, Journal
 
 TOTAL = 40
 NUMBERS = st.lists(st.integers(0, TOTAL - 1), max_size=12)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from halotile.storage import kept
-from halotile.storage.kept import keep, recall
+from halotile.storage import cache
+from halotile.storage.cache import keep, recall
 
 KEY, OTHER = "a" * 64, "b" * 64
 
@@ -100,7 +100,7 @@ def test_many_write_at_once_and_each_reads_something_whole(folder: Path) -> None
 
 
 def test_the_oldest_go_where_there_are_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(cache, "MOST_ENTRIES", 10)
     for number in range(12):
         keep(f"{number:064d}", number)
         os.utime(folder / f"{number:064d}", (number, number))

@@ -28,7 +28,7 @@ from zarr.codecs import (
 
 from halotile.errors import DamagedData
 from halotile.storage.grid import Region
-from halotile.storage.localread import LocalArray, open_local
+from halotile.storage.sharded.local_reader import LocalArray, open_local
 
 COMPRESSORS: dict[str, list[Any]] = {
     "raw": [],

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import OutputRefused
-from halotile.storage import mounts
-from halotile.storage.mounts import mount_of, why_locks_are_local
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.disk import mounts
+from halotile.storage.disk.mounts import mount_of, why_locks_are_local
+from halotile.storage.run_directory.directory import RunDirectory
 
 ROOT = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
 MOUNTED = {

@@ -20,9 +20,10 @@ from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
 from halotile.errors import ConfigError, DamagedData, InputError
+from halotile.storage.disk.ownership import metadata_problems, restore_metadata
 from halotile.storage.grid import Region
-from halotile.storage.layout import DTYPES
-from halotile.storage.output import (
+from halotile.storage.sharded.layout import DTYPES
+from halotile.storage.sharded.output import (
     Layout,
     ShardWriter,
     check_block,
@@ -31,7 +32,6 @@ from halotile.storage.output import (
     open_output,
     to_dtype,
 )
-from halotile.storage.ownership import metadata_problems, restore_metadata
 from tests.storage.outputs import OME, PLAIN, noise, written
 
 CHANNEL = {"color": "FF0000", "label": "DAPI", "window": {"start": 0, "end": 900, "min": 0, "max": 65535}}

@@ -13,10 +13,10 @@ import pytest
 import zarr
 
 from halotile.errors import OutputRefused
-from halotile.storage.disk import Disk
+from halotile.storage.disk.durable import Disk
+from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
-from halotile.storage.output import Layout, ShardWriter, check_block, create_output, open_output
-from halotile.storage.place import check_place
+from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output, open_output
 from tests.storage.outputs import OME, PLAIN, noise, written
 
 
@@ -177,7 +177,7 @@ def test_the_root_is_no_output() -> None:
 UNWRITABLE = """
 import os, sys
 from halotile.errors import OutputRefused
-from halotile.storage.place import check_path
+from halotile.storage.disk.place import check_path
 os.getuid() or os.setuid(65534)
 try:
     check_path(sys.argv[1])

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halotile.errors import ConfigError
-from halotile.storage import planes as module
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
-from halotile.storage.planes import Planes, choose_planes
+from halotile.storage.images import planes as module
+from halotile.storage.images.planes import Planes, choose_planes
 
 
 def saved(folder: Path, shape: tuple[int, ...], axes: str, dtype: str = "uint16", **options: Any) -> Planes:

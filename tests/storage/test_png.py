@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from halotile.errors import ConfigError
-from halotile.storage import planes as planes_module
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
-from halotile.storage.planes import Planes, choose_planes
-from halotile.storage.png import encode_png, reduced, write_png
+from halotile.storage.images import planes as planes_module
+from halotile.storage.images.planes import Planes, choose_planes
+from halotile.storage.images.png import encode_png, reduced, write_png
 
 Pixels = NDArray[Any]
 

@@ -18,12 +18,12 @@ import pytest
 import zarr
 
 from halotile.errors import HalotileError
-from halotile.storage.disk import Buffers, Disk, sweep_partials
+from halotile.storage.disk.durable import Buffers, Disk, sweep_partials
+from halotile.storage.disk.ownership import metadata_problems
 from halotile.storage.grid import Region
-from halotile.storage.journal import Journal
-from halotile.storage.output import Layout, ShardWriter, check_block, create_output
-from halotile.storage.ownership import metadata_problems
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output
 
 LAYOUT = Layout((10, 10), "uint16", (4, 4), (2, 2), "lz4", ("y", "x"), (0.5, 0.5), ("micrometer",) * 2, True)
 PIXELS = np.random.default_rng(1).integers(0, 2**16, LAYOUT.shape, "uint16")

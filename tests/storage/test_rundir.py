@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from halotile.errors import DamagedData, OutputRefused
-from halotile.storage.disk import Disk
-from halotile.storage.rundir import RunDirectory
-from halotile.storage.workerlock import WorkerLock
+from halotile.storage.disk.durable import Disk
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.worker_lock import WorkerLock
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Popen[str]]:
     """Another process that has run ``body`` and waits."""
     code = (
-        "import sys, pathlib; from halotile.storage.rundir import RunDirectory; from halotile.storage.workerlock import WorkerLock\n"
+        "import sys, pathlib; from halotile.storage.run_directory.directory import RunDirectory; from halotile.storage.run_directory.worker_lock import WorkerLock\n"
         f"directory = RunDirectory(pathlib.Path(sys.argv[1]))\n{body}\nprint('ready', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
@@ -338,11 +338,11 @@ def test_a_directory_of_another_user_is_refused(directory: RunDirectory) -> None
 
 CLOSED = """
 import os, pathlib, sys
-import halotile.cli.figures, halotile.cli.report, halotile.cli.resume, halotile.graphs.verify  # what is imported later may be out of reach
+import halotile.cli.screens.outcome_rows, halotile.cli.screens.progress_report, halotile.cli.config.saved_job, halotile.graphs.runs.verify  # what is imported later may be out of reach
 from halotile.cli.commands.looking import verify
 from halotile.cli.status import find_run
 from halotile.errors import OutputRefused
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.run_directory.directory import RunDirectory
 directory = RunDirectory(pathlib.Path(sys.argv[1]))
 output = directory.path.with_suffix("")
 os.setuid(65534)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halotile.storage.runs import Runs
+from halotile.storage.run_directory.number_ranges import Runs
 
 NUMBERS = st.lists(st.integers(0, 60))
 STEPS = st.lists(st.tuples(st.booleans(), NUMBERS | st.builds(range, st.integers(0, 60), st.integers(0, 60))))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, DamagedData
-from halotile.storage.shards import (
+from halotile.storage.sharded.shards import (
     CODECS,
     ShardFormat,
     decode_chunk,

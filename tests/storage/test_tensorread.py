@@ -32,8 +32,8 @@ from halotile.errors import DamagedData
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.zarr import ZarrReader
 from halotile.storage.grid import Region
-from halotile.storage.localread import LocalArray
-from halotile.storage.tensorread import TensorArray, open_tensor
+from halotile.storage.sharded.local_reader import LocalArray
+from halotile.storage.sharded.tensorstore_reader import TensorArray, open_tensor
 
 TURN = TransposeCodec(order=(1, 0))
 SHARD = (8, 8)

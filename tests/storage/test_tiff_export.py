@@ -12,12 +12,12 @@ import zarr
 from numpy.typing import NDArray
 
 from halotile.errors import DamagedData
-from halotile.storage import tiff_export
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
-from halotile.storage.ome_metadata import order
-from halotile.storage.planes import choose_planes
-from halotile.storage.tiff_export import write_tiff
+from halotile.storage.images import tiff_export
+from halotile.storage.images.planes import choose_planes
+from halotile.storage.images.tiff_export import write_tiff
+from halotile.storage.sharded.ome_metadata import order
 
 Pixels = NDArray[Any]
 

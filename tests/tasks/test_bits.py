@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from halotile.errors import MemoryRefused
-from halotile.graphs import trials
-from halotile.graphs.claim import claim
-from halotile.graphs.planner import make_plan
-from halotile.storage.rundir import RunDirectory
-from halotile.tasks import bits
-from halotile.tasks.bits import tile_difference
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans import denoiser_trials
+from halotile.graphs.runs.claim import claim
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.tasks.trials import bits
+from halotile.tasks.trials.bits import tile_difference
 from tests import networks
 from tests.support import dncnn_weights, job_of, noisy_picture, run_inline, write_zarr
 
@@ -105,7 +105,7 @@ def built_in(tmp_path: Path) -> Any:
 def test_the_built_in_network_is_tried_as_users_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, words: str
 ) -> None:
-    monkeypatch.setattr(trials, "bounded", lambda *_: found)
+    monkeypatch.setattr(denoiser_trials, "bounded", lambda *_: found)
     assert words in " ".join(make_plan(built_in(tmp_path)).notes)
     assert bool(make_plan(built_in(tmp_path)).notes) == bool(words)
 
@@ -116,7 +116,7 @@ def test_a_job_that_fits_is_not_refused_for_want_of_memory_to_compare(
     def refuse(*_: object) -> None:
         raise MemoryRefused("too large")
 
-    monkeypatch.setattr(trials, "bounded", refuse)
+    monkeypatch.setattr(denoiser_trials, "bounded", refuse)
     assert "tiles were not compared with larger windows: too large" in make_plan(built_in(tmp_path)).notes
 
 
@@ -131,7 +131,7 @@ def test_what_does_not_fit_at_once_is_computed_one_after_the_other(
             raise MemoryRefused("too large")
         return call()
 
-    monkeypatch.setattr(trials, "bounded", bounded)
+    monkeypatch.setattr(denoiser_trials, "bounded", bounded)
     assert not make_plan(built_in(tmp_path)).notes
     assert asked == [True, False]
 
@@ -139,7 +139,7 @@ def test_what_does_not_fit_at_once_is_computed_one_after_the_other(
 def test_a_run_that_goes_on_tells_what_was_found_when_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "bounded", lambda *_: 3e-7)
+    monkeypatch.setattr(denoiser_trials, "bounded", lambda *_: 3e-7)
     plan = make_plan(built_in(tmp_path))
     with claim(plan, RunDirectory(plan.run_directory)):
         pass

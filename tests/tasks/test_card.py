@@ -14,16 +14,16 @@ import pytest
 import torch
 import zarr
 
-from halotile.graphs.planner import make_plan
+from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.storage.grid import Grid, Region
-from halotile.storage.output import create_output
+from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
-from halotile.tasks.buffers import Buffers
-from halotile.tasks.card import Card
-from halotile.tasks.denoise import DenoiseStages, DenoiseTask
+from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
-from halotile.tasks.device import LOST, Device, Given
-from halotile.tasks.window import TileRunner
+from halotile.tasks.devices.device import LOST, Device, Given
+from halotile.tasks.devices.gpu import Card
+from halotile.tasks.devices.pinned_buffers import Buffers
+from halotile.tasks.inner_tiles import TileRunner
 from tests.support import DTYPES, dncnn_weights, job_of, write_zarr
 from tests.tasks.test_window import blur, tiling
 
@@ -224,8 +224,8 @@ def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
 def test_a_process_whose_card_is_lost_ends() -> None:
     """Every call would fail, and every block that it is given."""
     program = (
-        "from halotile.tasks.card import Card\n"
-        "from halotile.tasks.device import unless_lost\n"
+        "from halotile.tasks.devices.gpu import Card\n"
+        "from halotile.tasks.devices.device import unless_lost\n"
         "card = Card('cpu')\n"
         "def lost(): raise RuntimeError('an illegal memory access was encountered')\n"
         "try:\n"

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halotile.tasks.correlate import correlate
+from halotile.tasks.convolution.correlate import correlate
 
 SHAPES = [(3, 3), (5, 5), (4, 7), (1, 1), (9, 9), (15, 15), (31, 31)]
 

@@ -9,12 +9,12 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from halotile.graphs.planner import make_plan
-from halotile.tasks import denoised, step
-from halotile.tasks.card import Card
-from halotile.tasks.denoised import Denoised
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.tasks import denoised_image, step
+from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.gaussian import Gaussian
-from halotile.tasks.device import Device
+from halotile.tasks.devices.device import Device
+from halotile.tasks.devices.gpu import Card
 from halotile.tasks.step import Sight, StepTask
 from tests.graphs.solving import denoised_by, scene
 from tests.support import job_of, noisy_picture, write_zarr
@@ -35,8 +35,8 @@ class Held(Card):
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoised, "_runners", WeakValueDictionary())
-    monkeypatch.setattr(denoised, "_kept", {})
+    monkeypatch.setattr(denoised_image, "_runners", WeakValueDictionary())
+    monkeypatch.setattr(denoised_image, "_kept", {})
 
 
 def prior(sigma: float, device: str = "cuda") -> Denoised:
@@ -54,13 +54,13 @@ def sweep(*parts: Denoised) -> StepTask:
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cards that are made up."""
     monkeypatch.setattr(
-        denoised, "open_device", lambda kind, *given: Held() if kind == "cuda" else Device("cpu")
+        denoised_image, "open_device", lambda kind, *given: Held() if kind == "cuda" else Device("cpu")
     )
 
 
 def kept() -> list[Any]:
     """Models that stay when nobody uses them."""
-    return list(denoised._kept.values())
+    return list(denoised_image._kept.values())
 
 
 @pytest.mark.usefixtures("cards")
@@ -81,7 +81,7 @@ def test_a_denoising_job_has_the_card_for_itself(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_picture((100, 90)))
     make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1})).task.stages()
     assert kept() == []
-    assert not denoised._runners, "and nothing is left of it"
+    assert not denoised_image._runners, "and nothing is left of it"
 
 
 @pytest.mark.usefixtures("cards")

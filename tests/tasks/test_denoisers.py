@@ -23,7 +23,7 @@ from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.denoisers.tv import Proximal, TotalVariation
-from halotile.tasks.probe import check_purity, probe
+from halotile.tasks.trials.probe import check_purity, probe
 from tests.tasks.denoising import (
     NETWORK_DEPTH,
     NETWORK_WIDTH,
@@ -235,6 +235,8 @@ def test_options_are_read_from_a_job_file_and_described(kind: Any, options: dict
 def test_declarations_do_not_import_torch() -> None:
     rooms = ["gaussian", "median", "tv", "nlm", "dncnn", "torch", "function"]
     lines = [f"import halotile.tasks.denoisers.{room} as {room}_" for room in rooms]
-    lines += ["import sys, halotile.tasks.noise, halotile.tasks.weights, halotile.tasks.probe"]
+    lines += [
+        "import sys, halotile.tasks.noise.estimate, halotile.tasks.weights, halotile.tasks.trials.probe"
+    ]
     lines += ["assert median_.DENOISER(size=3).receptive_field() == 1", "assert 'torch' not in sys.modules"]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from halotile.tasks.elementwise import VECTORS, SteadyElementwise, SteadyNetwork
+from halotile.tasks.convolution.activations import VECTORS, SteadyElementwise, SteadyNetwork
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "sigmoid": torch.sigmoid,
@@ -124,7 +124,7 @@ def test_a_network_keeps_what_it_is_given_beside_the_batch() -> None:
 
 def test_a_network_does_not_load_the_compiler() -> None:
     code = (
-        "import sys, torch; from halotile.tasks.elementwise import SteadyNetwork; "
+        "import sys, torch; from halotile.tasks.convolution.activations import SteadyNetwork; "
         "SteadyNetwork(torch.nn.Sigmoid())(torch.rand(1, 1, 9, 9)); sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

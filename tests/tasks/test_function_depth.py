@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs.job import Tile
-from halotile.graphs.reach import Reach, rehearsed
+from halotile.graphs.jobs.sections import Tile
+from halotile.graphs.plans.receptive_field import Reach, rehearsed
 from halotile.tasks.denoisers.function import GivenFunction
 
 Picture = NDArray[Any]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from halotile.errors import ConfigError, InputError
-from halotile.tasks.distributed.krylov import conjugate_gradients, largest_eigenvalue
+from halotile.tasks.distributed.stacks.krylov import conjugate_gradients, largest_eigenvalue
 
 BROKEN = float("nan")
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from halotile.storage.grid import Block, Grid
-from halotile.tasks.lanes import Lanes
+from halotile.tasks.devices.prefetch import Lanes
 
 BLOCKS = list(Grid((5,), (1,), ((0, 0),)))
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from halotile.tasks.distributed.calls import Derivative
-from halotile.tasks.distributed.carry import Carrier
-from halotile.tasks.distributed.chance import Draw
-from halotile.tasks.distributed.processed import Processed
+from halotile.tasks.distributed.tiling.processed import Processed
+from halotile.tasks.distributed.transport.calls import Derivative
+from halotile.tasks.distributed.transport.packing import Carrier
+from halotile.tasks.distributed.transport.random_state import Draw
 
 X = torch.ones(1, 1, 6, 6)
 

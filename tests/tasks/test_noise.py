@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.tasks.noise import estimate_noise_level, sample_regions
+from halotile.tasks.noise.estimate import estimate_noise_level, sample_regions
 
 
 @dataclass

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import ConfigError
-from halotile.tasks import origin
 from halotile.tasks.denoisers.function import Function
 from halotile.tasks.options import import_reference
-from halotile.tasks.origin import build_sealed, seals_of
-from halotile.tasks.usercode import imported_digest
+from halotile.tasks.trials import provenance
+from halotile.tasks.trials.provenance import build_sealed, seals_of
+from halotile.tasks.trials.user_code import imported_digest
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     for name in ("_loaded", "_files"):
-        monkeypatch.setattr(origin, name, {})
+        monkeypatch.setattr(provenance, name, {})
     for name in ("shared_code", "first_code", "second_code"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "shared_code.py").write_text("FACTOR = 1\n")

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from halotile.storage.grid import Region
+from halotile.tasks.convolution.overlap_save import _Spectra, cell_edges, engine_for, snapped
 from halotile.tasks.operators.base import InMemory, Operator, read_all, with_engine
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.operators.sum import Sum
-from halotile.tasks.overlap_save import _Spectra, cell_edges, engine_for, snapped
 from tests.tasks.operators.test_operators import KERNELS, kernel, numbers
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")

@@ -14,7 +14,7 @@ from torch import nn
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.probe import check_purity, probe
+from halotile.tasks.trials.probe import check_purity, probe
 
 
 def conv(into: int, out: int, size: int = 3, **options: Any) -> nn.Module:

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from halotile.errors import ConfigError
-from halotile.graphs.job import Tile
-from halotile.graphs.reach import Reach, rehearsed, resolve_reach
+from halotile.graphs.jobs.sections import Tile
+from halotile.graphs.plans.receptive_field import Reach, rehearsed, resolve_reach
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.rehearsal import rehearse
+from halotile.tasks.trials.rehearsal import rehearse
 from tests.support import job_of, run_inline, write_zarr
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from halotile.errors import InputError
-from halotile.graphs.planner import make_plan
+from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.storage.grid import Region
-from halotile.storage.output import create_output
 from halotile.storage.rim import Pixels, Rim, read_window
+from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
-from halotile.tasks.sound import check_picture, check_side
+from halotile.tasks.finite import check_picture, check_side
 from tests.support import Picture, job_of, noisy_picture, write_zarr
 
 

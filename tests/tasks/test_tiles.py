@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.tiles import BLENDINGS, Tiles, blend_axis, cut_axis, tiles_of
+from halotile.tasks.distributed.tiling.tiles import BLENDINGS, Tiles, blend_axis, cut_axis, tiles_of
 
 lengths, patches, overlaps = st.integers(1, 60), st.integers(1, 20), st.integers(0, 12)
 

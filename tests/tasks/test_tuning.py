@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from halotile.errors import MemoryRefused
-from halotile.graphs.planner import make_plan
-from halotile.tasks import tuning
-from halotile.tasks.card import Card
-from halotile.tasks.denoise import DenoiseTask
-from halotile.tasks.device import Device
-from halotile.tasks.tuned import Tried, Tuned, Wish
-from halotile.tasks.tuning import tune
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.devices.device import Device
+from halotile.tasks.devices.gpu import Card
+from halotile.tasks.trials import gpu_trial
+from halotile.tasks.trials.gpu_findings import Tried, Tuned, Wish
+from halotile.tasks.trials.gpu_trial import tune
 from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
 
 
@@ -86,7 +86,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:
     def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
         return Tried(tile, batch, seconds(tile, batch), 100 * batch)
 
-    monkeypatch.setattr(tuning._Trial, "time", time)
+    monkeypatch.setattr(gpu_trial._Trial, "time", time)
 
 
 def test_batches_grow_until_they_gain_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_faster_memory_layout_is_taken(
     def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
         return Tried(tile, batch, seconds if device is not None and device.channels_last else 1.0, 100)
 
-    monkeypatch.setattr(tuning._Trial, "time", time)
+    monkeypatch.setattr(gpu_trial._Trial, "time", time)
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
     task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
     assert tune(task, Wish(tiles=((32, 32),), layouts=True), LaidOut()).channels_last == chosen
@@ -139,7 +139,7 @@ def test_what_breaks_beside_the_best_costs_only_itself(
             raise RuntimeError("input tensor must fit into 32-bit index math")
         return Tried(tile, batch, 0.01, 100)
 
-    monkeypatch.setattr(tuning._Trial, "time", time)
+    monkeypatch.setattr(gpu_trial._Trial, "time", time)
     task = task_of(tmp_path, "median", size=3)
     found = tune(task, Wish(tiles=((64, 64), (32, 32)), layouts=True), LaidOut())
     assert (found.tile, found.records) == ((32, 32), False)
@@ -154,7 +154,7 @@ def test_tiles_with_much_halo_are_tried_only_where_no_other_has_room(
     tiles = ((16, 16), (32, 32), (128, 128), (112, 112))
     timed(monkeypatch, lambda tile, batch: 1.0)
     assert {each.tile for each in tune(task, Wish(tiles=tiles), Small()).tried} == {(128, 128)}
-    monkeypatch.setattr(tuning._Trial, "_fits", lambda trial, tried, sharing: max(tried.tile) < 100)
+    monkeypatch.setattr(gpu_trial._Trial, "_fits", lambda trial, tried, sharing: max(tried.tile) < 100)
     assert {each.tile for each in tune(task, Wish(tiles=tiles), Small()).tried} == {(32, 32)}
 
 
@@ -165,7 +165,7 @@ def test_recording_is_for_where_it_pays(
     def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
         return Tried(tile, batch, seconds if device is not None and device.records else 0.1, 100 * batch)
 
-    monkeypatch.setattr(tuning._Trial, "time", time)
+    monkeypatch.setattr(gpu_trial._Trial, "time", time)
     found = tune(task_of(tmp_path), Wish(tiles=((32, 32),)), Recording())
     assert (found.records, found.megapixels_per_second > 128 * 128 / 1e5) == (pays, pays)
 
@@ -223,7 +223,7 @@ def test_each_precision_is_held_against_float32(tmp_path: Path, device: Any) -> 
     task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
     found = tune(task, Wish(tiles=((64, 64),), compare=True), device())
     errors = {each.name: each.error for each in found.precisions}
-    assert list(errors) == list(tuning.PRECISIONS)
+    assert list(errors) == list(gpu_trial.PRECISIONS)
     assert errors["float32"] is not None
     assert errors["float32"] < 1e-6
     assert errors["tf32"] is None

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from halotile.tasks.usercode import called, imported_digest, loaded_code, source_files, value_digest
+from halotile.tasks.trials.user_code import called, imported_digest, loaded_code, source_files, value_digest
 
 FACTOR: Any = 1.0
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from halotile.errors import BlockFailed
 from halotile.storage.grid import Region
-from halotile.storage.output import to_dtype
-from halotile.tasks.device import Device
-from halotile.tasks.window import TileRunner, Tiling, cut_evenly, windows_of
+from halotile.storage.sharded.output import to_dtype
+from halotile.tasks.devices.device import Device
+from halotile.tasks.inner_tiles import TileRunner, Tiling, cut_evenly, windows_of
 
 
 def tiling(**changes: Any) -> Tiling:

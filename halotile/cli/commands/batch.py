@@ -20,7 +20,7 @@ from halotile.cli.arguments import (
     Workers,
     whole,
 )
-from halotile.cli.screen import complain, print_json, say
+from halotile.cli.screens.screen import complain, print_json, say
 
 
 @app.command()
@@ -41,7 +41,7 @@ def submit(
 ) -> None:
     """Run a job as a batch job of Slurm's, which goes on in another one when its time is up."""
     from halotile.cli.batch import prepare, show, submitted_words
-    from halotile.cli.config import Flags, load_job
+    from halotile.cli.config.loading import Flags, load_job
 
     flags = Flags(workers=workers, dashboard=not no_dashboard, allow_import=allow_import)
     prepared = prepare(load_job(config, overrides or (), flags), fresh=fresh, same_input=same_input)

@@ -13,13 +13,13 @@ from typer.core import TyperCommand
 from halotile.cli import exits
 from halotile.cli.app import app, told
 from halotile.cli.arguments import ClusterKind, Debug, Json, NoDashboard, NoTls, Workers
-from halotile.cli.screen import complain, print_json, print_rows
+from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ConfigError
 
 if TYPE_CHECKING:
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.doctor import Finding
-    from halotile.graphs.job import Cluster
+    from halotile.graphs.jobs.sections import Cluster
 
 _BEFORE = "halotile.before"
 Memory = Annotated[
@@ -107,7 +107,7 @@ def doctor(
 
 def _check_spelling(context: typer.Context) -> None:
     """Refuse what is nearly an option of ours: the script would get it, and the cluster would be another."""
-    from halotile.graphs.words import nearest
+    from halotile.graphs.rules.words import nearest
 
     own = [name for each in context.command.params for name in each.opts if name.startswith("--")]
     for word in context.args:
@@ -130,7 +130,7 @@ def _show(title: str, found: Sequence[Finding], *, as_json: bool) -> None:
 
 def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool) -> Cluster:
     """Where workers live, by a job file and the options of a command."""
-    from halotile.cli.config import Flags, load_cluster
+    from halotile.cli.config.loading import Flags, load_cluster
 
     return load_cluster(config, Flags(cluster=cluster, dashboard=dashboard, tls=tls))
 
@@ -138,9 +138,9 @@ def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: b
 def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
     """What is asked of a cluster, by the options of a command."""
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.devices import device_of
-    from halotile.graphs.job import Run, parse_bytes
-    from halotile.graphs.worker_count import workers_of
+    from halotile.graphs.jobs.sections import Run, parse_bytes
+    from halotile.graphs.plans.devices import device_of
+    from halotile.graphs.plans.worker_count import workers_of
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is {workers}: somebody has to work. Write --workers 1 or more.")

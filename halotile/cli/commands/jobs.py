@@ -25,11 +25,11 @@ from halotile.cli.arguments import (
     number,
     whole,
 )
-from halotile.cli.screen import complain, print_json, print_rows, say
+from halotile.cli.screens.screen import complain, print_json, print_rows, say
 from halotile.errors import ConfigError, HalotileError
 
 if TYPE_CHECKING:
-    from halotile.cli.config import Flags
+    from halotile.cli.config.loading import Flags
 
 
 def _flags(
@@ -39,7 +39,7 @@ def _flags(
     no_tls: bool,
     allow_import: bool = False,
 ) -> Flags:
-    from halotile.cli.config import Flags
+    from halotile.cli.config.loading import Flags
 
     return Flags(
         workers=workers,
@@ -73,7 +73,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run a job; one that was interrupted goes on where it was."""
-    from halotile.cli.config import load_job
+    from halotile.cli.config.loading import load_job
     from halotile.cli.running import go, show
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
@@ -105,17 +105,17 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Show what a run would do and cost, or why it is refused."""
-    from halotile.graphs.workers.forks import ensure_forks, expect_no_workers
+    from halotile.graphs.clusters.workers.fork_server import ensure_forks, expect_no_workers
 
     expect_no_workers()
     if allow_import:
         with suppress(ConfigError):  # it is told where a trial is made
             ensure_forks()  # what the user's own code needs is imported meanwhile
-    from halotile.cli.config import load_job
-    from halotile.cli.jobs import words_of
-    from halotile.graphs.claim import look
-    from halotile.graphs.jobs import engine_of
-    from halotile.graphs.resolution import AUTO, DEFAULT, kind_of
+    from halotile.cli.config.loading import load_job
+    from halotile.cli.screens.job_words import words_of
+    from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, kind_of
+    from halotile.graphs.jobs.engines import engine_of
+    from halotile.graphs.runs.claim import look
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
     made = engine_of(job).plan(
@@ -144,10 +144,10 @@ def validate(
     config: Config, overrides: Overrides = None, as_json: Json = False, debug: Debug = False
 ) -> None:
     """Check a configuration; every mistake is shown at once."""
-    from halotile.cli.config import read_config
-    from halotile.cli.jobs import words_of
-    from halotile.cli.problems import raise_problems
-    from halotile.cli.sections import check_config
+    from halotile.cli.config.loading import read_config
+    from halotile.cli.config.problems import raise_problems
+    from halotile.cli.config.sections import check_config
+    from halotile.cli.screens.job_words import words_of
 
     job, problems = check_config(read_config(config, overrides or ()), config.parent)
     if as_json:
@@ -183,9 +183,9 @@ def simulate(
     debug: Debug = False,
 ) -> None:
     """Write the data of every operator of a reconstruction, as it would be measured of its reference."""
-    from halotile.cli.config import load_job
+    from halotile.cli.config.loading import load_job
     from halotile.cli.running import simulate as write_measurements
-    from halotile.graphs.simulation.noise import NoiseChoice
+    from halotile.graphs.jobs.simulate.noise import NoiseChoice
 
     flags = _flags(workers, cluster, no_dashboard, no_tls, allow_import)
     job = load_job(config, overrides or (), flags, makes_data=True)
@@ -208,7 +208,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Go on with an interrupted run, from what its directory holds."""
-    from halotile.cli.resume import saved_job
+    from halotile.cli.config.saved_job import saved_job
     from halotile.cli.running import go
     from halotile.cli.status import find_run
 

@@ -10,7 +10,7 @@ import typer
 from halotile.cli import exits
 from halotile.cli.app import app, told
 from halotile.cli.arguments import AllowImport, Debug, Json, Level, Quiet, RunPath, whole
-from halotile.cli.screen import complain, print_json, print_rows, say
+from halotile.cli.screens.screen import complain, print_json, print_rows, say
 
 
 @app.command()
@@ -22,7 +22,7 @@ def status(
     debug: Debug = False,
 ) -> None:
     """Show how a run stands, from its directory alone."""
-    from halotile.cli.report import make_report
+    from halotile.cli.screens.progress_report import make_report
     from halotile.cli.status import advice, find_run, read_status, status_rows, watch
 
     directory = find_run(run_path)
@@ -53,12 +53,12 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Check every stored block against its checksums; exits with 3 where blocks are not done yet."""
-    from halotile.cli.figures import remedy, verdict_json, verdict_lines
-    from halotile.cli.report import make_report
-    from halotile.cli.resume import saved_job_of
+    from halotile.cli.config.saved_job import saved_job_of
+    from halotile.cli.screens.outcome_rows import remedy, verdict_json, verdict_lines
+    from halotile.cli.screens.progress_report import make_report
     from halotile.cli.status import imports_flag, is_at_work, output_of, run_beside
-    from halotile.graphs.verify import verify as verify_output
-    from halotile.storage.place import check_entry
+    from halotile.graphs.runs.verify import verify as verify_output
+    from halotile.storage.disk.place import check_entry
 
     output = output_of(output)
     check_entry(run_beside(output))
@@ -147,6 +147,6 @@ def preview(
 @told
 def schema(debug: Debug = False) -> None:
     """Write the JSON Schema of a configuration, for editors."""
-    from halotile.cli.schema import config_schema
+    from halotile.cli.config.schema import config_schema
 
     print_json(config_schema())

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from halotile.errors import ConfigError, HalotileError
-from halotile.graphs import job
+from halotile.graphs.jobs import sections
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from halotile.graphs.credentials import Credentials
+    from halotile.graphs.clusters.connection.credentials import Credentials
 
 
 LEAST_SILENCE_SECONDS = 60.0
@@ -66,7 +66,7 @@ class Order:
 
     workers: int
     memory_bytes: int
-    choice: job.Cluster = field(default_factory=job.Cluster)
+    choice: sections.Cluster = field(default_factory=sections.Cluster)
     folder: Path | None = None
     credentials: Credentials | None = None
     deaths: int = 0

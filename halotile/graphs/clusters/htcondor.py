@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from halotile.graphs.agreement import LACKING
-from halotile.graphs.pieces.answers import called
-from halotile.graphs.pieces.base import State, with_reason
-from halotile.graphs.pieces.batch import BatchSystem, jobs
+from halotile.graphs.clusters.launches.base import State, with_reason
+from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs
+from halotile.graphs.clusters.launches.queue_answers import called
+from halotile.graphs.rules.combinations import LACKING
 
 _WORDS = {
     "1": "idle",

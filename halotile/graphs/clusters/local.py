@@ -11,19 +11,19 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.security import Security
 
-from halotile.graphs.addresses import LOOPBACK
 from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
-from halotile.graphs.watching.hosts import answer_only_told
-from halotile.graphs.workers.environment import own_environment
-from halotile.graphs.workers.forks import (
+from halotile.graphs.clusters.connection.addresses import LOOPBACK
+from halotile.graphs.clusters.workers.environment import own_environment
+from halotile.graphs.clusters.workers.fork_server import (
     FORK_SETTINGS,
     children_spared_from_ctrl_c,
     ensure_forks,
     environment_now,
 )
-from halotile.graphs.workers.nanny import OwnNanny
-from halotile.graphs.workers.scratch import keep_off_path, private_scratch
-from halotile.graphs.workers.settings import SETTINGS
+from halotile.graphs.clusters.workers.nanny import OwnNanny
+from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
+from halotile.graphs.clusters.workers.settings import SETTINGS
+from halotile.graphs.watching.allowed_hosts import answer_only_told
 
 START_SECONDS = 120
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from halotile.errors import MissingPackage
 from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.detection.gpus import INSTALL, has_dask_cuda
 from halotile.graphs.clusters.local import held, options_of
-from halotile.graphs.devices import chosen
-from halotile.graphs.gpus import INSTALL, has_dask_cuda
-from halotile.graphs.workers.forks import environment_now
+from halotile.graphs.clusters.workers.fork_server import environment_now
+from halotile.graphs.plans.devices import chosen
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs import job
-from halotile.graphs.pieces.answers import called
-from halotile.graphs.pieces.base import State
-from halotile.graphs.pieces.batch import BatchSystem, jobs, written
-from halotile.graphs.pieces.walltime import whole_minutes
+from halotile.graphs.clusters.launches.base import State
+from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs, written
+from halotile.graphs.clusters.launches.queue_answers import called
+from halotile.graphs.clusters.launches.walltime import whole_minutes
+from halotile.graphs.jobs import sections
 
 _OVER = ("DONE", "EXIT", "ZOMBI")
 
@@ -25,7 +25,7 @@ def states(ids: Sequence[str]) -> dict[str, State]:
     return {each: State(told[each] in _OVER, told[each]) for each in ids if each in told}
 
 
-def asks(choice: job.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
+def asks(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
     """Memory that is set aside, unless the job says so itself: what dask-jobqueue writes is only where a job is ended."""
     if any("rusage[" in line for line in written("lsf", choice)):
         return {}

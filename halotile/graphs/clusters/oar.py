@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs import job
-from halotile.graphs.pieces.answers import called, together_then_each
-from halotile.graphs.pieces.base import State
-from halotile.graphs.pieces.batch import BatchSystem, jobs
-from halotile.graphs.pieces.walltime import clock
+from halotile.graphs.clusters.launches.base import State
+from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs
+from halotile.graphs.clusters.launches.queue_answers import called, together_then_each
+from halotile.graphs.clusters.launches.walltime import clock
+from halotile.graphs.jobs import sections
 
 _OVER = ("Terminated", "Error")
 
@@ -24,12 +24,12 @@ def states(ids: Sequence[str]) -> dict[str, State]:
     return {number: State(name in _OVER, name) for number, name in rows if number in ids}
 
 
-def gpus(choice: job.Cluster, _: int) -> Mapping[str, Any]:
+def gpus(choice: sections.Cluster, _: int) -> Mapping[str, Any]:
     """GPUs are a resource of a host, and cores one of a GPU: whoever asks for fewer than all of them shares it with other jobs."""
     return {"resource_spec": f"/nodes=1/gpu={choice.gpus}"}
 
 
-def asks(_: job.Cluster, __: int, logs: Path) -> Mapping[str, Any]:
+def asks(_: sections.Cluster, __: int, logs: Path) -> Mapping[str, Any]:
     """Where a job prints to, which is the folder that it is submitted from else."""
     return {"directives": [f"-O {logs}/halotile-%jobid%.out", f"-E {logs}/halotile-%jobid%.err"]}
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from halotile.graphs import job
-from halotile.graphs.pieces.answers import known_to
-from halotile.graphs.pieces.batch import BatchSystem, jobs
-from halotile.graphs.pieces.walltime import clock
+from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs
+from halotile.graphs.clusters.launches.queue_answers import known_to
+from halotile.graphs.clusters.launches.walltime import clock
+from halotile.graphs.jobs import sections
 
 
-def gpus(choice: job.Cluster, memory_bytes: int) -> Mapping[str, Any]:
+def gpus(choice: sections.Cluster, memory_bytes: int) -> Mapping[str, Any]:
     """GPUs are a part of what a job selects."""
     mebibytes = -(-memory_bytes // 2**20)
     return {"resource_spec": f"select=1:ncpus={choice.cores}:mem={mebibytes}mb:ngpus={choice.gpus}"}

@@ -21,19 +21,24 @@ import psutil
 from distributed import Client, LocalCluster
 
 from halotile.errors import ClusterFailed, ConfigError
-from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
-from halotile.graphs.credentials import Credentials, credentials, private_base
-from halotile.graphs.job import Cluster as Choice
-from halotile.graphs.launchers import Copy, copy_of
-from halotile.graphs.patience import log_line, told_if_slow
-from halotile.graphs.pieces.remote import REMOTE_SETTINGS, START_SECONDS, pages_of, worker_arguments
-from halotile.graphs.watching.hosts import answer_only_told
-from halotile.graphs.workers.__main__ import LEVEL
-from halotile.graphs.workers.__main__ import main as worker_command
-from halotile.graphs.workers.environment import own_environment
-from halotile.graphs.workers.scratch import keep_off_path, private_scratch
-from halotile.storage.runfiles import WORKERS
+from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
+from halotile.graphs.clusters.connection.credentials import Credentials, credentials, private_base
+from halotile.graphs.clusters.detection.launchers import Copy, copy_of
+from halotile.graphs.clusters.launches.remote_cluster import (
+    REMOTE_SETTINGS,
+    START_SECONDS,
+    pages_of,
+    worker_arguments,
+)
+from halotile.graphs.clusters.workers.__main__ import LEVEL
+from halotile.graphs.clusters.workers.__main__ import main as worker_command
+from halotile.graphs.clusters.workers.environment import own_environment
+from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
+from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.waiting import log_line, told_if_slow
+from halotile.graphs.watching.allowed_hosts import answer_only_told
+from halotile.storage.run_directory.names import WORKERS
 
 WAIT_SECONDS = 300.0
 """How long they wait for one another: the driver plans the job first."""

@@ -14,13 +14,13 @@ from distributed import Client
 from distributed.security import Security
 
 from halotile.errors import ConfigError
-from halotile.graphs import job
-from halotile.graphs.addresses import host_of, is_exposed, is_loopback
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.resolution import ADDRESS
-from halotile.graphs.versions import differing_versions
-from halotile.graphs.workers.environment import ALLOCATOR_ENVIRONMENT
+from halotile.graphs.clusters.connection.addresses import host_of, is_exposed, is_loopback
+from halotile.graphs.clusters.detection.cluster_kind import ADDRESS
+from halotile.graphs.clusters.detection.versions import differing_versions
+from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
+from halotile.graphs.jobs import sections
 
 CONNECT_SECONDS = 15
 """How long a scheduler may take to answer."""
@@ -151,7 +151,7 @@ def check_certificates(where: str, address: str) -> None:
             raise ConfigError(f"distributed.comm.tls.{key} is {path}, and there is no such file.")
 
 
-def address_of(choice: job.Cluster) -> tuple[str, str]:
+def address_of(choice: sections.Cluster) -> tuple[str, str]:
     """What says where the scheduler is, and its address."""
     if choice.address:
         return "cluster.address", choice.address

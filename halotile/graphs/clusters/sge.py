@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs import job
-from halotile.graphs.pieces.answers import known_to
-from halotile.graphs.pieces.batch import BatchSystem, jobs, written
-from halotile.graphs.pieces.walltime import clock
+from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs, written
+from halotile.graphs.clusters.launches.queue_answers import known_to
+from halotile.graphs.clusters.launches.walltime import clock
+from halotile.graphs.jobs import sections
 
 _PARALLEL = re.compile(r"^\s*-pe\s")
 _MEMORY = re.compile(r"\b(h_|s_)?(vmem|rss|data)\b|mem_free|virtual_free|\bmem\b")
 
 
-def asks(choice: job.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
+def asks(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
     """Memory, by the name that every Grid Engine knows, unless the site's own stands in the job.
 
     Raises

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.pieces.base import State, with_reason
-from halotile.graphs.pieces.batch import BatchSystem, jobs
-from halotile.graphs.pieces.slurm import queued
+from halotile.graphs.clusters.launches.base import State, with_reason
+from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs
+from halotile.graphs.clusters.launches.slurm_commands import queued
 
 _WAITS = ("PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "SUSPENDED", "STAGE_OUT", "COMPLETING", "RESIZING")
 

@@ -13,11 +13,11 @@ from distributed import Scheduler, SpecCluster
 from distributed.security import Security
 
 from halotile.errors import ConfigError
-from halotile.graphs.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.job import Cluster as Choice
-from halotile.graphs.pieces.remote import kept, worker_arguments
-from halotile.graphs.pieces.steps import Slots, Step, look, nodes_of, slots_in
+from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
+from halotile.graphs.clusters.launches.remote_cluster import kept, worker_arguments
+from halotile.graphs.clusters.launches.slurm_steps import Slots, Step, look, nodes_of, slots_in
+from halotile.graphs.jobs.sections import Cluster as Choice
 
 
 def check(_: Choice) -> None:

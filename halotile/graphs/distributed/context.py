@@ -16,30 +16,30 @@ from typing import Any, Self
 from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
-from halotile.graphs import job
-from halotile.graphs.arguments import Words, cluster_of
-from halotile.graphs.arrival import await_workers
-from halotile.graphs.awaiting import await_all, results
 from halotile.graphs.clusters.base import Cluster, Order, Start
+from halotile.graphs.clusters.connection.arrival import await_workers
+from halotile.graphs.clusters.connection.credentials import private_base
+from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, DEFAULT, Kind, check_one_script, kind_of
+from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.scheduler import joined
-from halotile.graphs.cores import cores_here
-from halotile.graphs.credentials import private_base
-from halotile.graphs.distributed import lazy
-from halotile.graphs.distributed.holding import check_holds, task_bytes
+from halotile.graphs.distributed import dask_arrays
+from halotile.graphs.distributed.memory_check import check_holds, task_bytes
 from halotile.graphs.distributed.rank import OneRank
-from halotile.graphs.job import parse_bytes
-from halotile.graphs.memory import machine_bytes
-from halotile.graphs.reduce import groups_of, key_of, plan_sums
-from halotile.graphs.resolution import ADDRESS, DEFAULT, Kind, check_one_script, kind_of
+from halotile.graphs.futures import await_all, results
+from halotile.graphs.jobs import sections
+from halotile.graphs.jobs.sections import parse_bytes
+from halotile.graphs.plans.memory import machine_bytes
+from halotile.graphs.rules.arguments import Words, cluster_of
+from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
 from halotile.registry import find
 from halotile.storage.grid import Region
-from halotile.tasks.device import choose_device, seed_everything
-from halotile.tasks.distributed.calls import Call
-from halotile.tasks.distributed.processed import Processed
-from halotile.tasks.distributed.tiles import Tiles
-from halotile.tasks.distributed.windows import Late
-from halotile.tasks.distributed.work import Parts, Work
-from halotile.tasks.stored import Array, Stored, store
+from halotile.tasks.devices.device import choose_device, seed_everything
+from halotile.tasks.distributed.stacks.windows import Late
+from halotile.tasks.distributed.tiling.processed import Processed
+from halotile.tasks.distributed.tiling.tiles import Tiles
+from halotile.tasks.distributed.transport.calls import Call
+from halotile.tasks.distributed.transport.stored import Array, Stored, store
+from halotile.tasks.distributed.transport.work import Parts, Work
 
 RESULTS = "results"
 """Of the private folder: where results lie that are not to stay."""
@@ -115,7 +115,7 @@ class DistributedContext(OneRank):
         device_mode: str | None = None,
         *,
         workers: int | None = None,
-        cluster: Cluster | Client | job.Cluster | str | Words | None = None,
+        cluster: Cluster | Client | sections.Cluster | str | Words | None = None,
         memory_per_worker: str | int | None = None,
         scratch: str | os.PathLike[str] | None = None,
         results: str | os.PathLike[str] | None = None,
@@ -198,23 +198,23 @@ class DistributedContext(OneRank):
                 yield client, count_workers(client)
         elif isinstance(given, Client):
             yield given, count_workers(given)
-        elif not isinstance(given, job.Cluster | str | Mapping):
+        elif not isinstance(given, sections.Cluster | str | Mapping):
             yield given.client, given.workers
 
     @property
-    def _choice(self) -> job.Cluster | None:
+    def _choice(self) -> sections.Cluster | None:
         """What is started, in the words of a job; None where a cluster is joined."""
-        if isinstance(self._given, job.Cluster | str | Mapping):
+        if isinstance(self._given, sections.Cluster | str | Mapping):
             return cluster_of(self._given)
         joins = self._given is not None or (self._workers is None and ADDRESS in os.environ)
-        return None if joins else job.Cluster(dashboard=False)
+        return None if joins else sections.Cluster(dashboard=False)
 
     @staticmethod
-    def _kind(choice: job.Cluster) -> Kind:
+    def _kind(choice: sections.Cluster) -> Kind:
         # Workers that were asked for are not those that run somewhere already.
         return kind_of(choice, {name: word for name, word in os.environ.items() if name != ADDRESS})
 
-    def _started(self, choice: job.Cluster) -> AbstractContextManager[Cluster]:
+    def _started(self, choice: sections.Cluster) -> AbstractContextManager[Cluster]:
         count = self._workers or min(MOST_WORKERS, cores_here())
         share = machine_bytes() // count
         kind = self._kind(choice)
@@ -317,21 +317,21 @@ class DistributedContext(OneRank):
 
     def is_lazy(self, thing: Any) -> bool:
         """Whether it is a dask array."""
-        return lazy.is_lazy(thing)
+        return dask_arrays.is_lazy(thing)
 
     def later(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
         """The totals of calls on dask arrays, as dask arrays."""
-        return [*lazy.calls_on(calls, arrays, slots, self.split_every, phase)]
+        return [*dask_arrays.calls_on(calls, arrays, slots, self.split_every, phase)]
 
     def blocks_later(
         self, phase: str, lates: Sequence[Late], places: Sequence[Sequence[Region]], arrays: Sequence[Any]
     ) -> list[Any]:
         """Dask arrays of blocks that are computed from their windows."""
-        return [*lazy.blocks_on(lates, places, arrays, phase)]
+        return [*dask_arrays.blocks_on(lates, places, arrays, phase)]
 
     def tiles_later(self, phase: str, image: Any, processed: Processed, tiles: Tiles) -> Any:
         """A dask array, processed tile by tile when it is computed."""
-        return lazy.tiles_on(image, processed, tiles, phase)
+        return dask_arrays.tiles_on(image, processed, tiles, phase)
 
     def __deepcopy__(self, memo: Any) -> Self:
         """The same: a copy of a distributed object works with the same workers."""

@@ -101,7 +101,7 @@ def distribute(
     1.0
     """
     from halotile.tasks.distributed.build import build
-    from halotile.tasks.distributed.processing import TilingOptions
+    from halotile.tasks.distributed.tiling.processing import TilingOptions
 
     check_words(kwargs)
     if shared is not None and factory_kwargs is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
 from halotile.storage.views import Constant
-from halotile.tasks.draws import RandomImage
+from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import Sum
 

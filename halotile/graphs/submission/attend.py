@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
-from halotile.graphs.outcome import ended_by
-from halotile.graphs.signals import drains_within, ignore_signals
+from halotile.graphs.runs.outcome import ended_by
+from halotile.graphs.runs.signals import drains_within, ignore_signals
 from halotile.graphs.submission import slurm
 from halotile.graphs.submission.script import NOTICE_SECONDS
-from halotile.storage.batchfiles import BatchFiles
-from halotile.storage.rundir import RunDirectory
+from halotile.storage.run_directory.batch_files import BatchFiles
+from halotile.storage.run_directory.directory import RunDirectory
 
 END_SECONDS = 40
 SILENCE_SECONDS = 3600.0

@@ -11,8 +11,8 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.pieces.slurm import answer_of
-from halotile.graphs.pieces.steps import nodes_of
+from halotile.graphs.clusters.launches.slurm_commands import answer_of
+from halotile.graphs.clusters.launches.slurm_steps import nodes_of
 from halotile.graphs.submission.slurm import cancel, requeue
 
 CONNECT_SECONDS = 5.0

@@ -13,10 +13,10 @@ from typing import Any
 import dask
 
 from halotile.errors import ConfigError
-from halotile.graphs.job import AnyJob, Cluster, parse_bytes
-from halotile.graphs.pieces.batch import NANNY_BYTES
-from halotile.graphs.pieces.walltime import is_walltime, seconds_of
-from halotile.storage.runfiles import LOG
+from halotile.graphs.clusters.launches.batch_jobs import NANNY_BYTES
+from halotile.graphs.clusters.launches.walltime import is_walltime, seconds_of
+from halotile.graphs.jobs.sections import AnyJob, Cluster, parse_bytes
+from halotile.storage.run_directory.names import LOG
 
 NOTICE_SECONDS = 120
 """How long before its time is up the job is told."""

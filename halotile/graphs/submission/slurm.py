@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.pieces.base import with_reason
-from halotile.graphs.pieces.slurm import answer_of, queued
+from halotile.graphs.clusters.launches.base import with_reason
+from halotile.graphs.clusters.launches.slurm_commands import answer_of, queued
 
 
 def submit(script: Path) -> str:

@@ -18,8 +18,8 @@ from distributed import SchedulerPlugin
 from tornado.routing import URLSpec
 from tornado.web import Application, RequestHandler
 
+from halotile.graphs.watching.dask_report import keep_tasks
 from halotile.graphs.watching.metrics import Metrics
-from halotile.graphs.watching.report import keep_tasks
 
 NAME = "halotile-page"
 TOPIC = "halotile"

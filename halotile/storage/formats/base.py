@@ -6,7 +6,7 @@ A format is one module. It has two functions::
     open(path, *, level, dataset, axes) -> Source         raises InputError where it cannot be used
 
 Most formats write a reader, which has a ``header`` and ``read(region)``, and let
-:class:`halotile.storage.stored.StoredArray` carry it over process borders.
+:class:`halotile.storage.stored_array.StoredArray` carry it over process borders.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.storage.axes import choose_axes
 from halotile.storage.grid import Region
-from halotile.storage.ome_metadata import OmePicture
 from halotile.storage.rim import Pixels, Readable
+from halotile.storage.sharded.ome_metadata import OmePicture
 
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Types of pixels that can be read."""

@@ -12,7 +12,7 @@ from halotile.storage.formats._hdf5_files import check_raw_files, other_files
 from halotile.storage.formats.base import Source, file_identity, identity_of, make_header, refuse_option
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.storage.stored import StoredArray
+from halotile.storage.stored_array import StoredArray
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _CHECKSUM_BYTES = 4

@@ -13,7 +13,7 @@ from halotile.errors import DamagedData, InputError
 from halotile.storage.formats.base import Source, file_identity, make_header, refuse_option
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.stored import StoredArray
+from halotile.storage.stored_array import StoredArray
 
 _MAGIC = b"\x93NUMPY"
 _MOST_HEADER_BYTES = 2**16

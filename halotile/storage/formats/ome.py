@@ -11,10 +11,10 @@ from halotile.errors import InputError
 from halotile.storage.formats import zarr as plain
 from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.grid import Region
-from halotile.storage.lines import digest
-from halotile.storage.ome_metadata import OmePicture, checked_omero
 from halotile.storage.rim import Pixels
-from halotile.storage.stored import StoredArray
+from halotile.storage.run_directory.checksummed_lines import digest
+from halotile.storage.sharded.ome_metadata import OmePicture, checked_omero
+from halotile.storage.stored_array import StoredArray
 
 
 def claims(path: Path) -> bool:

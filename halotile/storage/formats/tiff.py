@@ -16,10 +16,10 @@ from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats._tiff_scale import pixel_sizes
 from halotile.storage.formats.base import Header, Source, file_identity, identity_of, make_header
 from halotile.storage.grid import Region
-from halotile.storage.ome_metadata import OmePicture, order
+from halotile.storage.images.tiff_check import check_tiff
 from halotile.storage.rim import Pixels
-from halotile.storage.stored import StoredArray
-from halotile.storage.tiffcheck import check_tiff
+from halotile.storage.sharded.ome_metadata import OmePicture, order
+from halotile.storage.stored_array import StoredArray
 
 _PALETTE = 3
 _MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")

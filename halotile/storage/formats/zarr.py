@@ -24,12 +24,12 @@ from halotile.storage.formats.base import (
     refuse_option,
 )
 from halotile.storage.grid import Region
-from halotile.storage.lines import digest
-from halotile.storage.localread import LocalArray, open_local
-from halotile.storage.marks import MARKS
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.stored import StoredArray
-from halotile.storage.tensorread import TensorArray, open_tensor
+from halotile.storage.run_directory.checksummed_lines import digest
+from halotile.storage.sharded.local_reader import LocalArray, open_local
+from halotile.storage.sharded.marks import MARKS
+from halotile.storage.sharded.tensorstore_reader import TensorArray, open_tensor
+from halotile.storage.stored_array import StoredArray
 
 _MOST_LISTED = 20
 _MOST_FILES = 65_536
@@ -94,7 +94,7 @@ def _pixel_sizes(array: Any) -> dict[str, Any]:
 class ArrayPixels:
     """The pixels of an open Zarr array, read by the first that can.
 
-    Those are :mod:`halotile.storage.localread`, :mod:`halotile.storage.tensorread` and zarr-python.
+    Those are :mod:`halotile.storage.sharded.local_reader`, :mod:`halotile.storage.sharded.tensorstore_reader` and zarr-python.
     """
 
     def __init__(self, path: str, array: Any) -> None:

@@ -93,7 +93,7 @@ class DnCNN(Pixelwise):
         WeightsError
             When the weights cannot be loaded, or are not those of such a network.
         """
-        from halotile.tasks.layers import ConvolutionStack
+        from halotile.tasks.convolution.layers import ConvolutionStack
 
         tensors = load_weights(self.weights, self.sha256)
         layers = ordered_layers(tensors)

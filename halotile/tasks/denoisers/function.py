@@ -15,8 +15,8 @@ from halotile.errors import ConfigError, MemoryRefused
 from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
-from halotile.tasks.trial import NARROW
-from halotile.tasks.usercode import called, imported_digest, value_digest
+from halotile.tasks.trials.trial import NARROW
+from halotile.tasks.trials.user_code import called, imported_digest, value_digest
 
 if TYPE_CHECKING:
     import torch

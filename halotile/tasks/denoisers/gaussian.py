@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from halotile.tasks.convolve import repeat_edges, rows_around, strips, weigh_symmetric, widened
+from halotile.tasks.convolution.shifted_sums import (
+    repeat_edges,
+    rows_around,
+    strips,
+    weigh_symmetric,
+    widened,
+)
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.options import STRICT, check_above_zero
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from halotile.tasks.convolve import rows_around, strips
+from halotile.tasks.convolution.median_networks import MedianNetwork, median_network
+from halotile.tasks.convolution.shifted_sums import rows_around, strips
 from halotile.tasks.denoisers.base import Model, Pixelwise
-from halotile.tasks.exchange import MedianNetwork, median_network
 from halotile.tasks.options import STRICT, check_odd
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from halotile.tasks.convolve import box_sum
+from halotile.tasks.convolution.shifted_sums import box_sum
 from halotile.tasks.denoisers.base import Leveled, Model, number_like
 from halotile.tasks.options import STRICT, check_above_zero, check_odd, check_whole
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from halotile.errors import ConfigError, WeightsError
+from halotile.tasks.convolution.stable import make_steady
 from halotile.tasks.denoisers.base import Leveled, Model
 from halotile.tasks.options import (
     STRICT,
@@ -18,8 +19,7 @@ from halotile.tasks.options import (
     check_whole,
     import_reference,
 )
-from halotile.tasks.steady import make_steady
-from halotile.tasks.usercode import imported_digest, value_digest
+from halotile.tasks.trials.user_code import imported_digest, value_digest
 from halotile.tasks.weights import listed, load_weights, misfits, shapes_of
 
 Auto = Literal["auto"]
@@ -147,7 +147,7 @@ class UserNetwork(Leveled):
         WeightsError
             When the weights cannot be loaded or are those of another network.
         """
-        from halotile.tasks.elementwise import SteadyNetwork
+        from halotile.tasks.convolution.activations import SteadyNetwork
 
         module = self._network()
         make_steady(module)

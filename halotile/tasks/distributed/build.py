@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError, MissingPackage, WrongKind
-from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.kinds import KINDS, recognise, unstacked
-from halotile.tasks.distributed.operators import Operators, carry_all, make_all
-from halotile.tasks.distributed.processing import DistributedProcessing, TilingOptions
+from halotile.tasks.distributed.stacks.operators import Operators, carry_all, make_all
+from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
+from halotile.tasks.distributed.transport.engine import Engine
 
 
 def build(
@@ -86,9 +86,9 @@ def stack_of(
     try:
         from deepinv.physics import Physics
 
-        from halotile.tasks.distributed.linear import DistributedStackedLinearPhysics
-        from halotile.tasks.distributed.physics import DistributedStackedPhysics
         from halotile.tasks.distributed.rewritten import Rewriting, rewritten
+        from halotile.tasks.distributed.stacks.linear import DistributedStackedLinearPhysics
+        from halotile.tasks.distributed.stacks.physics import DistributedStackedPhysics
     except ImportError as error:
         raise MissingPackage(
             "a distributed physics is one of deepinv's. Install it: pip install 'halotile[deepinv]'"
@@ -131,7 +131,7 @@ def fidelity_of(
     """A distributed fidelity: one for all operators, one for each, or what a factory makes."""
     from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
 
-    from halotile.tasks.distributed.fidelity import DistributedDataFidelity
+    from halotile.tasks.distributed.stacks.fidelity import DistributedDataFidelity
 
     if isinstance(thing, StackedPhysicsDataFidelity):
         thing = list(thing.data_fidelity_list)
@@ -151,7 +151,7 @@ def processing_of(thing: Any, ctx: Engine, tiling: TilingOptions) -> Distributed
     """A denoiser or function on tiles; of deepinv's class too where the script has imported deepinv, which takes seconds."""
     if "deepinv" not in sys.modules:
         return DistributedProcessing(ctx, thing, tiling)
-    from halotile.tasks.distributed.peer import DeepinvProcessing
+    from halotile.tasks.distributed.tiling.peer import DeepinvProcessing
 
     return DeepinvProcessing(ctx, thing, tiling)
 
@@ -195,7 +195,7 @@ def model_of(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
         raise WrongKind(
             "the model has unfold=False. Distribute its physics, its fidelity and its denoiser, and make it of those."
         )
-    from halotile.tasks.distributed.fidelity import DistributedDataFidelity
+    from halotile.tasks.distributed.stacks.fidelity import DistributedDataFidelity
 
     if model.data_fidelity is not None:
         model.data_fidelity = torch.nn.ModuleList(

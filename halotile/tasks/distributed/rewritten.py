@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.maps import Linear, Many, image_measured_as, is_measured, is_real, own
+from halotile.tasks.distributed.stacks.maps import Linear, Many, image_measured_as, is_measured, is_real, own
 from halotile.tasks.operators.base import InMemory, Operator, Shape, read_all, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
 

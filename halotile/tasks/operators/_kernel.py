@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
-from halotile.tasks.correlate import correlate
+from halotile.tasks.convolution.correlate import correlate
+from halotile.tasks.convolution.overlap_save import Engine, correlate_cells, snapped
 from halotile.tasks.operators._frame import FOLDING, Frame
 from halotile.tasks.operators.base import Shape, working_dtype
-from halotile.tasks.overlap_save import Engine, correlate_cells, snapped
 
 Frames = tuple[Frame, Frame]
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.tasks.convolution.overlap_save import Engine
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.normal import Normal, around, can_fold, weighted_adjoint
-from halotile.tasks.overlap_save import Engine
 from tests.tasks.operators.test_operators import OPERATORS, kernel, numbers
 
 SHAPE = (70, 65)

@@ -11,6 +11,7 @@ import pytest
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.tasks.convolution.overlap_save import Engine
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
@@ -21,7 +22,6 @@ from halotile.tasks.operators.normal import Normal
 from halotile.tasks.operators.own import Own
 from halotile.tasks.operators.shift import Shift
 from halotile.tasks.operators.sum import Sum
-from halotile.tasks.overlap_save import Engine
 
 IMAGE = (2, 40, 33)
 TOLERANCE = {"float32": 1e-6, "float64": 1e-14}

@@ -1,0 +1,125 @@
+"""A name with its options, checked against what the name stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from halotile.cli.config.fields import check_fields, field_types
+from halotile.cli.config.findings import Findings, missing
+from halotile.cli.config.kinds import NESTED, Named
+from halotile.cli.config.problems import KeyPath
+from halotile.errors import HalotileError
+from halotile.graphs.rules.words import expected, nearest, shown
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A name, what was written beside it, and what that makes: None where it is wrong."""
+
+    name: str
+    values: Mapping[str, Any]
+    declared: Any
+
+
+def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[str, Any]) -> Chosen | None:
+    """What a mapping chooses, its paths made whole; None where it says nothing that could be checked."""
+    key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
+    if key != "name":
+        found.fault((*path, key), "unknown key; did you mean name?")
+    name = _name(found, (*path, key), named, values.get(key))
+    declared = _declared(found, (*path, key), named, name) if name is not None else None
+    if name is None or declared is None:
+        return None
+    beside = {option: value for option, value in values.items() if option != key}
+    if named.registry == "operators":
+        beside = _with_files(found, path, declared, beside)
+    else:
+        beside = _with_weights(found, declared, beside)
+    built, faults = check_fields(named.written(declared), beside)
+    for place, message in faults:
+        found.fault((*path, *place), message)
+    for file in built.files() if hasattr(built, "files") else ():
+        if not os.path.exists(file):
+            option = next((option for option in beside if str(beside[option]) == str(file)), "")
+            found.fault((*path, option) if option else path, missing(file))
+    return Chosen(name, beside, built)
+
+
+def _name(found: Findings, path: KeyPath, named: Named, name: Any) -> str | None:
+    known = named.names
+    one_of = f"write one of {', '.join(known)}"
+    if name is None:
+        found.fault((*path[:-1], "name"), f"missing; {one_of}")
+    elif not isinstance(name, str):
+        found.fault(path, f"{shown(name)} is not {expected(str)}; {one_of}")
+    elif name not in known:
+        near = nearest(name, known)
+        found.fault(
+            path, f"no {named.word} is called {name}; " + (f"did you mean {near}?" if near else one_of)
+        )
+        return near
+    else:
+        return name
+    return None
+
+
+def _declared(found: Findings, path: KeyPath, named: Named, name: str) -> type | None:
+    try:
+        return named.find(name)
+    except HalotileError as error:
+        found.fault(path, str(error))
+    except AttributeError:
+        found.fault(path, f"the plug-in {name} declares no {named.attribute}; repair or uninstall it")
+    return None
+
+
+def _with_weights(found: Findings, declared: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a denoiser, with whole paths."""
+    files = path_fields(declared)
+    return {
+        key: found.absolute(value) if key in files and isinstance(value, str) else value
+        for key, value in values.items()
+    }
+
+
+def path_fields(schema: type) -> set[str]:
+    """Options that name files: a relative one starts from the configuration's folder."""
+    return {name for name, kind in field_types(schema).items() if name == "weights" or "Path" in str(kind)}
+
+
+def _with_files(found: Findings, path: KeyPath, declared: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written of an operator, with whole paths of what it reads; operators inside it are checked."""
+    from halotile.graphs.rules.operator_options import stand_ins
+
+    meant = stand_ins(declared) | {"data": "array"}
+    whole = dict(values)
+    for key, value in values.items():
+        place = (*path, key)
+        if meant.get(key) == "operators":
+            whole[key] = _nested(found, place, value)
+        elif key in meant:
+            whole[key] = found.read(place, value)
+        elif isinstance(value, dict):
+            whole[key] = {
+                inner: found.read((*place, inner), part) if str(part).endswith(".npy") else part
+                for inner, part in value.items()
+            }
+    return whole
+
+
+def _nested(found: Findings, path: KeyPath, values: Any) -> Any:
+    """The operators that another is made of, as mappings."""
+    if not isinstance(values, list):
+        return values
+    made = []
+    for number, value in enumerate(values):
+        place = (*path, number)
+        if not isinstance(value, dict):
+            found.fault(place, f"{shown(value)} is not a mapping; write `{{name: ..., ...}}`")
+            continue
+        chosen = read_choice(found, place, NESTED, value)
+        made.append({"name": chosen.name, **chosen.values} if chosen else value)
+    return made

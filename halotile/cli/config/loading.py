@@ -1,0 +1,220 @@
+"""A configuration file as a checked job: read, overridden from the command line, checked.
+
+Only the command line can allow a job to import code: a file from somebody else must not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halotile.cli.config.kinds import VERSION
+from halotile.cli.config.problems import KeyPath, raise_problems
+from halotile.cli.config.sections import check_cluster, check_config
+from halotile.cli.config.yaml_source import Document, read_file, read_text
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.sections import AnyJob, Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What the options of a command say of a job, over its file.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Replaces ``run.workers``.
+    cluster : str, optional
+        Replaces ``cluster.kind``.
+    dashboard : bool
+        False switches ``cluster.dashboard`` off.
+    tls : bool
+        False switches ``cluster.tls`` off.
+    allow_import : bool
+        Whether the job may run the user's code.
+    """
+
+    workers: int | None = None
+    cluster: str | None = None
+    dashboard: bool = True
+    tls: bool = True
+    allow_import: bool = False
+
+    def over(self, document: Document) -> Document:
+        """A document with what they say."""
+        said: list[tuple[KeyPath, Any, str]] = [
+            (("run", "workers"), self.workers, "--workers"),
+            (("cluster", "kind"), self.cluster, "--cluster"),
+            (("cluster", "dashboard"), None if self.dashboard else False, "--no-dashboard"),
+            (("cluster", "tls"), None if self.tls else False, "--no-tls"),
+        ]
+        for path, value, place in said:
+            if value is not None:
+                document = document.put(path, value, place)
+        return document
+
+
+NO_FLAGS = Flags()
+
+
+def read_config(path: Path, overrides: Iterable[str] = ()) -> Document:
+    """A configuration file with what the command line sets over it.
+
+    Parameters
+    ----------
+    path : Path
+        The YAML file.
+    overrides : iterable of str
+        Such as ``tile.size=256`` or ``operators[0].noise_sigma=0.05``; values are YAML.
+
+    Raises
+    ------
+    ConfigError
+        When the file or an override cannot be read.
+    """
+    document, mistakes = _with_top(read_file(path)), []
+    for override in overrides:
+        try:
+            document = _override(document, override)
+        except ConfigError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return document
+
+
+def _with_top(document: Document) -> Document:
+    if document.tree is None:
+        raise ConfigError(f"{document.place_of(())}: the file is empty. Begin with `version: {VERSION}`.")
+    if not isinstance(document.tree, dict):
+        raise ConfigError(f"{document.place_of(())}: not a mapping. Begin with `version: {VERSION}`.")
+    return document
+
+
+def _override(document: Document, text: str) -> Document:
+    key, equals, value = text.partition("=")
+    path = _key_path(key.strip())
+    if not equals or path is None:
+        raise ConfigError(
+            f"--set {text}: not a key and a value. Write it as --set tile.size=256, or for an entry of a list "
+            'as --set "operators[0].noise_sigma=0.05".'
+        )
+    place = f"--set {key.strip()}"
+    parsed = read_text(value, place)
+    if parsed.problems:
+        raise ConfigError(f"{place}: {parsed.problems[0].message}.")
+    return document.put(path, parsed.tree, place)
+
+
+def _key_path(key: str) -> KeyPath | None:
+    """A place in a configuration as it is written on the command line; None when it is none.
+
+    Examples
+    --------
+    >>> _key_path("tile.size"), _key_path("operators[1].kernel"), _key_path("tile..size")
+    (('tile', 'size'), ('operators', 1, 'kernel'), None)
+    """
+    path: list[str | int] = []
+    for part in key.split("."):
+        word = re.fullmatch(r"([^\[\]]+)((?:\[\d+\])*)", part)
+        if word is None:
+            return None
+        path += [word[1], *map(int, re.findall(r"\d+", word[2]))]
+    return tuple(path)
+
+
+def load_job(
+    path: Path,
+    overrides: Iterable[str] = (),
+    flags: Flags = NO_FLAGS,
+    *,
+    makes_data: bool = False,
+) -> AnyJob:
+    """Read and check a configuration file.
+
+    Parameters
+    ----------
+    path : Path
+        The YAML file.
+    overrides : iterable of str
+        As for :func:`read_config`.
+    flags : Flags
+        What the options of the command say.
+    makes_data : bool
+        Whether the measurements are yet to be written: they need not be there.
+
+    Raises
+    ------
+    ConfigError
+        With every problem of the file, one a line.
+    InputError
+        When the only problem is that the input is not there.
+    """
+    document = flags.over(read_config(path, overrides))
+    job = _finish(document, path.parent, str(path), flags, makes_data)
+    return dataclasses.replace(job, import_folder=os.path.abspath(path.parent)) if flags.allow_import else job
+
+
+def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> AnyJob:
+    """Read the job that a run directory keeps as JSON.
+
+    Raises
+    ------
+    ConfigError
+        When the file is missing, damaged, or not a job.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}). Is {path.parent} a run directory?"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged ({error}). Run the configuration again instead.") from None
+    return check_saved_job(tree, path.parent, str(path), flags)
+
+
+def check_saved_job(tree: Any, base: Path, name: str, flags: Flags = NO_FLAGS) -> AnyJob:
+    """A job as it was kept.
+
+    Raises
+    ------
+    ConfigError
+        When it is none.
+    """
+    document = _with_top(Document(name, tree))
+    # What was allowed once is asked for again: a run directory may come from somebody else, too.
+    document.tree.pop("allow_import", None)
+    folder = document.tree.pop("import_folder", None)
+    job = _finish(flags.over(document), base, name, flags)
+    allowed = flags.allow_import and isinstance(folder, str)
+    return dataclasses.replace(job, import_folder=folder) if allowed else job
+
+
+def load_cluster(path: Path | None, flags: Flags = NO_FLAGS) -> Cluster:
+    """What a configuration file says of its cluster, and the options of a command over it.
+
+    Raises
+    ------
+    ConfigError
+        With every problem of that part of the file, one a line.
+    """
+    document = read_config(path) if path else Document("the options", {})
+    document = flags.over(document)
+    cluster, problems = check_cluster(document, path.parent if path else Path())
+    raise_problems(document.name, problems)
+    assert cluster is not None
+    return cluster
+
+
+def _finish(document: Document, base: Path, name: str, flags: Flags, makes_data: bool = False) -> AnyJob:
+    job, problems = check_config(document, base, makes_data=makes_data)
+    raise_problems(name, problems)
+    assert job is not None
+    return dataclasses.replace(job, allow_import=flags.allow_import)

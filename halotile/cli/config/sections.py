@@ -1,0 +1,253 @@
+"""The parts of a configuration, checked against the job they describe.
+
+The file is a ``version``, a kind of ``job``, and that job's parts. The schema is the job's own
+dataclass; the options of what is chosen by name are checked against what the name stands for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from halotile.cli.config.choices import Chosen, read_choice
+from halotile.cli.config.fields import check_fields, field_types
+from halotile.cli.config.findings import Findings
+from halotile.cli.config.kinds import HEAD, JOBS, NAMED, PATHS, PLACES, VERSION, JobKind, named_in
+from halotile.cli.config.problems import KeyPath, Problem
+from halotile.cli.config.yaml_source import Document
+from halotile.graphs.jobs.sections import AnyJob, Cluster
+from halotile.graphs.rules.combinations import disagreements
+from halotile.graphs.rules.values import CHECKS
+from halotile.graphs.rules.words import nearest, shown
+
+FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
+
+
+def check_config(
+    document: Document, base: Path, *, makes_data: bool = False
+) -> tuple[AnyJob | None, list[Problem]]:
+    """The job that a document describes, or every problem it has.
+
+    Parameters
+    ----------
+    document : Document
+        As read from a file, with what the command line sets over it.
+    base : Path
+        The folder that relative paths start from.
+    makes_data : bool
+        Whether the measurements are yet to be written.
+    """
+    found = Findings(document, base, makes_data=makes_data)
+    kind = _head(found, document.tree)
+    check = _Check(found, document.tree, kind) if kind else None
+    parts = check.parts() if check else {}
+    problems = found.problems()
+    return (kind.schema(**parts) if kind and not problems else None), problems
+
+
+def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[Problem]]:
+    """What a document says of its cluster, or every problem of that part; the rest is not looked at."""
+    found = Findings(document, base)
+    tree = {key: value for key, value in document.tree.items() if key == "cluster"}
+    parts = _Check(found, tree, JobKind(Cluster, {"cluster": Cluster})).parts()
+    problems = found.problems()
+    return (None if problems else parts.get("cluster", Cluster())), problems
+
+
+def _head(found: Findings, tree: Mapping[str, Any]) -> JobKind | None:
+    version, kind = tree.get("version"), tree.get("job")
+    if "version" not in tree:
+        found.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
+    elif version != VERSION or isinstance(version, bool | float):
+        found.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
+    if isinstance(kind, str) and kind in JOBS:
+        return JOBS[kind]
+    if kind is None:
+        found.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in JOBS)}")
+        return max(JOBS.values(), key=lambda kind: len({*kind.keys} & tree.keys()))
+    near = nearest(str(kind), JOBS)
+    hint = f"did you mean {near}?" if near else f"write one of {', '.join(JOBS)}"
+    found.fault(("job",), f"no job is called {shown(kind)}; {hint}")
+    return JOBS[near] if near else None
+
+
+class _Check:
+    """Goes through a document once and builds what its parts describe."""
+
+    def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKind) -> None:
+        self.found = found
+        self.tree = tree
+        self.kind = kind
+        self.written = {part: self._key_of(part) for part in kind.keys}
+        """The part that is meant, and the key it is written under."""
+        self.declared: dict[str, Any] = {}
+        """What the names in sections stand for, by what they are."""
+
+    def parts(self) -> dict[str, Any]:
+        """The parts of the job, those that are wrong or left out missing."""
+        self._unknown_parts()
+        built = {name: self._section(name, schema) for name, schema in self.kind.sections.items()}
+        built |= {name: self._list(name, schema) for name, schema in self.kind.lists.items()}
+        aim = self._values(self.kind.values) if self.kind.values else None
+        self._checks()
+        self._together(built | {"aim": aim})
+        made = {key: value for key, value in built.items() if value is not None}
+        return made | ({f.name: getattr(aim, f.name) for f in dataclasses.fields(aim)} if aim else {})
+
+    def _unknown_parts(self) -> None:
+        for key in self.tree:
+            if key in FLAGS:
+                self.found.fault((key,), FLAGS[key])
+            elif key not in self.kind.keys and key not in HEAD:
+                self.found.fault((key,), self._unknown(key, [*HEAD, *self.kind.keys]))
+
+    def _key_of(self, part: str) -> str:
+        """The key that a part is written under: what is inside a misspelt one is checked all the same."""
+        known = self.kind.keys
+        others = (key for key in self.tree if key not in (*known, *HEAD, *FLAGS))
+        misspelt = next((key for key in others if nearest(key, known) == part), part)
+        return part if part in self.tree else misspelt
+
+    def _unknown(self, key: str, here: Iterable[str]) -> str:
+        """What to say of an unknown key: the key that was meant, here or in another section."""
+        here, sections = list(here), self.kind.sections
+        elsewhere = [f"{name}.{key}" for name, schema in sections.items() if key in field_types(schema)]
+        meant = " or ".join(elsewhere) or nearest(key, here)
+        return (
+            f"unknown key; did you mean {meant}?" if meant else f"unknown key; write one of {', '.join(here)}"
+        )
+
+    def _section(self, section: str, schema: type) -> Any:
+        """One section as its dataclass, or None where it has faults or is left out."""
+        key = self.written[section]
+        values = self.tree.get(key)
+        first = next(iter(field_types(schema)))
+        if values is None:
+            if self.kind.requires(section):
+                self.found.fault((key,), f"missing; write `{section}: {{{first}: ...}}`")
+            return None
+        if not isinstance(values, dict):
+            instead = f"{section}: {{{first}: {shown(values)}}}"
+            self.found.fault((key,), f"{shown(values)} is not a section; write `{instead}`")
+            return None
+        if schema in NAMED:
+            return self._choice((key,), section, schema, values)
+        nested = {
+            name: self._nested((key, name), name, part, values) for name, part in named_in(schema).items()
+        }
+        plain = {name: value for name, value in values.items() if name not in nested}
+        built, faults = check_fields(schema, self._with_paths((key,), schema, plain))
+        known = field_types(schema)
+        for path, message in faults:
+            unknown = len(path) == 1 and path[0] not in known
+            self.found.fault((key, *path), self._unknown(str(path[0]), known) if unknown else message)
+        wrong = any(self.found.is_wrong((key, name)) for name in nested)
+        return dataclasses.replace(built, **nested) if built is not None and not wrong else None
+
+    def _nested(self, path: KeyPath, name: str, schema: type, values: Mapping[str, Any]) -> Any:
+        """A choice by name inside a section, None where it is left out."""
+        value = values.get(name)
+        if value is None or isinstance(value, dict):
+            return None if value is None else self._choice(path, name, schema, value)
+        self.found.fault(path, f"{shown(value)} is not a mapping; write `{name}: {{name: {shown(value)}}}`")
+        return None
+
+    def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
+        chosen = read_choice(self.found, path, NAMED[schema], values)
+        if chosen is None:
+            return None
+        self.declared[part] = chosen.declared
+        return _as_choice(schema, chosen)
+
+    def _list(self, name: str, schema: type) -> Any:
+        """The entries of a list, or None where one of them is wrong."""
+        key = self.written[name]
+        values = self.tree.get(key)
+        entry = f"- {{{', '.join(f'{field}: ...' for field in field_types(schema) if field in ('name', 'data'))}}}"
+        if values is None:
+            if self.kind.requires(name):
+                self.found.fault((key,), f"missing; write `{name}:` and below it `{entry}`")
+            return None
+        if not isinstance(values, list):
+            self.found.fault(
+                (key,), f"{shown(values)} is not a list; write entries below it, such as `{entry}`"
+            )
+            return None
+        made = []
+        for number, value in enumerate(values):
+            if isinstance(value, dict):
+                chosen = read_choice(self.found, (key, number), NAMED[schema], value)
+                made.append(_as_choice(schema, chosen) if chosen and chosen.declared else None)
+            else:
+                self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
+        return None if self.found.is_wrong((key,)) else tuple(made)
+
+    def _values(self, schema: type) -> Any:
+        """What stands in no section, as its dataclass."""
+        known = field_types(schema)
+        keys = {self.written[name]: name for name in known if self.tree.get(self.written[name]) is not None}
+        values = self._with_paths((), schema, {name: self.tree[key] for key, name in keys.items()})
+        built, faults = check_fields(schema, values)
+        for path, message in faults:
+            self.found.fault((self.written[str(path[0])], *path[1:]), message)
+        return built
+
+    def _with_paths(self, path: KeyPath, schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values with whole paths, those that are read noted."""
+        whole = dict(values)
+        for key in PATHS.get(schema, ()):
+            value = values.get(key)
+            if isinstance(value, dict):
+                whole[key] = {name: self.found.read((*path, key, name), file) for name, file in value.items()}
+            elif key in values:
+                # Outside of sections the key may be misspelt, and its file is looked for all the same.
+                whole[key] = self.found.read((*path, key if path else self.written[key]), value)
+        for key in PLACES.get(schema, ()):
+            if isinstance(values.get(key), str):
+                whole[key] = self.found.absolute(values[key])
+        return whole
+
+    def _checks(self) -> None:
+        """What the types allow and the job does not."""
+        for (section, key), check in CHECKS.items():
+            for path, value in self._places(section, key):
+                if value is not None and not self.found.is_wrong(path) and (message := check(value)):
+                    self.found.fault(path, message)
+
+    def _places(self, section: str, key: str) -> Iterator[tuple[KeyPath, Any]]:
+        """Where a key of a section stands, with its value."""
+        if not section:
+            if key in self.written:
+                yield (self.written[key],), self.tree.get(self.written[key])
+            return
+        values = self.tree.get(self.written.get(section, ""))
+        if isinstance(values, dict) and section in self.kind.sections:
+            yield (self.written[section], key), values.get(key)
+        elif isinstance(values, list) and section in self.kind.lists:
+            for number, value in enumerate(values):
+                if isinstance(value, dict):
+                    yield (self.written[section], number, key), value.get(key)
+
+    def _together(self, built: dict[str, Any]) -> None:
+        """What each value alone allows, and the others do not."""
+        known = {name: part for name, part in built.items() if part is not None}
+        for name, schema in self.kind.sections.items():
+            if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
+                known[name] = schema()
+        if "denoiser" in self.kind.sections or "denoiser" in self.declared:
+            known.pop("denoiser", None)
+            known |= {name: made for name, made in self.declared.items() if made is not None}
+        for (part, *rest), message in disagreements(self.kind.schema, known).items():
+            path = (self.written[str(part)], *rest)
+            if not self.found.is_wrong(path[:2]):
+                self.found.fault(path, message)
+
+
+def _as_choice(schema: type, chosen: Chosen) -> Any:
+    """A choice as its dataclass: its own keys, and all others as options."""
+    own = {field.name for field in dataclasses.fields(schema)} - {"name", "options"}
+    options = {key: value for key, value in chosen.values.items() if key not in own}
+    values = {key: value for key, value in chosen.values.items() if key in own}
+    return schema(name=chosen.name, **values, options=options)

@@ -1,0 +1,263 @@
+"""A YAML 1.2 text as plain values, with the line of every key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from halotile.cli.config.problems import KeyPath, Problem
+from halotile.errors import ConfigError
+from halotile.graphs.rules.words import dotted
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 20
+MAX_ALIASES = 10
+MAX_NODES = 20_000
+"""Far beyond any configuration, and far below what an alias bomb expands to."""
+
+_PLAIN_TAGS = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A configuration as read: values, the place of each, and faults found on the way.
+
+    Examples
+    --------
+    >>> document = read_text("tile:\\n  size: 256\\n", "config.yaml")
+    >>> document.tree, document.place_of(("tile", "size")), document.place_of(("tile", "depth"))
+    ({'tile': {'size': 256}}, 'config.yaml:2', 'config.yaml:1')
+    """
+
+    name: str
+    tree: Any
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+    def place_of(self, path: KeyPath) -> str:
+        """Where a key stands; a key that is not there is looked for where its parent is."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return self.places.get((), self.name)
+
+    def put(self, path: KeyPath, value: Any, place: str) -> Document:
+        """The document with one value replaced from elsewhere; sections are made where they are missing.
+
+        Raises
+        ------
+        ConfigError
+            When the path leads into something that is neither a section nor a list, or past the end of a list.
+        """
+        tree = _put(self.tree, path, 0, value, place)
+        places = {at: where for at, where in self.places.items() if at[: len(path)] != path}
+        made = {path[:length]: place for length in range(1, len(path)) if path[:length] not in places}
+        return replace(self, tree=tree, places=places | made | {path: place})
+
+
+def _put(branch: Any, path: KeyPath, depth: int, value: Any, place: str) -> Any:
+    """A branch with the value of a path replaced, what lies beside it untouched."""
+    if depth == len(path):
+        return value
+    key, here = path[depth], path[:depth]
+    if isinstance(key, int):
+        entries = _entries(branch, here, key, place)
+        entries[key] = _put(entries[key], path, depth + 1, value, place)
+        return entries
+    if isinstance(branch, list):
+        raise ConfigError(
+            f"{place}: {dotted(here)} is a list: write which of its entries, such as {dotted((*here, 0, key))}."
+            if not key.isdigit()
+            else f"{place}: {dotted(here)} is a list: write {dotted((*here, int(key), *path[depth + 1 :]))}."
+        )
+    if branch is not None and not isinstance(branch, dict):
+        raise ConfigError(
+            f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a section: "
+            f"nothing can be set inside it. Set {dotted(here)} itself."
+        )
+    section = dict(branch or {})
+    section[key] = _put(section.get(key), path, depth + 1, value, place)
+    return section
+
+
+def _entries(branch: Any, here: KeyPath, number: int, place: str) -> list[Any]:
+    """A copy of a list that has such an entry."""
+    if not isinstance(branch, list):
+        raise ConfigError(
+            f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a list: it has no entry {number}. "
+            f"Set {dotted(here)} itself."
+        )
+    if number >= len(branch):
+        count = f"{len(branch)} entries" if len(branch) != 1 else "1 entry"
+        last = f", the last of them {dotted((*here, len(branch) - 1))}" if branch else ""
+        raise ConfigError(
+            f"{place}: {dotted(here)} has {count}{last}: there is no entry {number}. Set {dotted(here)} itself to add one."
+        )
+    return list(branch)
+
+
+def read_file(path: Path) -> Document:
+    """Read a configuration file.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read, is not UTF-8, is too large, or is not YAML.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file. Write the path of a configuration.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: this is a directory. Write the path of a configuration file.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(
+            f"{path}: larger than {MAX_BYTES:,} bytes. That is no configuration; is it the picture?"
+        )
+    return read_text(_decode(raw, str(path)), str(path))
+
+
+def _decode(raw: bytes, name: str) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{name}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
+
+
+def read_text(text: str, name: str) -> Document:
+    """Read a configuration from a text; ``name`` is what messages call it."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        _check_events(YAML(typ="safe", pure=True).parse(text), name)
+        yaml = YAML(typ="safe", pure=True)
+        root = yaml.compose(text)
+    except YAMLError as error:
+        raise ConfigError(_syntax_message(error, text, name)) from None
+    if root is None:
+        return Document(name, None, {(): f"{name}:1"})
+    walk = _Walk(name, yaml.constructor)
+    tree = walk.value(root, ())
+    return Document(name, tree, walk.places, tuple(walk.problems))
+
+
+def _check_events(events: Any, name: str) -> None:
+    """Refuse, before anything is built, what no configuration needs and what only harms."""
+    depth = aliases = 0
+    for count, event in enumerate(events):
+        kind = type(event).__name__
+        depth += kind.endswith(("MappingStartEvent", "SequenceStartEvent"))
+        depth -= kind.endswith(("MappingEndEvent", "SequenceEndEvent"))
+        aliases += kind == "AliasEvent"
+        place = f"{name}:{event.start_mark.line + 1}"
+        if kind == "DocumentStartEvent" and event.version not in (None, (1, 2)):
+            raise ConfigError(
+                f"{place}: %YAML {'.'.join(map(str, event.version))} is not read. Leave the line out."
+            )
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{place}: nested deeper than {MAX_DEPTH} levels. No configuration is.")
+        if aliases > MAX_ALIASES:
+            raise ConfigError(f"{place}: more than {MAX_ALIASES} aliases. Write the values out.")
+        if count > MAX_NODES:
+            raise ConfigError(
+                f"{place}: more than {MAX_NODES:,} entries. That is no configuration; is it the picture?"
+            )
+
+
+def _syntax_message(error: Any, text: str, name: str) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+        return f"{name}:{line}: not YAML: {getattr(error, 'reason', error)}."
+    place, problem = f"{name}:{mark.line + 1}", str(error.problem)
+    if r"'\t'" in problem:
+        return f"{place}: a tab stands where YAML needs spaces. Indent with spaces."
+    if "another document" in problem:
+        return f"{place}: a second document begins. Write one job in one file."
+    during = f" {error.context}" if error.context else ""
+    return f"{place}: not YAML: {problem}{during}."
+
+
+class _Walk:
+    """Turns a node tree into values, keeping the line of every key."""
+
+    def __init__(self, name: str, constructor: Any) -> None:
+        self.name = name
+        self.constructor = constructor
+        self.places: dict[KeyPath, str] = {}
+        self.problems: list[Problem] = []
+        self.nodes = 0
+
+    def value(self, node: Any, path: KeyPath) -> Any:
+        """The value of a node; aliases are counted each time they are met."""
+        place = self.places.setdefault(path, self._place(node))
+        self.nodes += 1
+        if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:
+            raise ConfigError(
+                f"{place}: aliases expand to more than a configuration holds. Write the values out."
+            )
+        tag = _tag(node)
+        if tag not in _PLAIN_TAGS:
+            message = f"the tag !{tag.lstrip('!')} is not allowed; write a plain value"
+            self.problems.append(Problem(self._place(node), path, message))
+            return None
+        kind = type(node).__name__
+        if kind == "MappingNode":
+            return self._mapping(node, path)
+        if kind == "SequenceNode":
+            return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+        return self._scalar(node, tag, path)
+
+    def _mapping(self, node: Any, path: KeyPath) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key, place = self._key(key_node), self._place(key_node)
+            below = (*path, key)
+            if _tag(key_node) not in _PLAIN_TAGS:
+                self.problems.append(Problem(place, below, _not_a_key(key_node)))
+                continue
+            if key in found:
+                earlier = self.places[below].rpartition(":")[2]
+                self.problems.append(
+                    Problem(place, below, f"written twice, first on line {earlier}; keep one")
+                )
+                continue
+            self.places[below] = place
+            found[key] = self.value(value_node, below)
+        return found
+
+    def _key(self, node: Any) -> str:
+        if type(node).__name__ != "ScalarNode":
+            raise ConfigError(f"{self._place(node)}: a list or mapping cannot be a key. Write a word.")
+        return str(node.value)
+
+    def _scalar(self, node: Any, tag: str, path: KeyPath) -> Any:
+        if tag in ("str", "timestamp"):
+            return str(node.value)
+        try:
+            return self.constructor.construct_object(node)
+        except ValueError:
+            self.problems.append(
+                Problem(self._place(node), path, f"{node.value[:30]!r} cannot be read as {tag}")
+            )
+            return None
+
+    def _place(self, node: Any) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}"
+
+
+def _tag(node: Any) -> str:
+    return str(node.tag).removeprefix("tag:yaml.org,2002:")
+
+
+def _not_a_key(node: Any) -> str:
+    if _tag(node) == "merge":
+        return "merge keys are not read; write the keys out"
+    return f"the tag !{_tag(node).lstrip('!')} is not allowed; write a plain key"

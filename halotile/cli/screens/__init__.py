@@ -1,0 +1,1 @@
+"""What commands print: rows, tables and progress. Nothing here decides."""

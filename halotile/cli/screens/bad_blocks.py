@@ -1,0 +1,60 @@
+"""The blocks that a run has given up, read from the events in its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from halotile.cli.screens.screen import Row
+from halotile.cli.screens.units import first_line
+from halotile.storage.run_directory.directory import RunDirectory
+
+NAMED = 5
+"""How many blocks are shown to people; `--json` has all."""
+_OF_INPUT = ("InputError:", "DamagedData:")
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A block that could not be computed, and why."""
+
+    number: int
+    index: tuple[int, ...]
+    error: str
+
+    @property
+    def is_of_input(self) -> bool:
+        """Whether the picture is to blame, not the denoiser or the machine."""
+        return self.error.startswith(_OF_INPUT)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs, in the words of `recon-cli run --json`."""
+        return {"number": self.number, "index": list(self.index), "error": self.error}
+
+
+def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
+    """What the last run in a directory has given up, by number; blocks of earlier runs were tried again since."""
+    found: dict[int, GivenUp] = {}
+    for event in run.read_events():
+        # A full disk or a power cut may have left any line behind.
+        kind = event.get("event")
+        number = event.get("block") if kind == "bad block" else None
+        if kind == "begin":
+            found.clear()
+        elif isinstance(number, int):
+            index = event.get("index")
+            found[number] = GivenUp(
+                number, tuple(index) if isinstance(index, list) else (), str(event.get("error", "?"))
+            )
+    return tuple(found[number] for number in sorted(found))
+
+
+def rows_of(bad: Sequence[GivenUp]) -> list[Row]:
+    """The first few, each with its reason, for people."""
+    lines = [f"block {b.number} (index {b.index}): {first_line(b.error)}" for b in bad[:NAMED]]
+    if len(bad) > NAMED:
+        lines.append(f"and {len(bad) - NAMED:,} more, in events.jsonl with their tracebacks")
+    elif bad:
+        lines.append("tracebacks are in events.jsonl")
+    return [("" if place else "bad blocks", line) for place, line in enumerate(lines)]

@@ -1,0 +1,97 @@
+"""How a submitted run stands: what Slurm says of its batch job, held against what the run has said of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import ClusterFailed, DamagedData
+from halotile.storage.run_directory.batch_files import BatchFiles
+from halotile.storage.run_directory.directory import RunDirectory
+
+QUEUED = "queued"
+CANCELLED = "cancelled"
+_AT_WORK = ("RUNNING", "COMPLETING")
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """The batch job of a run.
+
+    Parameters
+    ----------
+    number : str
+        Its number; empty where Slurm has not taken it.
+    attempts : int
+        How often it has begun.
+    submitted, began : float
+        When it was submitted, and when the last attempt began (Unix time).
+    state : str, optional
+        What Slurm says; None once it is over.
+    known : bool
+        Whether Slurm has answered.
+    failure : str, optional
+        Why the run failed, where it is marked so.
+    """
+
+    number: str
+    attempts: int
+    submitted: float
+    began: float
+    state: str | None
+    known: bool
+    failure: str | None
+
+    @property
+    def words(self) -> str:
+        """In a few words."""
+        state = self.state or ("over" if self.known else "unknown, for Slurm does not answer here")
+        return f"job {self.number or '?'}: {state}, {self.attempts} {'attempt' if self.attempts == 1 else 'attempts'} so far"
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"job": self.number, "state": self.state, "attempts": self.attempts, "failure": self.failure}
+
+    def corrected(self, recorded: Mapping[str, Any]) -> tuple[str, str] | None:
+        """The state and its reason, where the run's own word is older than its batch job; None where that word counts."""
+        updated = float(recorded.get("updated", 0.0))
+        said = updated >= max(self.submitted, self.began)
+        if self.state is not None:
+            at_work = self.state.split()[0] in _AT_WORK
+            if not (at_work and said):
+                return QUEUED, ""
+            if self.failure is None:  # else its job is about to end
+                return None
+        if self.failure == CANCELLED:
+            return "stopped", CANCELLED
+        if self.failure is not None and recorded.get("state") != "finished":
+            return "failed", self.failure
+        if not said and self.known:
+            return (
+                "failed",
+                "its batch job ended before the run began: `recon-cli logs` shows what it printed",
+            )
+        return None
+
+
+def batch_job(directory: Path) -> BatchJob | None:
+    """The batch job of a run; None for one that was not submitted."""
+    from halotile.graphs.submission import slurm
+
+    files = BatchFiles(RunDirectory(directory))
+    try:
+        record = files.read()
+    except DamagedData:
+        record = None
+    if record is None or not {"number", "attempts", "submitted", "began"} <= record.keys():
+        return None
+    number, state, known = record["number"], None, True
+    try:
+        state = slurm.state_of(number) if number else None
+    except ClusterFailed:
+        known = False
+    return BatchJob(
+        number, record["attempts"], record["submitted"], record["began"], state, known, files.failure()
+    )

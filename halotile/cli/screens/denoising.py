@@ -1,0 +1,59 @@
+"""A denoising job and its plan, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from halotile.cli.screens.plan_rows import Figures, cost_rows, device_text, output_rows, tiles_text
+from halotile.cli.screens.probe_rows import probe_rows
+from halotile.cli.screens.screen import Row
+from halotile.cli.screens.units import counted, shape_text
+from halotile.graphs.jobs.sections import Job
+
+
+def job_text(job: Job) -> str:
+    """A job in a few words."""
+    return f"{job.denoiser.name} from {job.input.path} to {job.output.path}"
+
+
+def plan_rows(figures: Figures) -> list[Row]:
+    """What ``Plan.summary()`` says, in the order in which it is asked."""
+    return [
+        ("input", str(figures["input"])),
+        ("", f"{shape_text(figures['shape'])} {figures['dtype']}, axes {figures['axes']}"),
+        ("output", str(figures["output"])),
+        ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}"),
+        ("denoiser", f"{figures['denoiser']}, {device_text(figures)}"),
+        ("", ""),
+        *output_rows(figures),
+        ("tiles", tiles_text(figures)),
+        ("depth", f"{_depth(figures['depth'])} pixels, {figures['depth_from']}"),
+        ("boundary", str(figures["boundary"])),
+        ("read", f"{figures['read_amplification']:.2f} × the picture"),
+        ("computed", f"{figures['compute_redundancy']:.2f} × the picture"),
+        ("", ""),
+        *cost_rows(figures),
+        *probe_rows(figures),
+    ]
+
+
+def headline(figures: Figures) -> str:
+    """A plan in one line."""
+    blocks, workers = counted(figures["blocks"], "block"), counted(figures["workers"], "worker")
+    return (
+        f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {blocks}, "
+        f"depth {_depth(figures['depth'])} ({figures['depth_from']}), {workers}"
+    )
+
+
+def _depth(depth: Any) -> str:
+    """Halo widths: one number where all sides are alike.
+
+    Examples
+    --------
+    >>> _depth([[8, 8], [8, 8]]), _depth([[8, 8], [4, 2]])
+    ('8', '8 × 4+2')
+    """
+    pairs = [(pair, pair) if isinstance(pair, int) else tuple(pair) for pair in depth]
+    words = [str(before) if before == after else f"{before}+{after}" for before, after in pairs]
+    return words[0] if len(set(words)) == 1 else " × ".join(words)

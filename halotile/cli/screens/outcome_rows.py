@@ -1,0 +1,181 @@
+"""How a run or a check went, as rows for people and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from halotile.cli.screens.screen import Row
+from halotile.cli.screens.units import bytes_text, counted, rate_text, seconds_text
+from halotile.graphs.runs.progress import figures_in_words
+
+if TYPE_CHECKING:
+    from halotile.graphs.runs.outcome import Outcome
+    from halotile.graphs.runs.verify import Verdict
+
+
+def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) -> list[Row]:
+    """How a run went, and how to look at what it made. The total is from the command to its end."""
+    resumed = f", {outcome.resumed:,} of them by an earlier run" if outcome.resumed else ""
+    rows = [
+        ("output", outcome.output),
+        ("blocks", f"{outcome.done:,} of {outcome.total:,} done{resumed}"),
+    ]
+    if outcome.done > outcome.resumed:
+        rate = rate_text(outcome.megapixels_per_second)
+        rows += [
+            ("throughput", f"{rate} over {seconds_text(outcome.seconds)}"),
+            (
+                "time",
+                f"{seconds_text(total_seconds)} in all, of which {seconds_text(plan_seconds)} to plan and "
+                f"{seconds_text(outcome.start_seconds)} to start workers",
+            ),
+            ("peak memory", f"{bytes_text(outcome.peak_memory_bytes)} in one worker"),
+        ]
+    if outcome.device_peak_bytes:
+        rows.append(("GPU memory", f"{bytes_text(outcome.device_peak_bytes)} at the peak in one worker"))
+    if outcome.figures:
+        rows.append(("iterations", iteration_text(outcome.figures)))
+    return [
+        *rows,
+        ("journal", outcome.run_directory),
+        ("look at it", f"recon-cli preview {_quoted(outcome.output)} {_quoted(_picture_of(outcome.output))}"),
+        ("", f"napari {_quoted(outcome.output)}"),
+    ]
+
+
+def iteration_text(figures: Mapping[str, float]) -> str:
+    """How far a solver is, and what its last iteration came to.
+
+    Examples
+    --------
+    >>> iteration_text({"iteration": 3, "iterations": 20, "change": 0.0123, "psnr": 27.31})
+    '3 of 20: change 0.0123, PSNR 27.31 dB'
+    """
+    count = f"{figures['iteration']:.0f} of {figures['iterations']:.0f}"
+    said = figures_in_words(figures)
+    return f"{count}: {said}" if said else count
+
+
+def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) -> dict[str, Any]:
+    """How a run went, for programs."""
+    plain = (
+        "output",
+        "run_directory",
+        "done",
+        "total",
+        "resumed",
+        "seconds",
+        "start_seconds",
+        "megapixels_per_second",
+        "peak_memory_bytes",
+        "device_peak_bytes",
+        "compute_seconds",
+    )
+    quarantined = [
+        {
+            "number": bad.number,
+            "index": list(bad.index),
+            "region": [list(bad.region.start), list(bad.region.stop)],
+            "error": bad.error,
+        }
+        for bad in outcome.quarantined
+    ]
+    plainly = {name: getattr(outcome, name) for name in plain}
+    times = {"plan_seconds": plan_seconds, "total_seconds": total_seconds}
+    return plainly | times | {"quarantined": quarantined, "figures": dict(outcome.figures)}
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """What a check found, for programs."""
+    return {
+        "ok": verdict.sound and not verdict.undone,
+        "blocks": verdict.blocks,
+        "checked": verdict.checked,
+        "undone": len(verdict.undone),
+        "undone_blocks": verdict.undone.to_text(),
+        "problems": list(verdict.problems),
+        "repaired": verdict.repaired,
+    }
+
+
+def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
+    """What a check found, for people."""
+    lines = list(verdict.problems)
+    if not lines:
+        checked = f"{verdict.checked:,} of {counted(verdict.blocks, 'block')} checked"
+        lines.append(f"{output}: {'all that is done is ' if verdict.undone else ''}sound, {checked}")
+    elif verdict.sound:
+        lines.append(f"{output}: {counted(verdict.repaired, 'problem')} repaired")
+    if count := len(verdict.undone):
+        are = "block is" if count == 1 else "blocks are"
+        lines.append(
+            f"{count:,} {are} not done: {_cut(verdict.undone.to_text())} (quarantined, or not yet run)"
+        )
+    return lines
+
+
+def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = "") -> str:
+    """What is wrong with an output and what to do, as the end of a sentence; nothing where all is well.
+
+    Parameters
+    ----------
+    output : path
+        As it was typed.
+    verdict : Verdict
+        What the check found.
+    at_work : bool
+        Whether a run was writing the output at the time: nobody else may, then.
+    imports : str
+        What ends a command for a job that imports code.
+    """
+    if not verdict.sound and not verdict.repairable:
+        return (
+            f"damaged, and has no run directory {output}.run beside it to repair it from. Copy that here, or run "
+            "its configuration again with output.overwrite: true."
+        )
+    if not verdict.sound:
+        wait = "A run is still writing it: when that is over, " if at_work else ""
+        return f"damaged. {wait}`recon-cli verify {_quoted(output)} --repair{imports}` {_repairs(verdict)}."
+    if not verdict.undone:
+        return ""
+    if at_work:
+        return (
+            f"not complete: a run is still writing it. Wait until that is over; `recon-cli status {_quoted(output)} --watch` "
+            "shows how far it is."
+        )
+    return f"not complete. `recon-cli resume {_quoted(output)}{imports}` does the blocks that are left."
+
+
+def _repairs(verdict: Verdict) -> str:
+    """What a repair does about an output."""
+    metadata = [problem.startswith("metadata: ") for problem in verdict.problems]
+    doings = ["restores the metadata"] if any(metadata) else []
+    blocks = "does the damaged blocks again"
+    if verdict.iterates:
+        blocks = "does all iterations again, from the start, and writes the damaged blocks"
+    doings += [] if all(metadata) else [blocks]
+    if undone := len(verdict.undone):
+        doings.append(f"does the {counted(undone, 'block')} that {'is' if undone == 1 else 'are'} not done")
+    return " and ".join(doings)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _picture_of(output: str) -> str:
+    """A file name for a picture of an output.
+
+    Examples
+    --------
+    >>> _picture_of("/data/clean.zarr")
+    'clean.png'
+    """
+    return f"{PurePath(output).stem}.png"
+
+
+def _quoted(path: str | PurePath) -> str:
+    return shlex.quote(str(path))

@@ -1,0 +1,189 @@
+"""Progress as it is shown: a live picture on a terminal, one line every ten seconds elsewhere.
+
+A report is an observer of :func:`halotile.graphs.jobs.denoise.run.run`: it is called with a
+:class:`halotile.graphs.runs.progress.Progress` about twice a second. It writes to stderr only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from halotile.cli.screens.screen import complain, progress_console
+from halotile.cli.screens.units import bytes_text, counted, percent, rate_text, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from halotile.graphs.runs.progress import Progress
+
+LINE_SECONDS = 10.0
+_BAR_WIDTH = 40
+
+
+class Report(Protocol):
+    """Shows progress for the length of a ``with`` block."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+    def __call__(self, progress: Progress) -> None:
+        """Take notice of a moment of the run."""
+        ...
+
+
+def make_report(*, quiet: bool) -> Report:
+    """The report that suits where stderr goes."""
+    if quiet:
+        return Silence()
+    if not sys.stderr.isatty():
+        return Lines(complain)
+    console = progress_console()
+    # TERM=dumb: no cursor to move.
+    return Lines(complain) if console.is_dumb_terminal else Live(console)
+
+
+class Silence:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, progress: Progress) -> None:
+        return None
+
+
+class Lines:
+    """One plain line every ten seconds where it tells something new, one for each change of phase, and each message."""
+
+    def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self.write = write
+        self.clock = clock
+        self.next_line = -1.0
+        self.phase = ""
+        self.written = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.message:
+            self.write(progress.message)
+        now = self.clock()
+        if now >= self.next_line or progress.phase != self.phase:
+            self.phase = progress.phase
+            self.next_line = now + LINE_SECONDS
+            # A slow start has nothing new to tell for a minute.
+            if (text := line(progress)) != self.written:
+                self.written = text
+                self.write(text)
+
+
+class Live:
+    """A bar and its figures, redrawn in place; messages scroll past above them."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live as Screen
+
+        self.console = console
+        self.screen = Screen(console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        self.screen.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.screen.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        from rich.text import Text
+
+        if progress.message:
+            self.console.print(Text(progress.message, style="dim"), soft_wrap=True)
+        self.screen.update(picture(progress, self.console.width))
+
+
+def line(progress: Progress) -> str:
+    """A moment of a run in one line of text.
+
+    Examples
+    --------
+    >>> from halotile.graphs.runs.progress import Progress
+    >>> line(Progress(phase="denoise", done=30, resumed=10, total=100, pixels_done=20_000_000, pixels_total=100_000_000,
+    ...               seconds=4.0, workers=2, peak_memory_bytes=2**29))
+    'denoise  30 of 100 blocks (10 resumed)  30 %  5 Mpix/s  0 MB/s  14 s left  2 workers  512 MiB peak'
+    """
+    return "  ".join([phase_word(progress), counts(progress), *figures(progress)])
+
+
+def phase_word(progress: Progress) -> str:
+    """What goes on. The engine's last phase is "stop", however the run ended."""
+    complete = progress.phase == "stop" and progress.done >= progress.total
+    return "done" if complete else progress.phase
+
+
+def counts(progress: Progress) -> str:
+    """Blocks done, with those that an earlier run did, and those that failed, set apart."""
+    apart = [f"{progress.resumed:,} resumed"] if progress.resumed else []
+    apart += [f"{progress.retried:,} retried"] if progress.retried else []
+    apart += [f"{progress.failed:,} failed"] if progress.failed else []
+    return f"{progress.done:,} of {counted(progress.total, 'block')}" + (
+        f" ({', '.join(apart)})" if apart else ""
+    )
+
+
+def figures(progress: Progress) -> list[str]:
+    """How far and how fast; what is not known yet is left out."""
+    found = [f"{percent(progress.done, progress.total):.0f} %"]
+    if progress.done > progress.resumed and progress.seconds > 0:
+        found += [rate_text(progress.megapixels_per_second), f"{progress.megabytes_per_second:.0f} MB/s"]
+        if progress.done < progress.total:
+            found.append(f"{seconds_text(progress.eta_seconds)} left")
+    found.append(counted(progress.workers, "worker"))
+    if progress.peak_memory_bytes:
+        found.append(f"{bytes_text(progress.peak_memory_bytes)} peak")
+    return found
+
+
+def picture(progress: Progress, width: int) -> RenderableType:
+    """A moment of a run as two lines for a terminal: the bar, and the figures below it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = Text.assemble((f"{phase_word(progress):<8} ", "bold"))
+    tail = Text(f"  {counts(progress)}")
+    room = max(10, min(_BAR_WIDTH, width - len(head) - len(tail) - 1))
+    first = head + bar(progress, room) + tail
+    second = Text("  " + " · ".join(figures(progress)), style="dim")
+    for text in (first, second):
+        text.no_wrap, text.overflow = True, "ellipsis"
+    return Group(first, second)
+
+
+def bar(progress: Progress, width: int) -> Text:
+    """The part an earlier run did, the part this one did, and what is left."""
+    from rich.text import Text
+
+    total = max(1, progress.total)
+    resumed = min(progress.resumed, progress.done) * width // total
+    done = progress.done * width // total
+    return Text.assemble(
+        ("━" * resumed, "blue"), ("━" * (done - resumed), "green"), ("╌" * (width - done), "bright_black")
+    )

@@ -1,0 +1,99 @@
+"""The command that starts a worker on another machine: ``python -m halotile.graphs.clusters.workers ADDRESS [options of dask worker]``.
+
+It listens at the address of this machine on the way to the scheduler, or at that of ``--interface``, and nowhere else.
+With ``--share 1/4`` it takes the second quarter of the GPUs that it may see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import dask
+from distributed.cli.dask_worker import main as dask_worker
+
+from halotile.graphs.clusters.connection.addresses import (
+    LOOPBACK,
+    address_of_interface,
+    address_towards,
+    host_of,
+)
+from halotile.graphs.clusters.detection.gpus import gpus_here
+from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
+from halotile.graphs.clusters.workers.scratch import private_scratch
+from halotile.graphs.clusters.workers.settings import SETTINGS
+from halotile.graphs.clusters.workers.worker import OwnWorker
+from halotile.graphs.submission.orphans import put_back
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PRIVATE = ("--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0")
+"""Its own web server, which it has without pages too, would listen on every interface."""
+OWN_WORKER = f"{OwnWorker.__module__}.{OwnWorker.__qualname__}"
+LEVEL = "DASK_LOGGING__DISTRIBUTED"
+QUIET = "warning"
+"""What the logs are for is what went wrong."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Be a worker until the scheduler is gone."""
+    parser = argparse.ArgumentParser(prog="python -m halotile.graphs.clusters.workers", allow_abbrev=False)
+    parser.add_argument("address")
+    parser.add_argument("--interface")
+    parser.add_argument("--share")
+    own, others = parser.parse_known_args(words)
+    if own.share and (visible := os.environ.get(VISIBLE) or ",".join(gpus_here().names)):
+        os.environ[VISIBLE] = share_of(visible, own.share)
+    host = address_of_interface(own.interface) if own.interface else address_towards(host_of(own.address))
+    keep_compiled_code_at_home()
+    level = os.environ.setdefault(LEVEL, QUIET)
+    logging.getLogger("distributed").setLevel(level.upper())
+    encrypted = own.address.startswith("tls://")
+    with (
+        dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}),
+        private_scratch() as scratch,
+        in_words(own.address),
+    ):
+        # Of an option that is there twice, as dask-jobqueue's configuration may have it, the last counts.
+        ours = ["--nthreads", "1", "--local-directory", scratch, "--worker-class", OWN_WORKER]
+        try:
+            dask_worker([own.address, "--host", host, *PRIVATE, *others, *ours])
+        finally:
+            put_back(own.address)
+
+
+@contextmanager
+def in_words(address: str) -> Iterator[None]:
+    """What keeps a worker from its scheduler, as the one line that ends its log."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        cause: BaseException = error
+        while (deeper := cause.__cause__ or cause.__context__) is not None:
+            cause = deeper
+        sys.exit(
+            f"no worker on {socket.gethostname()}: the scheduler at {address} does not answer it "
+            f"({type(cause).__name__}: {cause})"
+        )
+
+
+def share_of(devices: str, share: str) -> str:
+    """The GPUs of one of several workers on a machine; where there are fewer, some are shared.
+
+    Examples
+    --------
+    >>> share_of("0,1,2,3", "1/2"), share_of("4,6", "1/2"), share_of("0,1", "3/4")
+    ('2,3', '6', '1')
+    """
+    every = devices.split(",")
+    number, count = map(int, share.split("/"))
+    first = number * len(every) // count
+    return ",".join(every[first : max(first + 1, (number + 1) * len(every) // count)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A call in a process of its own, forked as workers are, that may hold no more than so much memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from halotile.errors import HalotileError
+from halotile.graphs.clusters.workers.fork_server import (
+    METHOD,
+    children_spared_from_ctrl_c,
+    ensure_forks,
+    environment_now,
+    script_not_imported,
+)
+from halotile.tasks.devices.memory_limits import limit_memory
+
+T = TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """The process ended without an answer; the message says how, to follow the name of what it ran."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(_ending(code))
+        self.code = code
+        """Its exit code; of a signal the number, negative."""
+
+
+def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
+    """The result of a call in another process, which is gone on return.
+
+    Parameters
+    ----------
+    call : callable
+        Pickled by value where it is a script's.
+    limit_bytes : int
+        What it may allocate. On Linux the kernel holds to that, and allocations beyond it fail; elsewhere nothing does.
+
+    Raises
+    ------
+    HalotileError
+        What the call raised; anything else that it raised comes as a RuntimeError with its name.
+    NoAnswer
+        When the process ended before the call did.
+    """
+    ensure_forks()
+    method: Any = multiprocessing.get_context(METHOD)
+    here, there = method.Pipe(duplex=False)
+    asked = there, cloudpickle.dumps(call), limit_bytes, environment_now()
+    with script_not_imported(), children_spared_from_ctrl_c():
+        process = method.Process(target=_answer, args=asked)
+        process.start()
+    there.close()
+    try:
+        is_result, found = pickle.loads(here.recv_bytes())
+    except EOFError:
+        process.join()
+        raise NoAnswer(process.exitcode or 0) from None
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+    if is_result:
+        result: T = found
+        return result
+    raise found
+
+
+def _ending(code: int) -> str:
+    """How a process with this exit code ended.
+
+    Examples
+    --------
+    >>> _ending(-11), _ending(3)
+    ('was ended by SIGSEGV', 'ended its process with exit code 3')
+    """
+    return (
+        f"was ended by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended its process with exit code {code}"
+    )
+
+
+def _answer(replies: Connection, asked: bytes, limit_bytes: int, environment: Mapping[str, str]) -> None:
+    """What the process does."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.update(environment)
+    limit_memory(limit_bytes)
+    answer: tuple[bool, Any]
+    try:
+        answer = True, pickle.loads(asked)()
+    except HalotileError as error:
+        answer = False, error
+    except Exception as error:
+        answer = False, RuntimeError(f"{type(error).__name__}: {error}")
+    replies.send_bytes(cloudpickle.dumps(answer))
+
+
+def _end_with_parent() -> None:
+    """Nobody waits for an answer any more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,119 @@
+"""Workers are forked from a process that has imported what each of them would import itself.
+
+So it is imported once and not once a worker, lies in memory once, and a worker that takes the place of a dead one works
+at once. The process has one thread and computes nothing: what is forked from it is safe to compute with.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT, own_environment
+
+METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+"""How multiprocessing starts workers. Elsewhere there are system libraries that do not survive a fork."""
+
+PRELOADED = ["halotile.graphs.clusters.workers.preloaded"]
+
+FORK_SETTINGS = {
+    "distributed.worker.multiprocessing-method": METHOD,
+    # What a worker would take over from the process that it is forked from; the user's environment goes before.
+    "distributed.nanny.environ": {"PYTHONPATH": "", "PYTHONSAFEPATH": ""},
+}
+
+NOT_IMPORTED = "__main__"
+"""A main module of this name is left alone by processes that multiprocessing starts."""
+
+_guard = threading.Lock()
+_held: list[Any] = []
+
+
+def ensure_forks() -> None:
+    """Start the process that workers are forked from, or find it running."""
+    if METHOD != "forkserver":
+        return
+    multiprocessing.get_context(METHOD).set_forkserver_preload(PRELOADED)
+    with children_spared_from_ctrl_c(), own_environment():
+        # It is to import what this process would, and nothing that happens to lie in the working directory.
+        path = os.pathsep.join(filter(None, sys.path))
+        os.environ.update(WORKER_ENVIRONMENT, PYTHONPATH=path, PYTHONSAFEPATH="1")
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            if "path too long" not in str(error):
+                raise
+            raise ConfigError(
+                f"$TMPDIR is {tempfile.gettempdir()}: its name is too long for a socket in it. Set a shorter one, such as /tmp."
+            ) from None
+
+
+def expect_no_workers() -> None:
+    """Trials alone will be forked in this process: what only workers import is not imported."""
+    PRELOADED[:] = ["halotile.graphs.clusters.workers.preloaded_for_trials"]
+
+
+def environment_now() -> dict[str, str]:
+    """What the environment of workers has to say anew: they are forked from a process that may be older than a change to it."""
+    return {name: word for name, word in os.environ.items() if name not in WORKER_ENVIRONMENT}
+
+
+@contextmanager
+def children_spared_from_ctrl_c() -> Iterator[None]:
+    """Threads and processes that begin in here never see SIGINT and SIGHUP; this thread gets them a moment later.
+
+    Ctrl-C, and the end of a terminal, go to every process of it. The driver alone decides what they mean.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        # Starting this one would unblock SIGINT again in the thread that starts the workers.
+        _start_resource_tracker()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_resource_tracker() -> None:
+    """Start the process that clears up after workers that were killed, and is not to complain of them."""
+    with own_environment():
+        known = os.environ.get("PYTHONWARNINGS")
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, "ignore:resource_tracker")))
+        resource_tracker.ensure_running()
+
+
+@contextmanager
+def script_not_imported() -> Iterator[None]:
+    """Processes that are spawned in here do not import the main module; several threads may be in here at once.
+
+    Examples
+    --------
+    >>> with script_not_imported():
+    ...     sys.modules["__main__"].__spec__.name
+    '__main__'
+    """
+    main = sys.modules["__main__"]
+    with _guard:
+        if not _held:
+            known = getattr(main, "__spec__", None)
+            main.__spec__ = ModuleSpec(NOT_IMPORTED, None)
+        else:
+            known = _held[0]
+        _held.append(known)
+    try:
+        yield
+    finally:
+        with _guard:
+            known = _held.pop()
+            if not _held:
+                main.__spec__ = known

@@ -1,0 +1,18 @@
+"""Imported in its place where no workers are forked from the process, but trials of a denoiser alone."""
+
+# ruff: noqa: E402 - as there
+from __future__ import annotations
+
+import gc
+
+gc.disable()
+
+import numpy.random
+
+import halotile.graphs.plans.denoiser_trials
+import halotile.tasks.convolution.layers  # torch, with it
+
+__all__ = ["halotile", "numpy"]
+
+gc.freeze()
+gc.enable()

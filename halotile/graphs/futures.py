@@ -1,0 +1,103 @@
+"""Waiting for a few futures: the first error ends it, and so does a cluster that is gone."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distributed import Client, Future, KilledWorker
+
+from halotile.errors import Stalled, WorkerDied
+from halotile.graphs.runs.stream import RPC_SECONDS, answering
+
+POLL_SECONDS = 0.5
+
+
+def results(
+    client: Client,
+    futures: Sequence[Future],
+    stall_seconds: float,
+    between: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """What the futures come to, in their order. All of them are let go.
+
+    ``between`` is called about twice a second while they are waited for; what it raises ends the wait.
+
+    Raises
+    ------
+    TaskFailed
+        As soon as one has failed; :class:`WorkerDied` when its worker did.
+    ConnectionError
+        When the scheduler is gone.
+    Stalled
+        When no future comes to an end, and the scheduler sees none of their tasks end, for ``stall_seconds``.
+    """
+    try:
+        _await_all(client, futures, stall_seconds, between)
+        return _gather(client, futures)
+    finally:
+        for future in futures:
+            future.release()
+
+
+def await_all(client: Client, futures: Sequence[Future], stall_seconds: float) -> None:
+    """Wait until they have ended, whatever they come to; errors as for :func:`results`. All of them are let go."""
+    try:
+        _await_all(client, futures, stall_seconds, lambda: None)
+    finally:
+        for future in futures:
+            future.release()
+
+
+def _await_all(
+    client: Client, futures: Sequence[Future], stall_seconds: float, between: Callable[[], None]
+) -> None:
+    arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(arrived.put)
+    left, heard = len(futures), time.monotonic()
+    while left:
+        try:
+            future = arrived.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            between()
+            _check(client, time.monotonic() - heard, stall_seconds)
+            continue
+        left, heard = left - 1, time.monotonic()
+        _raise_error(future)
+
+
+def _gather(client: Client, futures: Sequence[Future]) -> list[Any]:
+    async def fetch() -> Any:
+        return await client.gather(list(futures), asynchronous=True)
+
+    with answering():
+        fetched: list[Any] = client.sync(fetch, callback_timeout=RPC_SECONDS)
+    return fetched
+
+
+def _check(client: Client, silent_seconds: float, stall_seconds: float) -> None:
+    if client.status != "running":
+        raise ConnectionError(f"the scheduler is gone (the connection is {client.status}).")
+    if silent_seconds > stall_seconds:
+        raise Stalled(
+            f"no task ended for {stall_seconds:g} s. If single operators or tiles take this long, raise "
+            "DistributedContext(stall_seconds=...)."
+        )
+
+
+def _raise_error(future: Future) -> None:
+    if future.status == "finished":
+        return
+    if future.status != "error":
+        raise ConnectionError(f"task {future.key} is {future.status}: the scheduler is gone.")
+    with answering():
+        error = future.exception(timeout=RPC_SECONDS)
+    if isinstance(error, KilledWorker):
+        raise WorkerDied(
+            f"the worker that had task {error.args[0]} died. If it was for memory, write fewer workers with more "
+            "memory_per_worker each, or for a denoiser a smaller patch_size."
+        ) from error
+    raise error

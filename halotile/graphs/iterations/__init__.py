@@ -1,0 +1,1 @@
+"""A solver's iterations over images on disk: passes, sums, checkpoints. What a solver computes is in ``graphs/solvers``."""

@@ -1,0 +1,96 @@
+"""What a step needs of operators before its sweep: noted while the step is made, computed and stored one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from halotile.graphs.solvers.base import Map, Problem, Staged
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Grid
+from halotile.storage.rim import Readable
+from halotile.storage.sharded.output import ShardWriter, create_metadata
+from halotile.storage.sharded.vectors import Vectors
+from halotile.tasks.contributions import Contributions
+from halotile.tasks.operators.sum import Total
+from halotile.tasks.shared import Shared
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An image that is computed before the sweep that reads it.
+
+    Parameters
+    ----------
+    number : int
+        Its place among those of the step; it may read those before it.
+    wanted : Readable or Contributions
+        What is computed, by a sweep or as a sum over operators.
+    grid : Grid
+        Its blocks: a sum over operators is one.
+    writer : ShardWriter
+        Where it goes.
+    """
+
+    number: int
+    wanted: Readable | Contributions
+    grid: Grid
+    writer: ShardWriter
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(self.writer.path)
+
+
+class Stages:
+    """The stages of one step.
+
+    Parameters
+    ----------
+    problem : Problem
+        Whose maps may be staged.
+    vectors : Vectors
+        Beside which they are stored.
+    grid : Grid
+        The blocks of a sweep.
+
+    Attributes
+    ----------
+    problem : Problem
+        The same problem, to make the step of: what is staged is read from where it will be stored.
+    asked : list of Stage
+        What has to be computed before the step's sweep, in this order.
+    """
+
+    def __init__(self, problem: Problem, vectors: Vectors, grid: Grid) -> None:
+        self.vectors = vectors
+        self.grid = grid
+        self.asked: list[Stage] = []
+        self.problem = replace(
+            problem, gradient=self._stored(problem.gradient), normal=self._stored(problem.normal)
+        )
+
+    def _stored(self, given: Map) -> Map:
+        if not isinstance(given, Staged):
+            return given
+        staged = given
+
+        def mapped(image: Readable) -> Readable:
+            before = self._ask(staged.before(image))
+            if staged.within is None:
+                return before
+            return Total((staged.within(image), before), (1.0, 1.0))
+
+        return mapped
+
+    def _ask(self, wanted: Readable | Contributions) -> Shared:
+        number = len(self.asked)
+        path = self.vectors.folder / f"stage.{number}"
+        create_metadata(path, self.vectors.layout, self.vectors.disk)
+        is_sum = isinstance(wanted, Contributions)
+        shape = self.grid.shape
+        grid = Grid(shape, shape, ((0, 0),) * len(shape)) if is_sum else self.grid
+        writer = ShardWriter(path, self.vectors.layout, self.vectors.disk)
+        self.asked.append(Stage(number, wanted, grid, writer))
+        return Shared(open_source(path))

@@ -1,0 +1,1 @@
+"""The job ``denoise``: a denoiser applied to every block of an image."""

@@ -1,0 +1,143 @@
+"""``halotile.denoise``: the main job as one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.denoise.run import Outcome, run
+from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.rules.arguments import Words, cluster_of_script
+from halotile.graphs.rules.paths import whole_path
+from halotile.graphs.rules.words import shown
+from halotile.graphs.runs.progress import Observer
+from halotile.graphs.watching.progress_bar import progress_shown
+from halotile.tasks.denoisers.function import GivenFunction
+
+
+def denoise(
+    source: str | Path,
+    output: str | Path,
+    denoiser: str | Callable[..., Any],
+    *,
+    workers: int | Auto = "auto",
+    memory_per_worker: str | int = "4GiB",
+    cluster: str | Words = "auto",
+    depth: int | None = None,
+    boundary: str = "auto",
+    overwrite: bool = False,
+    fresh: bool = False,
+    observer: Observer | None = None,
+    sides: Mapping[str, str | Path] | None = None,
+    device: str = "auto",
+    precision: str = "float32",
+    **options: Any,
+) -> Outcome:
+    """Denoise a picture of any size from disk to disk, on worker processes of this machine
+    or of a cluster.
+
+    The result has the same bits as the denoiser gives on the whole picture. Call it again after an
+    interruption, and it goes on where it was.
+
+    Parameters
+    ----------
+    source : path
+        Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5, two or more axes. ``~`` is your home, here and in every
+        other path.
+    output : path
+        Zarr to write: shape of the source (times the denoiser's scale), and its dtype (float32 for bool).
+    denoiser : str or callable
+        Name of a denoiser, with ``options``; or a function from ndarray to ndarray of the same shape, which
+        then needs ``depth``: how far, in pixels, it looks.
+    workers : int or "auto"
+        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
+    memory_per_worker : str or int
+        Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
+    cluster : str or mapping
+        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
+        environment says, else this machine.
+    depth : int, optional
+        Halo width in pixels; by default the denoiser's receptive field.
+    boundary : str
+        ``reflect``, ``nearest``, ``periodic``, ``constant`` or ``cut``; by default the denoiser's own.
+    overwrite : bool
+        Replace a Zarr that stands at ``output``.
+    fresh : bool
+        Start over, even where an earlier run of ours can be resumed.
+    observer : callable, optional
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a bar shows it,
+        at a terminal and in a notebook.
+    sides : mapping, optional
+        Per-pixel inputs, name to path: ``sigma``, ``mask``.
+    device : str
+        ``cpu``, ``cuda``, or ``auto``: GPUs where the cluster has them for its workers.
+    precision : str
+        Of networks: ``float32``, ``tf32``, ``float16`` or ``bfloat16``.
+    **options
+        Options of the denoiser.
+
+    Returns
+    -------
+    Outcome
+        Blocks done, seconds, throughput, peak memory of a worker.
+
+    Raises
+    ------
+    ConfigError
+        When an argument cannot be: the words are those of a job file.
+    HalotileError
+        See :mod:`halotile.errors`.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=0.1)  # doctest: +SKIP
+    """
+    choice: DenoiserChoice | GivenFunction
+    if isinstance(denoiser, str):
+        if isinstance(options.get("weights"), str | os.PathLike):
+            options["weights"] = _path("weights", options["weights"])
+        choice = DenoiserChoice(name=denoiser, options=options)
+    elif not callable(denoiser):
+        raise ConfigError(
+            f"denoiser is {shown(denoiser)}: that is neither a name nor a function. Write a name such as 'tv'."
+        )
+    elif depth is None:
+        raise ConfigError("a function needs depth: how far, in pixels, it looks. Write depth=8, say.")
+    else:
+        choice = GivenFunction(call=partial(denoiser, **options) if options else denoiser, depth=depth)
+    job = Job(
+        input=Input(
+            path=_path("source", source),
+            sides={name: _path(f"sides[{name!r}]", place) for name, place in (sides or {}).items()},
+        ),
+        output=Output(path=_path("output", output), overwrite=overwrite),
+        denoiser=choice,
+        tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]  # looked at in the plan
+        # Any other word is refused where the plan is made.
+        run=Run(
+            workers=workers,
+            memory_per_worker=memory_per_worker,
+            device=device,  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
+        ),
+        cluster=cluster_of_script(cluster),
+        allow_import=True,
+    )
+    with progress_shown(observer) as observe:
+        return run(make_plan(job, fresh=fresh), observer=observe)
+
+
+def _path(argument: str, place: Any) -> str:
+    """A path as text, whole: the run can go on from any folder."""
+    if not isinstance(place, str | os.PathLike):
+        raise ConfigError(
+            f"{argument} is of type {type(place).__name__}, and denoise goes from disk to disk. "
+            "Give a path; for arrays use halotile.map_overlap."
+        )
+    return whole_path(argument, place)

@@ -1,0 +1,152 @@
+"""``halotile.reconstruct``: a reconstruction as one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.jobs.reconstruct.run import reconstruct as run_reconstruction
+from halotile.graphs.jobs.sections import (
+    Auto,
+    DenoiserChoice,
+    FidelityChoice,
+    OperatorChoice,
+    Output,
+    PriorChoice,
+    Reconstruction,
+    Run,
+    SolverChoice,
+)
+from halotile.graphs.rules.arguments import Words, cluster_of_script, section
+from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.progress import Observer
+from halotile.graphs.watching.progress_bar import progress_shown
+from halotile.tasks.denoisers.function import GivenFunction
+
+
+def reconstruct(
+    measurements: Sequence[OperatorChoice],
+    output: str | Path,
+    *,
+    prior: str | Words = "none",
+    solver: str | Words = "pgd",
+    fidelity: str | Words = "l2",
+    shape: tuple[int, ...] | None = None,
+    start: str | Path | None = None,
+    reference: str | Path | None = None,
+    exact: bool = False,
+    workers: int | Auto = "auto",
+    memory_per_worker: str | int = "4GiB",
+    cluster: str | Words = "auto",
+    overwrite: bool = False,
+    fresh: bool = False,
+    observer: Observer | None = None,
+) -> Outcome:
+    """Find the image that explains all measurements, from disk to disk, on worker processes of this machine.
+
+    ``prior``, ``solver`` and ``fidelity`` are sections of a job file as mappings, or their names alone. Call it again
+    after an interruption, and it goes on where it was.
+
+    Parameters
+    ----------
+    measurements : sequence of OperatorChoice
+        What was measured, each from :func:`halotile.measurement`.
+    output : path
+        Zarr to write: the image. Relative paths start from the folder that the script was started in, ``~`` is your home,
+        here and in every other path.
+    prior : str or mapping
+        What is known of the image, such as ``{"name": "tv", "weight": 30.0}``. The ``denoiser`` of ``pnp`` is a mapping
+        as well; a function of your own is ``{"name": "function", "call": f, "depth": 8}``, from ndarray to ndarray of
+        the same shape, which looks ``depth`` pixels far.
+    solver : str or mapping
+        How it is found, such as ``{"name": "fista", "iterations": 40}``.
+    fidelity : str or mapping
+        How the misfit counts: ``"l2"``, or ``{"name": "poisson", "background": 2.0}``.
+    shape : tuple of int, optional
+        Shape of the image in pixels, where measurements do not tell.
+    start : path, optional
+        An image to begin with; by default zeros.
+    reference : path, optional
+        The true image, to tell the PSNR of every iteration.
+    exact : bool
+        Keep to the plain form and to direct convolutions.
+    workers : int or "auto"
+        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
+    memory_per_worker : str or int
+        Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
+    cluster : str or mapping
+        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
+        environment says, else this machine.
+    overwrite : bool
+        Replace a Zarr that stands at ``output``.
+    fresh : bool
+        Start over, even where an earlier run of ours can be resumed.
+    observer : callable, optional
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a bar shows it,
+        at a terminal and in a notebook.
+
+    Returns
+    -------
+    Outcome
+        Blocks done, seconds, and in ``figures`` what the last iteration came to.
+
+    Raises
+    ------
+    ConfigError
+        When an argument cannot be: the words are those of a job file.
+    HalotileError
+        See :mod:`halotile.errors`.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> seen = halotile.measurement("blur", "y.zarr", kernel=[[0.5, 0.5]], noise_sigma=0.01)
+    >>> halotile.reconstruct([seen], "x.zarr", prior={"name": "tv", "wieght": 30.0})
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: prior has no key 'wieght'; did you mean weight?
+    >>> halotile.reconstruct([seen], "x.zarr", prior={"name": "tv", "weight": 30.0})  # doctest: +SKIP
+    """
+    job = Reconstruction(
+        output=Output(path=os.path.expanduser(os.fspath(output)), overwrite=overwrite),
+        operators=tuple(measurements),
+        fidelity=section("fidelity", FidelityChoice, fidelity),
+        prior=_prior(prior),
+        solver=section("solver", SolverChoice, solver),
+        shape="auto" if shape is None else tuple(shape),
+        start=None if start is None else os.fspath(start),
+        reference=None if reference is None else os.fspath(reference),
+        exact=exact,
+        run=Run(workers=workers, memory_per_worker=memory_per_worker),
+        cluster=cluster_of_script(cluster),
+        allow_import=True,
+    )
+    with progress_shown(observer) as observe:
+        return run_reconstruction(make_reconstruction_plan(job, fresh=fresh), observer=observe)
+
+
+def _prior(written: str | Words) -> PriorChoice:
+    choice = section("prior", PriorChoice, written)
+    if isinstance(choice.denoiser, str):
+        raise ConfigError(
+            f'prior: denoiser is {choice.denoiser!r}, without its options. Write {{"name": {choice.denoiser!r}, ...}}.'
+        )
+    if not isinstance(choice.denoiser, Mapping):
+        return choice
+    return dataclasses.replace(choice, denoiser=_denoiser(choice.denoiser))
+
+
+def _denoiser(written: Words) -> DenoiserChoice | GivenFunction:
+    """A denoiser in the words of a job file, or a function that the script hands over."""
+    if "call" in written:
+        if "depth" not in written:
+            raise ConfigError('a function needs depth: how far, in pixels, it looks. Write "depth": 8, say.')
+        return GivenFunction(call=written["call"], depth=written["depth"])
+    if "name" not in written:
+        raise ConfigError('prior: denoiser has no name. Write {"name": "tv", "strength": 0.1}, say.')
+    return DenoiserChoice(
+        name=written["name"], options={key: value for key, value in written.items() if key != "name"}
+    )

@@ -1,0 +1,160 @@
+"""What an iteration reads and writes: in one pass, and if its denoiser had a pass of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from halotile.graphs.jobs.reconstruct.forms import Form
+from halotile.graphs.jobs.sections import Auto
+from halotile.graphs.solvers.base import Solver, images_read
+from halotile.storage.grid import Grid
+from halotile.tasks.priors import Prior
+from halotile.tasks.step import Sight
+
+BESIDE = ("gd",)
+"""Solvers whose prior acts beside the gradient, not on it."""
+BLIND = ("cg",)
+"""Solvers that read no measurement after their first iteration."""
+
+
+MOST_COMPUTED_TWICE = 0.5
+"""Pixels of the gradient that may be computed twice, for each pixel of the image, before it gets a pass of its own."""
+
+
+def comes_apart(asked: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: Solver) -> bool:
+    """Whether operators have a pass of their own, before that of the prior.
+
+    In one pass the gradient is computed on each block with the prior's halo; in two it is written and read once more. It
+    is one pass as long as little is computed twice for it.
+
+    Parameters
+    ----------
+    asked : bool or str
+        Whether they are to be fused: True, False or ``auto``.
+    form, prior, grid, solver
+        What is computed, and in which blocks.
+    """
+    if not prior.reach() or solver.name in BESIDE or not form.near or form.whole or form.per_sweep > 1:
+        return False
+    if asked != "auto":
+        return not asked
+    return computed_twice(grid, grid.block, form, prior) > MOST_COMPUTED_TWICE
+
+
+def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior) -> float:
+    """Pixels of the gradient that one pass computes more than once, for each pixel of the image and each iteration.
+
+    Each block is computed at once, or each ``shard`` where it is computed for itself.
+
+    Examples
+    --------
+    >>> from halotile.tasks.priors import NoPrior
+    >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), (2, 2), Form(()), NoPrior())
+    0.0
+    """
+    if form.by_shard:
+        grid = replace(grid, block=tuple(map(min, shard, grid.shape)))
+    halo = prior.reach()
+    around = [halo + later * (halo + form.reach) for later in range(form.per_sweep)]
+    computed = sum(pixels_read(grid, Sight(wide)) for wide in around)
+    return computed / (form.per_sweep * math.prod(grid.shape)) - 1
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one iteration, read and written, without compression.
+
+    Parameters
+    ----------
+    fused : int
+        With operators and prior in one pass.
+    unfused : int or None
+        With the gradient written and read again by the prior; None where the prior looks at no other pixel, or an operator
+        sees the whole image.
+    """
+
+    fused: int
+    unfused: int | None
+
+
+def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.dtype[np.generic]) -> Traffic:
+    """What an iteration of a solver moves, as a sum over its blocks.
+
+    Parameters
+    ----------
+    grid : Grid
+        The blocks.
+    form : Form
+        How the gradient is computed.
+    prior : Prior
+        What acts on the gradient step.
+    solver : Solver
+        Whose vectors are read and written.
+    dtype : dtype
+        What they are stored in.
+    """
+    size, wide = dtype.itemsize, prior.reach()
+    read = images_read(solver)
+    image = size * math.prod(grid.shape)
+    written = len(solver.vectors) * image
+    whole = _gathered(form, image)
+
+    def moved(halo: int) -> int:
+        acted_on = 0 if solver.name in BESIDE else halo
+        return read * size * pixels_read(grid, form.own_sight(halo)) + (
+            0 if solver.name in BLIND else _measured(grid, form, size, acted_on)
+        )
+
+    fused = (moved(wide) + written + whole) // form.per_sweep
+    if form.per_sweep > 1:
+        return Traffic(fused, traffic_of(grid, form.once, prior, solver, dtype).unfused)
+    if not wide or whole:
+        return Traffic(fused, None)
+    # The prior's pass reads the gradient and the images, each with its halo.
+    return Traffic(fused, moved(0) + image + (1 + read) * size * pixels_read(grid, Sight(wide)) + written)
+
+
+def _gathered(form: Form, image: int) -> int:
+    """What operators move that see the whole image of so many bytes: each reads it, and its sum goes up a tree."""
+    measured = sum(term.measurement.dtype.itemsize * math.prod(term.measurement.shape) for term in form.whole)
+    return measured + (3 * image * len(form.whole) + 2 * image if form.whole else 0)
+
+
+def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
+    """What is read of the measurements, or of what they were folded into."""
+    if form.folded is not None:
+        return size * pixels_read(grid, Sight(halo + (form.per_sweep - 1) * (halo + form.reach)))
+    whole = math.prod(grid.shape)
+    return sum(
+        round(
+            term.measurement.dtype.itemsize
+            * pixels_read(
+                grid,
+                Sight(
+                    halo + (form.per_sweep - 1) * (halo + form.reach), term.operator.reach, cells=form.is_fft
+                ),
+            )
+            * math.prod(term.measurement.shape)
+            / whole
+        )
+        for term in form.near
+    )
+
+
+def pixels_read(grid: Grid, sight: Sight) -> int:
+    """Pixels that are read where each block looks so far around itself on the last two axes, inside the image.
+
+    Examples
+    --------
+    >>> pixels_read(Grid((8, 8), (4, 8), ((0, 0), (0, 0))), Sight(1))
+    80
+    """
+    lengths = list(grid.shape)
+    for axis in (-2, -1):
+        length, block = grid.shape[axis], grid.block[axis]
+        spans = (sight.span(core, min(length, core + block), length) for core in range(0, length, block))
+        lengths[axis] = sum(stop - start for start, stop in spans)
+    return math.prod(lengths)

@@ -1,0 +1,190 @@
+"""What computes a job, decided when it is planned: what is begun on one device does not go on with the bits of another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
+from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, VARIABLE, kind_of
+from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.detection.gpus import Gpus, gpus_here
+from halotile.graphs.jobs.sections import AnyJob, Cluster, Reconstruction, Run
+from halotile.graphs.rules.words import shown
+
+LOCAL_CUDA = "local-cuda"
+HANDS_AT_MOST = 8
+"""Threads of a worker with a card that read and write beside it; more find no more to do."""
+SLURM_ALLOC = "slurm-alloc"
+OAR = "oar"
+
+
+def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str:
+    """``cpu`` or ``cuda``: what is written, else GPUs where the cluster has them for its workers.
+
+    In an allocation of Slurm's that is so where each worker gets one of its own.
+
+    Raises
+    ------
+    ClusterFailed
+        In an allocation, when Slurm does not answer.
+
+    Examples
+    --------
+    >>> device_of(Run(), Cluster(kind="slurm")), device_of(Run(), Cluster(kind="slurm", gpus=1))
+    ('cpu', 'cuda')
+    >>> device_of(Run(device="cpu"), Cluster(kind="slurm", gpus=1))
+    'cpu'
+    """
+    if run.device != "auto":
+        return run.device
+    if cluster.gpus:
+        return "cuda"
+    kind = kind_of(cluster, environment).name
+    gpus = kind == LOCAL_CUDA or (kind == SLURM_ALLOC and _each_has_one(run, environment))
+    return "cuda" if gpus else "cpu"
+
+
+def _each_has_one(run: Run, environment: Mapping[str, str]) -> bool:
+    """Whether no two workers would share a GPU of an allocation."""
+    if "SLURM_JOB_NODELIST" not in environment:
+        return False  # the cluster refuses to start
+    from halotile.graphs.clusters.launches.slurm_steps import slots_in, workers_in
+
+    workers = workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
+    return workers > 0 and all(slot.gpus >= slot.of for slot in slots_in(environment, workers))
+
+
+def is_here(cluster: Cluster) -> bool:
+    """Whether the workers are processes of this machine, which share its cores and memory."""
+    return kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
+
+
+def cluster_for(asked: Cluster, device: str) -> Cluster:
+    """The cluster of a job that this computes: GPUs that nobody asked for are left alone where they would have nothing to do."""
+    spoken_for = asked.kind != AUTO or asked.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
+    if device != "cpu" or spoken_for or kind_of(asked).name != LOCAL_CUDA:
+        return asked
+    return replace(asked, kind=DEFAULT)
+
+
+def note_of_cluster(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]:
+    """What is to be said of GPUs that a job has nothing for, and of processors that it leaves alone or does not ask for."""
+    return _note_of_gpus(job, cluster, device) + _note_of_cores(cluster)
+
+
+def _note_of_cores(cluster: Cluster) -> tuple[str, ...]:
+    """What is to be said of cores that come with a GPU, and are not asked for besides."""
+    come_with_it = cluster.gpus and cluster.cores > 1 and "resource_spec" not in cluster.options
+    if not come_with_it or kind_of(cluster).name != OAR:
+        return ()
+    return (
+        f"OAR gives a GPU with the cores that its site ties to it, so cluster.cores: {cluster.cores} is not asked for; "
+        "cluster.options: {resource_spec: ...} asks for something else",
+    )
+
+
+def _note_of_gpus(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]:
+    if cluster != job.cluster:
+        return ("GPUs are left alone: nothing of this job computes on them",)
+    one_for_each = kind_of(cluster).name == LOCAL_CUDA
+    if device != "cpu":
+        if not (one_for_each and isinstance(job, Reconstruction)):
+            return ()
+        return (
+            "operators and solver compute on processors, one for each GPU on cluster local-cuda; with kind: local and run.device: cuda "
+            "run.workers of them share the first GPU",
+        )
+    if job.run.device == "cuda" and not one_for_each:
+        return ("run.device is cuda, and nothing of this job computes on GPUs",)
+    if one_for_each:
+        return (
+            "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each: kind: local has run.workers of them",
+        )
+    return ()
+
+
+def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
+    """The GPUs of this machine that a cluster section means, as CUDA_VISIBLE_DEVICES names them.
+
+    Raises
+    ------
+    ConfigError
+        Where there is none, or not the one that is asked for.
+
+    Examples
+    --------
+    >>> two = Gpus(("0", "1"))
+    >>> chosen(Cluster(), two), chosen(Cluster(gpus=1), two), chosen(Cluster(gpus=(1,)), two)
+    (('0', '1'), ('0',), ('1',))
+    >>> chosen(Cluster(gpus=(0, 2)), two)
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: cluster.gpus is [0, 2], and there are 2 GPUs here. Write gpus: all, or how many, or which of them as a list, counted from 0.
+    """
+    here = here or gpus_here()
+    if not here.names:
+        raise ConfigError(
+            f"cluster.kind is local-cuda, and there is no GPU here: {here.why_none}. Write kind: local to compute on processors."
+        )
+    asked = cluster.gpus
+    if asked in (0, "all"):
+        return here.names
+    places = (
+        tuple(range(asked))
+        if isinstance(asked, int)
+        else tuple(place for place in asked if isinstance(place, int))
+    )
+    if not places or max(places) >= len(here.names):
+        count = counted(len(here.names), "GPU")
+        raise ConfigError(
+            f"cluster.gpus is {shown(asked)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
+            "or how many, or which of them as a list, counted from 0."
+        )
+    return tuple(dict.fromkeys(here.names[place] for place in places))
+
+
+def hands_of(run: Run, cluster: Cluster, device: str) -> int:
+    """Threads of a worker that read and write the pieces of a block side by side: of processors, none beside the one that does.
+
+    Examples
+    --------
+    >>> hands_of(Run(), Cluster(kind="slurm", cores=6), "cuda"), hands_of(Run(), Cluster(kind="slurm", cores=6), "cpu")
+    (6, 1)
+    """
+    if device == "cpu":
+        return 1
+    cores = cores_here() // run.count if is_here(cluster) else cluster.cores
+    return max(1, min(HANDS_AT_MOST, cores))
+
+
+def asked_by(run: Run, cluster: Cluster) -> str:
+    """What of a job asks for GPUs.
+
+    Examples
+    --------
+    >>> asked_by(Run(device="cuda"), Cluster()), asked_by(Run(), Cluster(gpus=1))
+    ('run.device is cuda', 'cluster.gpus is 1')
+    """
+    return "run.device is cuda" if run.device == "cuda" else f"cluster.gpus is {shown(cluster.gpus)}"
+
+
+def check_device(run: Run, cluster: Cluster, device: str) -> None:
+    """Refuse a card where workers live on this machine and there is none.
+
+    Raises
+    ------
+    ConfigError
+        Saying why there is none, and what to write.
+    """
+    if device == "cpu" or not is_here(cluster):
+        return
+    here = gpus_here()
+    if kind_of(cluster).name == LOCAL_CUDA:
+        chosen(cluster, here)
+    if not here.names:
+        raise ConfigError(
+            f"{asked_by(run, cluster)}, and there is no GPU here: {here.why_none}. Leave it out to compute on processors, or start it where there is one "
+            "(`recon-cli doctor` looks for them)."
+        )

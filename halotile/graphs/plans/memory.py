@@ -1,0 +1,219 @@
+"""How much memory one worker needs for one block: the model that plans are refused by.
+
+A test holds it against measured peaks.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from itertools import product
+
+from halotile.errors import MemoryRefused
+from halotile.graphs.amounts import bytes_text
+from halotile.graphs.clusters.detection.cgroups import cgroups_of
+from halotile.tasks.devices.pinned_buffers import COUNT
+
+MIB = 1024**2
+IMPORTS_BYTES = 700 * MIB
+"""Resident memory of a worker before its first block: Python, Dask, zarr, torch."""
+SHARED_BYTES = 240 * MIB
+"""What of it is program files, of which a machine keeps one copy for all its workers."""
+CARD_BYTES = 2048 * MIB
+"""Allowed for what a driver of cards and its libraries keep in a process that computes on one, until a trial there has measured it."""
+CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""Of the two versions of control groups."""
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, or what of it the control groups of this process allow."""
+    import psutil
+
+    limits = [int(psutil.virtual_memory().total)]
+    for group, name in product(cgroups_of("memory"), CGROUP_LIMITS):
+        with suppress(OSError, ValueError):  # not there, or "max"
+            limits.append(int((group / name).read_text()))
+    return min(limit for limit in limits if limit > 0)
+
+
+def share_bytes(machine: int, workers: int) -> int:
+    """The most that each worker may need where so many share a machine.
+
+    Examples
+    --------
+    >>> share_bytes(8 * 2**30, 1) // MIB, share_bytes(8 * 2**30, 4) // MIB
+    (8192, 2228)
+    """
+    return (machine - SHARED_BYTES) // workers + SHARED_BYTES
+
+
+def workers_that_fit(machine: int, needed: int) -> int:
+    """How many workers that each need so much a machine has room for.
+
+    Examples
+    --------
+    >>> workers_that_fit(8 * 2**30, 1024 * MIB)
+    10
+    """
+    return max(0, (machine - SHARED_BYTES) // (needed - SHARED_BYTES))
+
+
+def card_bytes(measured: int | None) -> int:
+    """What a card's own libraries keep in a worker: by what a trial measured of a whole process, else what is allowed for them.
+
+    Examples
+    --------
+    >>> card_bytes(None) // MIB, card_bytes(IMPORTS_BYTES + 900 * MIB) // MIB
+    (2048, 900)
+    """
+    return CARD_BYTES if measured is None else max(0, measured - IMPORTS_BYTES)
+
+
+def check_share(
+    workers: int, machine: int | None, needed: int, what: str, smaller: str, beside: str = ""
+) -> None:
+    """Refuse more workers than a machine has room for.
+
+    Parameters
+    ----------
+    workers : int
+        How many are wanted.
+    machine : int or None
+        Memory that they share, in bytes; None where they run on other machines.
+    needed : int
+        What each needs, in bytes.
+    what, smaller, beside : str
+        What takes most of it, what to write to need less, and what else is to be said.
+
+    Raises
+    ------
+    MemoryRefused
+        With the figures, and what to write instead.
+    """
+    if machine is None or needed <= share_bytes(machine, workers):
+        return
+    fit = workers_that_fit(machine, needed)
+    raise MemoryRefused(
+        f"run.workers is {workers}; each needs {bytes_text(needed)}, of which {what}. "
+        f"{bytes_text(SHARED_BYTES)} of that are one copy for all; this machine has {bytes_text(machine)}."
+        f"{beside} " + (f"Write run.workers: {fit}, or {smaller}." if fit else f"Write {smaller}.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that one worker holds while it processes one block, by what they are for."""
+
+    imports_bytes: int
+    weights_bytes: int
+    read_bytes: int
+    result_bytes: int
+    encode_bytes: int
+    tiles_bytes: int
+    decode_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The projected peak."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What no smaller tile or block saves."""
+        return self.imports_bytes + self.weights_bytes + self.decode_bytes
+
+    def in_words(self) -> str:
+        """What takes most, largest first."""
+        parts = {
+            "the program itself": self.imports_bytes,
+            "the model": self.weights_bytes,
+            "the tiles": self.tiles_bytes,
+            "the pixels read and written": self.read_bytes + self.result_bytes + self.encode_bytes,
+            "one stored piece of the input": self.decode_bytes,
+        }
+        largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+        return ", ".join(f"{bytes_text(count)} are {what}" for what, count in largest)
+
+
+def pinned(size: int) -> int:
+    """What torch allocates for so many bytes of pinned memory.
+
+    Source: PyTorch, ``CachingHostAllocator``: the next power of two.
+
+    Examples
+    --------
+    >>> pinned(150 * MIB) // MIB, pinned(256 * MIB) // MIB
+    (256, 256)
+    """
+    return 1 << max(0, size - 1).bit_length()
+
+
+def footprint(
+    *,
+    window: tuple[int, ...],
+    core_out: tuple[int, ...],
+    shard: tuple[int, ...],
+    tile_window_pixels: int,
+    batch: int,
+    itemsize_in: int,
+    itemsize_work: int,
+    itemsize_out: int,
+    stored_piece: tuple[int, ...],
+    sides: int,
+    bytes_per_pixel: float,
+    weights_bytes: int,
+    overlap: bool,
+    hands: int = 1,
+    card_bytes: int | None = None,
+) -> Footprint:
+    """The footprint of a block of this size.
+
+    Parameters
+    ----------
+    window, core_out, shard : tuple of int
+        What a block reads (pixels of the input), what it writes and one shard (pixels of the output).
+    tile_window_pixels, batch : int
+        Pixels of one compute window, all channels, and how many windows are computed at once.
+    itemsize_in, itemsize_work, itemsize_out : int
+        Bytes of one pixel as it is read, computed and stored: it is in the type that is computed until it is encoded.
+    stored_piece : tuple of int
+        The unit of decode of the input, in pixels: it is in memory as it is stored, and decoded.
+    sides : int
+        Number of per-pixel side inputs.
+    bytes_per_pixel : float
+        The denoiser's working memory for each pixel of a window.
+    weights_bytes : int
+        Size of the model.
+    overlap : bool
+        Whether the next read and the last write go on beside the computation.
+    hands : int
+        Threads that read and write side by side, each with pieces of its own.
+    card_bytes : int, optional
+        What a card's own libraries keep in the worker, where one computes: tiles are there then, and pixels pass through pinned
+        memory on their way there and back.
+    """
+    read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
+    # Where a result was, the next window may begin, and the next result finds no room there: one more is counted.
+    results = result * (2 + overlap)
+    rest = {
+        "weights_bytes": weights_bytes,
+        "decode_bytes": hands * 2 * math.prod(stored_piece) * itemsize_in,
+        "encode_bytes": hands * 2 * math.prod(shard) * itemsize_out,
+    }
+    if card_bytes is not None:
+        return Footprint(
+            imports_bytes=IMPORTS_BYTES + card_bytes,
+            read_bytes=read * (1 + sides) + COUNT * pinned(read),
+            result_bytes=2 * result + COUNT * pinned(result),
+            tiles_bytes=0,
+            **rest,
+        )
+    copies = 2 if overlap else 1
+    return Footprint(
+        imports_bytes=IMPORTS_BYTES,
+        read_bytes=read * (1 + sides) * copies,
+        result_bytes=results,
+        tiles_bytes=int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
+        **rest,
+    )

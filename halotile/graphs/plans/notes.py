@@ -1,0 +1,118 @@
+"""What a plan has to say besides its figures: what it found out, and what the result will lack or cost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halotile.graphs.amounts import counted
+from halotile.graphs.jobs.sections import Output
+from halotile.graphs.plans.receptive_field import Reach
+from halotile.graphs.plans.sizes import MOST_FILES
+from halotile.storage.arrays import Source
+from halotile.storage.disk.mounts import why_locks_are_local
+from halotile.storage.grid import Grid, Region
+from halotile.storage.sharded.output import Layout
+from halotile.tasks.roles import Roles
+
+DECODED_AT_MOST = 4
+"""Times the pixels needed; beyond this a plan says so."""
+
+
+def notes_of(
+    original: Source,
+    dtype: np.dtype[Any],
+    *,
+    layout: Layout,
+    roles: Roles,
+    grid: Grid,
+    reach: Reach,
+    noise_level: float | None,
+    of_trial: str = "",
+) -> tuple[str, ...]:
+    """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
+    return (
+        *((of_trial,) if of_trial else ()),
+        *_found(noise_level, reach),
+        *_metadata(original, layout),
+        *_narrowing(dtype, np.dtype(layout.dtype)),
+        *_decoding(original, roles, grid),
+    )
+
+
+def note_of_locks(output: Path) -> tuple[str, ...]:
+    """What to say of a file system on which a run does not keep those on other machines away from its output."""
+    why = why_locks_are_local(output)
+    return (
+        (f"locks are not seen by other machines, so start one run of this output at a time. {why}",)
+        if why
+        else ()
+    )
+
+
+def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ...]:
+    """What to say of more files than automatic shards keep to: what keeps them from being fewer, and what may help."""
+    if wanted.shard != "auto" or layout.files <= MOST_FILES:
+        return ()
+    counts = [-(-n // s) for n, s in zip(layout.shape, layout.shard, strict=True)]
+    planes = math.prod(counts[i] for i in roles.looped)
+    axes = "".join(layout.axes[i] for i in roles.looped)
+    reasons = []
+    if layout.files > planes:
+        reasons.append("larger shards, of which there would be fewer, take more run.memory_per_worker")
+    if planes > MOST_FILES:
+        reasons.append(
+            f"each of {counted(planes, 'plane')} along {axes} has files of its own, whatever output.shard is: write output.path on "
+            "a file system that bears so many"
+        )
+    told = f"the output is {counted(layout.files, 'file')} and {counted(layout.inodes, 'inode')}"
+    return (f"{told}: {'; and '.join(reasons)}",)
+
+
+def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
+    """What was found out."""
+    estimated = (
+        () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole picture",)
+    )
+    return (*estimated, *reach.remarks)
+
+
+def _metadata(source: Source, layout: Layout) -> tuple[str, ...]:
+    """What to say of OME metadata that the output cannot carry on."""
+    if source.ome is None or layout.ome:
+        return ()
+    return (
+        f"OME-Zarr has no room for the axes {''.join(layout.axes)}, which it wants as t, c, z, y, x: the output is a plain "
+        "Zarr, with scale and units in attributes of its own",
+    )
+
+
+def _narrowing(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
+    """What to say of an output of whole numbers that cannot hold all that the input can."""
+    if made.kind not in "iu" or np.can_cast(given, made):
+        return ()
+    limits = np.iinfo(made)
+    kept = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
+    if given.kind == "f":
+        return (f"{kept}: others are rounded, so of a picture between 0 and 1 only 0 and 1 are left",)
+    theirs = np.iinfo(given)
+    return (f"{kept}, and the input's {given} goes from {theirs.min} to {theirs.max}: the rest is cut off",)
+
+
+def _decoding(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
+    """What to say of an input stored in pieces much larger than the blocks that are read from it."""
+    window = grid.middle.window.clip(Region.whole(grid.shape))
+    piece = (1,) * (len(roles.axes) - len(source.axes)) + tuple(source.chunks)
+    decoded = math.prod(
+        min(-(-b // p) * p, n) - a // p * p
+        for a, b, n, p in zip(window.start, window.stop, grid.shape, piece, strict=True)
+    )
+    if source.mapped or decoded <= DECODED_AT_MOST * window.size:
+        return ()
+    return (
+        f"the input is stored in pieces of {' x '.join(map(str, source.chunks))} pixels, so each block decodes "
+        f"{decoded / window.size:.0f} times the pixels it needs; from a copy in smaller pieces it would read faster",
+    )

@@ -1,0 +1,315 @@
+"""The three sizes of a job: the shard that is written, the super-block that is worked on, the tile that is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.sections import Auto, Output, Size
+from halotile.graphs.plans.memory import IMPORTS_BYTES
+from halotile.storage.arrays import Source
+from halotile.storage.axes import choose_axes
+from halotile.storage.sharded.output import Layout
+from halotile.tasks.roles import Roles
+
+CHUNK = {1: 65536, 2: 256, 3: 64}
+SHARD_CHUNKS = 4
+MOST_FILES = 100_000
+"""Shards grow with an image that would have more of them, as far as memory allows: file systems are slow with millions."""
+SHARES = 12
+"""A shard has at most one of so many parts of what a worker has besides its program: a block reads, computes and encodes one or more."""
+TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
+"""Compute tiles worth considering, the fastest first; the smaller ones where memory is short."""
+CARD_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
+"""Those that are tried on a card, where small ones in big batches may be as good, and memory for large ones may be plenty."""
+LARGEST_BLOCK = {2: 4096, 3: 512}
+"""On a processor. A card may have blocks of twice the edge: it outruns the storage, and reads less halo."""
+SMALL_CONVOLUTION = 20480
+BLOCKS_PER_WORKER = 8
+"""Fewer super-blocks than this for each worker, and the last ones leave workers idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What is known of the picture before sizes are chosen."""
+
+    shape: tuple[int, ...]
+    """Shape of the input, in pixels."""
+    output_shape: tuple[int, ...]
+    """Shape of the output, in pixels."""
+    roles: Roles
+    scale: int
+    align: int
+
+    @property
+    def dims(self) -> int:
+        """Number of tiled axes."""
+        return len(self.roles.spatial)
+
+    def spread(self, field: str, size: Size, other: tuple[int, ...]) -> tuple[int, ...]:
+        """A size given for the tiled axes, as one number for each axis; ``other`` elsewhere."""
+        spatial = self.roles.spatial
+        edges = (size,) * len(spatial) if isinstance(size, int) else tuple(size)
+        if len(edges) != len(spatial):
+            raise ConfigError(
+                f"{field} is {list(edges)}: {len(edges)} numbers for the {len(spatial)} tiled axes "
+                f"{''.join(self.roles.axes[i] for i in spatial)}. Write one number, or one for each."
+            )
+        full = list(other)
+        for position, edge in zip(spatial, edges, strict=True):
+            full[position] = edge
+        return tuple(full)
+
+
+def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
+    """Inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels.
+
+    One that is not given is no longer than a shard that is.
+    """
+    other = [1] * len(geometry.output_shape)
+    if geometry.roles.channel is not None:
+        other[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
+    usual = CHUNK.get(geometry.dims, 64)
+    chunk = geometry.spread("output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(other))
+    if wanted.chunk == "auto" and wanted.shard != "auto":
+        chunk = tuple(map(min, chunk, geometry.spread("output.shard", wanted.shard, chunk)))
+    return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))
+
+
+class Growth(NamedTuple):
+    """What is known of the shards of a large image before their size is chosen.
+
+    Parameters
+    ----------
+    most_pixels : int
+        That memory allows in one.
+    like : tuple of int, optional
+        The shards of the input.
+    kept : tuple of int, optional
+        Those of the run that goes on.
+    """
+
+    most_pixels: int = 0
+    like: tuple[int, ...] | None = None
+    kept: tuple[int, ...] | None = None
+
+
+NO_GROWTH = Growth()
+
+
+def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mapping[str, Any] | None) -> Growth:
+    """How shards may grow whose pixels take so many bytes while they are computed.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        What a worker may use.
+    itemsize : int
+        Of a pixel.
+    source : Source
+        What is read.
+    previous : mapping, optional
+        What the run directory keeps of the run that goes on.
+    """
+    allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
+    kept = tuple(previous["layout"]["shard"]) if previous else None
+    return Growth(max(0, allowed) // max(4, itemsize), source.shards, kept)
+
+
+def choose_shard(
+    geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...], growth: Growth = NO_GROWTH
+) -> tuple[int, ...]:
+    """Shard, in output pixels: a whole number of chunks, no longer than covers the array."""
+    if size == "auto":
+        shard = _grown(geometry, chunk, growth)
+    else:
+        wanted = geometry.spread("output.shard", size, chunk)
+        shard = tuple(
+            min(s, -(-n // c) * c) for s, c, n in zip(wanted, chunk, geometry.output_shape, strict=True)
+        )
+    for s, c in zip(shard, chunk, strict=True):
+        if s % c:
+            raise ConfigError(
+                f"output.shard is {size} and output.chunk {list(chunk)}: a shard holds whole chunks. "
+                f"Write a multiple of {c}."
+            )
+    return shard
+
+
+def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
+    """The usual shard, or that of the input, twice as long on the tiled axes as often as there are too many of them."""
+    shape, spatial = geometry.output_shape, geometry.roles.spatial
+
+    def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
+        whole = (-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
+        return tuple(
+            min(s * factor, w) if i in spatial else s
+            for i, (s, w) in enumerate(zip(shard, whole, strict=True))
+        )
+
+    def files(shard: tuple[int, ...]) -> int:
+        return math.prod(-(-n // s) for n, s in zip(shape, shard, strict=True))
+
+    shard = times(chunk, SHARD_CHUNKS)
+    if files(shard) <= MOST_FILES:
+        return shard
+    if kept := _fitting(growth.kept, geometry, chunk):
+        return kept
+    like = _fitting(growth.like, geometry, chunk)
+    if like and math.prod(like) <= growth.most_pixels and files(like) < files(shard):
+        shard = like
+    while files(shard) > MOST_FILES and (larger := times(shard, 2)) != shard:
+        if math.prod(larger) > growth.most_pixels:
+            break
+        shard = larger
+    return shard
+
+
+def _fitting(
+    shard: tuple[int, ...] | None, geometry: Geometry, chunk: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """A shard from elsewhere, where it holds whole chunks and differs from them on tiled axes alone."""
+    if shard is None or len(shard) != len(chunk):
+        return None
+    fits = all(
+        s % c == 0 and (s == c or i in geometry.roles.spatial)
+        for i, (s, c) in enumerate(zip(shard, chunk, strict=True))
+    )
+    return shard if fits else None
+
+
+def layout_like(
+    source: Source,
+    wanted: Output,
+    geometry: Geometry,
+    dtype: np.dtype[Any],
+    memory_bytes: int,
+    previous: Mapping[str, Any] | None = None,
+) -> Layout:
+    """The layout of an image that comes of others: its pixels are as large as those of ``source``, where it has its shape.
+
+    Parameters
+    ----------
+    source : Source
+        What it comes of; the axes may be fewer.
+    wanted : Output
+        How it is to be stored.
+    geometry : Geometry
+        Its shape and axes.
+    dtype : dtype
+        What it is computed in: its type, where ``wanted`` says ``auto``.
+    memory_bytes : int
+        What a worker may use.
+    previous : mapping, optional
+        What the run directory keeps of the run that goes on.
+    """
+    chunk = choose_chunk(geometry, wanted)
+    axes, alike = len(geometry.shape), source.shape == geometry.shape
+    return Layout(
+        shape=geometry.shape,
+        dtype=str(dtype) if wanted.dtype == "auto" else wanted.dtype,
+        # An iteration has several images at once.
+        shard=choose_shard(
+            geometry, wanted.shard, chunk, growth_of(memory_bytes, 2 * dtype.itemsize, source, previous)
+        ),
+        chunk=chunk,
+        codec=wanted.codec,
+        axes=geometry.roles.axes,
+        scale=tuple(source.scale) if alike else (1.0,) * axes,
+        units=tuple(source.units) if alike else (None,) * axes,
+        ome=False,
+    )
+
+
+def axes_like(source: Source, count: int) -> tuple[str, ...]:
+    """The axes of an image that comes of others: the last ones of ``source``, or the usual ones where it has fewer.
+
+    Raises
+    ------
+    InputError
+        When there are more than any usual image has.
+    """
+    if 0 < count <= len(source.axes):
+        return tuple(source.axes[-count:])
+    return choose_axes(None, None, (1,) * count, np.dtype(np.float32))
+
+
+def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:
+    """The least super-block, in input pixels: whole shards of output, aligned for the network."""
+    unit = []
+    for i, s in enumerate(shard):
+        if i in geometry.roles.spatial:
+            unit.append(math.lcm(s // math.gcd(s, geometry.scale), geometry.align))
+        else:
+            unit.append(geometry.shape[i] if i == geometry.roles.channel else s)
+    return tuple(unit)
+
+
+def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[int, ...]:
+    """A super-block that was given: refused unless it is a whole number of shards."""
+    block = geometry.spread("tile.block", size, unit)
+    for b, u, n in zip(block, unit, geometry.shape, strict=True):
+        if b % u and b < n:
+            raise ConfigError(
+                f"tile.block is {size}: a block writes whole shards, which take {u} pixels of the input. "
+                f"Write a multiple of {u}."
+            )
+    return block
+
+
+def candidate_blocks(
+    geometry: Geometry, unit: tuple[int, ...], workers: int, *, on_card: bool = False
+) -> list[tuple[int, ...]]:
+    """Super-blocks worth considering, largest first: k units on each tiled axis.
+
+    Larger ones read less halo; but there must be enough of them to keep all workers busy.
+    """
+    candidates: dict[tuple[int, ...], tuple[int, ...]] = {}
+    largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_card else 1)
+    for k in range(1, 65):
+        block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))
+        counts = tuple(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
+        too_long = any(block[i] > largest for i in geometry.roles.spatial)
+        if k > 1 and (too_long or math.prod(counts) < workers * BLOCKS_PER_WORKER):
+            break
+        candidates.setdefault(counts, block)  # the smallest that cuts as often: the most even
+    return list(candidates.values())[::-1]
+
+
+def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
+    """The shortest window on each tiled axis that is computed as the whole picture is.
+
+    torch gives a convolution over a single image of up to 20480 numbers to another library, which rounds
+    differently. A picture that is itself no larger is one window.
+    """
+    picture = [geometry.shape[i] for i in geometry.roles.spatial]
+    if not convolutional:
+        return (1,) * len(picture)
+    if math.prod(picture) <= SMALL_CONVOLUTION:
+        return tuple(picture)
+    least = [min(n, math.ceil((SMALL_CONVOLUTION + 1) ** (1 / len(picture)))) for n in picture]
+    while math.prod(least) <= SMALL_CONVOLUTION:
+        room = [i for i, n in enumerate(picture) if least[i] < n]
+        i = min(room, key=lambda axis: least[axis])
+        others = math.prod(least) // least[i]
+        least[i] = min(picture[i], SMALL_CONVOLUTION // others + 1)
+    return tuple(least)
+
+
+def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_card: bool = False) -> tuple[Size, ...]:
+    """Compute tiles worth considering, the likeliest first; the one that was given, if one was."""
+    tiles = CARD_TILES if on_card else TILES
+    return tiles.get(geometry.dims, (64,)) if size == "auto" else (size,)
+
+
+def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:
+    """Compute tile on the tiled axes, in input pixels: no longer than the block or the picture, aligned for the network."""
+    spread = geometry.spread("tile.size", size, geometry.shape)
+    align = geometry.align
+    least = (min(spread[i], block[i], geometry.shape[i]) for i in geometry.roles.spatial)
+    return tuple(-(-edge // align) * align for edge in least)

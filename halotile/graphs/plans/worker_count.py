@@ -1,0 +1,162 @@
+"""How many workers a run has where the job leaves that open: what the cores and the memory here allow, or all of an allocation."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from halotile.errors import ConfigError, MemoryRefused
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.clusters.detection.batch_cores import slots_here
+from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, kind_of
+from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.detection.launchers import copy_of
+from halotile.graphs.jobs.sections import Auto, Cluster, Job, Reconstruction, Run, parse_bytes
+from halotile.graphs.plans.devices import LOCAL_CUDA, SLURM_ALLOC, asked_by, chosen
+from halotile.graphs.plans.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
+
+USUAL = 2
+"""Where others give as many as are asked for."""
+AJob = TypeVar("AJob", Job, Reconstruction)
+
+
+class Count(NamedTuple):
+    """A number of workers.
+
+    Parameters
+    ----------
+    workers : int
+        How many.
+    why : str
+        In a few words; nothing where it is as written.
+    """
+
+    workers: int
+    why: str = ""
+
+
+def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str, str] = os.environ) -> Count:
+    """The number of workers of a run that computes on ``device``.
+
+    Raises
+    ------
+    ConfigError
+        Where a GPU is asked for that is not there.
+    ClusterFailed
+        In an allocation, when Slurm does not answer.
+
+    Examples
+    --------
+    >>> workers_of(Run(workers=3), Cluster(kind="local"), "cpu")
+    Count(workers=3, why='')
+    >>> workers_of(Run(), Cluster(kind="slurm"), "cpu")
+    Count(workers=2, why='as many as are asked for: run.workers')
+    """
+    kind = kind_of(cluster, environment).name
+    if kind == LOCAL_CUDA:
+        return Count(len(chosen(cluster)), "one for each GPU")
+    if isinstance(run.workers, int):
+        return Count(run.workers)
+    if kind == DEFAULT:
+        return (
+            _of_this_machine(run, environment)
+            if device == "cpu"
+            else Count(USUAL, "which share the first GPU")
+        )
+    if kind == "ranks" and (copy := copy_of(environment)) is not None:
+        return Count(copy.size - 1, f"{copy.size} copies of the command, of which one is the driver")
+    if kind == SLURM_ALLOC and "SLURM_JOB_NODELIST" in environment:
+        from halotile.graphs.clusters.launches.slurm_steps import workers_in
+
+        count = Count(*workers_in(environment, device))
+        if not count.workers:
+            raise ConfigError(
+                f"{asked_by(run, cluster)}, and Slurm tells of no GPU in the allocation: with run.workers: auto there would be no worker. "
+                "Leave it out to compute on processors, or ask Slurm for GPUs (--gres=gpu:1); where Slurm does not count them, write run.workers."
+            )
+        return count
+    return Count(USUAL, "as many as are asked for: run.workers")
+
+
+def _of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
+    cores, memory = cores_here(environment), machine_bytes()
+    room = workers_that_fit(memory, max(parse_bytes(run.memory_per_worker), IMPORTS_BYTES))
+    if cores <= room:
+        slots = slots_here(environment)
+        return Count(cores, slots.why if slots and slots.cores == cores else "one for each core")
+    return Count(
+        max(1, room),
+        f"{bytes_text(memory)} have no room for more of {run.memory_per_worker}; {counted(cores, 'core')}",
+    )
+
+
+class Asked(NamedTuple):
+    """The number of workers that a job has asked for, and why it has another.
+
+    Parameters
+    ----------
+    workers : int or "auto"
+        As it is written.
+    why : str
+        In a few words; nothing where it has what is written.
+    """
+
+    workers: int | Auto
+    why: str
+
+
+def with_workers(job: AJob, cluster: Cluster, device: str) -> tuple[AJob, Asked]:
+    """A job with its number of workers decided, and what it was before."""
+    workers, why = workers_of(job.run, cluster, device)
+    return replace(job, run=replace(job.run, workers=workers)), Asked(job.run.workers, why)
+
+
+def no_more_than(
+    job: AJob, asked: Asked, shape: tuple[int, ...], unit: tuple[int, ...]
+) -> tuple[AJob, Asked]:
+    """The same without workers that would have nothing to do, where their number is not somebody's own.
+
+    Parameters
+    ----------
+    job : Job or Reconstruction
+        With its number of workers decided.
+    asked : Asked
+        What it was before.
+    shape, unit : tuple of int
+        Shapes of the image and of the smallest block, in pixels.
+    """
+    blocks = math.prod(-(-n // u) for n, u in zip(shape, unit, strict=True))
+    if not asked.why or job.run.count <= blocks:
+        return job, asked
+    return replace(job, run=replace(job.run, workers=blocks)), Asked(asked.workers, "one for each block")
+
+
+def check_allocation(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse workers that may need more memory than an allocation has for them: Slurm would end the job.
+
+    Raises
+    ------
+    MemoryRefused
+        With the figures, and what to write instead.
+    """
+    if kind_of(cluster, environment).name != SLURM_ALLOC or "SLURM_JOB_NODELIST" not in environment:
+        return
+    from halotile.graphs.clusters.launches.slurm_steps import slots_in
+
+    wanted = parse_bytes(run.memory_per_worker)
+    nodes = {slot.node: slot for slot in slots_in(environment, run.count)}.values()
+    room = {slot.node: slot.memory_bytes // wanted for slot in nodes if slot.memory_bytes is not None}
+    tight = next((slot for slot in nodes if room.get(slot.node, slot.of) < slot.of), None)
+    if tight is None or tight.memory_bytes is None:
+        return
+    fit = sum(min(slot.of, room.get(slot.node, slot.of)) for slot in nodes)
+    raise MemoryRefused(
+        f"run.memory_per_worker is {run.memory_per_worker}, and {counted(tight.of, 'worker')} on {tight.node} may take "
+        f"{bytes_text(wanted * tight.of)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
+        f"Write run.memory_per_worker: {tight.memory_bytes // tight.of // 2**20}MiB, "
+        + (f"run.workers: {fit}, " if fit else "")
+        + "or ask Slurm for more memory."
+    )

@@ -1,0 +1,80 @@
+"""Sections of a job file as arguments of functions: a mapping in the same words, or the one word that matters most."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from halotile.errors import ConfigError
+from halotile.graphs.clusters.detection.cluster_kind import check_one_script, kind_of
+from halotile.graphs.jobs.sections import Cluster
+from halotile.graphs.rules.combinations import disagreements
+from halotile.graphs.rules.words import dotted, nearest, shown
+
+T = TypeVar("T")
+Words = Mapping[str, Any]
+"""A section of a job in the words of a job file."""
+
+
+def section(name: str, kind: type[T], written: str | Words, first: str = "name") -> T:
+    """A section from its words; a word alone is its ``first`` key.
+
+    Raises
+    ------
+    ConfigError
+        For a key that it does not have.
+
+    Examples
+    --------
+    >>> section("cluster", Cluster, {"kind": "slurm", "queu": "fast"}, "kind")
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: cluster has no key 'queu'; did you mean queue?
+    """
+    values = {first: written} if isinstance(written, str) else written
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f'{name} is {shown(written)}: that is neither a {first} nor a mapping. Write {{"{first}": ...}}.'
+        )
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as every section is
+    for key in values:
+        if key not in known:
+            near = nearest(str(key), known)
+            raise ConfigError(
+                f"{name} has no key {key!r}; "
+                + (f"did you mean {near}?" if near else f"write some of {', '.join(known)}.")
+            )
+    # A job is a value: its lists are tuples, however they are written.
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def cluster_of_script(written: str | Words | Cluster) -> Cluster:
+    """The cluster that an argument of a call describes which starts it.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`cluster_of`; and in one of several copies of a script.
+    """
+    choice = cluster_of(written)
+    check_one_script(kind_of(choice))
+    return choice
+
+
+def cluster_of(written: str | Words | Cluster) -> Cluster:
+    """The cluster that an argument describes.
+
+    Raises
+    ------
+    ConfigError
+        When its parts do not agree.
+
+    Examples
+    --------
+    >>> cluster_of("slurm").kind, cluster_of({"kind": "slurm", "prologue": ["module load cuda"]}).prologue
+    ('slurm', ('module load cuda',))
+    """
+    choice = written if isinstance(written, Cluster) else section("cluster", Cluster, written, "kind")
+    for place, message in disagreements(Cluster, {"cluster": choice}).items():
+        raise ConfigError(f"{dotted(place)}: {message}")
+    return choice

@@ -1,0 +1,91 @@
+"""Paths that a script gives, as they stand in a job: whole, so that a run can go on from any folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.sections import DenoiserChoice, OperatorChoice, Reconstruction
+from halotile.graphs.rules.operator_options import stand_ins
+from halotile.registry import find, names
+
+
+def whole_path(argument: str, place: Any) -> str:
+    """A path as text: ``~`` written out, a relative one from the folder that the script was started in.
+
+    Addresses such as ``s3://`` stay as they are.
+
+    Parameters
+    ----------
+    argument : str
+        What the script calls it.
+    place : str or path
+        The path.
+
+    Raises
+    ------
+    ConfigError
+        When it is no path.
+
+    Examples
+    --------
+    >>> whole_path("data", "/scans/y.zarr"), whole_path("data", "s3://scans/y.zarr")
+    ('/scans/y.zarr', 's3://scans/y.zarr')
+    """
+    if not isinstance(place, str | os.PathLike):
+        raise ConfigError(
+            f"{argument} is of type {type(place).__name__}, and the work goes from disk to disk. "
+            "Write the array to a Zarr or .npy, and give its path."
+        )
+    text = os.path.expanduser(os.fspath(place))
+    return text if "://" in text or not text else str(Path.cwd() / text)
+
+
+def with_whole_paths(job: Reconstruction) -> Reconstruction:
+    """A job whose every path that is read is whole."""
+    start, reference = (
+        path and whole_path(key, path) for key, path in (("start", job.start), ("reference", job.reference))
+    )
+    prior = job.prior
+    if isinstance(prior.denoiser, DenoiserChoice) and isinstance(
+        weights := prior.denoiser.options.get("weights"), str | os.PathLike
+    ):
+        options = {**prior.denoiser.options, "weights": whole_path("weights", weights)}
+        prior = replace(prior, denoiser=replace(prior.denoiser, options=options))
+    operators = tuple(map(whole_choice, job.operators))
+    return replace(job, operators=operators, prior=prior, start=start, reference=reference)
+
+
+def whole_choice(choice: OperatorChoice) -> OperatorChoice:
+    """A measurement whose every path is whole."""
+    return replace(
+        choice, data=whole_path("data", choice.data), options=_whole_options(choice.name, choice.options)
+    )
+
+
+def _whole_options(name: str, options: Any) -> dict[str, Any]:
+    """The options of an operator; those of operators inside it as well."""
+    if "operator" in options or name not in names("operators"):
+        return dict(options)
+    meant = stand_ins(find("operators", name).OPERATOR)
+    return {key: _whole_option(key, value, meant.get(key)) for key, value in options.items()}
+
+
+def _whole_option(key: str, value: Any, kind: str | None) -> Any:
+    if kind in ("array", "image") and isinstance(value, str | os.PathLike):
+        return whole_path(key, value)
+    if kind == "operators" and isinstance(value, list | tuple):
+        return [
+            {"name": inner["name"], **_whole_options(inner["name"], _beside_name(inner))}
+            if isinstance(inner, dict) and "name" in inner
+            else inner
+            for inner in value
+        ]
+    return value
+
+
+def _beside_name(written: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in written.items() if key != "name"}

@@ -1,0 +1,240 @@
+"""A claimed output until its run is over: the directory that was claimed, whole, of an input that stayed as it was."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused, Stopped
+from halotile.graphs.amounts import counted
+from halotile.graphs.plans.plan import RunPlan
+from halotile.graphs.runs.damage import damaged_blocks, output_grid
+from halotile.graphs.runs.signals import Signals
+from halotile.storage.disk.durable import GONE
+from halotile.storage.disk.ownership import REPLACE, metadata_problems, other_pixels
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.sharded.output import UNREADABLE
+from halotile.storage.stored_array import refusal, unreadable
+
+LOOK_SECONDS = 5.0
+"""How often the output's directory and the input are looked at."""
+LOOK_SHARE = 0.01
+"""The most of a run's time that this takes."""
+SILENT_SECONDS = 60.0
+"""How long the system may not tell what became of them before the run ends: a network file system recovers, a ticket is renewed."""
+LISTED = 300
+"""The most characters of block numbers in a message."""
+
+
+class Claimed:
+    """The output of one run while that holds it.
+
+    Parameters
+    ----------
+    plan : RunPlan
+        What is written, and of what.
+    journal : Journal
+        What of the output is done.
+    directory : int
+        The output's directory, open: as long as it is, no other one gets its number.
+    """
+
+    def __init__(self, plan: RunPlan, journal: Journal, directory: int) -> None:
+        self.plan = plan
+        self.journal = journal
+        self._directory = directory
+        self._next = time.monotonic() + LOOK_SECONDS
+        self._silent_since: float | None = None
+        self._at_hand, self._title = journal, ""
+        self._sure = journal.done.copy()
+        """Blocks of the pass at hand that were done when the input was as it had been."""
+
+    def begin(self, journal: Journal, title: str) -> None:
+        """Have a pass at hand that notes in ``journal`` what is done; the ``title`` follows on what happened in it."""
+        if journal is not self._at_hand:
+            self._at_hand, self._sure = journal, journal.done.copy()
+        self._title = title
+
+    def look(self) -> None:
+        """Check now and then: every few seconds, and less often where that takes long."""
+        if time.monotonic() >= self._next:
+            self._told(self._check)
+
+    def check(self) -> None:
+        """Refuse to go on where the output is not there any more, or the input has changed.
+
+        Raises
+        ------
+        OutputRefused, InputError
+            Saying what happened. Blocks that may be of another input are struck from the journal at hand.
+        InputUnreadable
+            When the system did not tell for :data:`SILENT_SECONDS`.
+        """
+        self._wait_until_told(self._check)
+
+    def _wait_until_told(self, look: Callable[[], None]) -> None:
+        while not self._told(look):
+            time.sleep(LOOK_SECONDS)
+
+    def _told(self, look: Callable[[], None]) -> bool:
+        """Whether the system told what a look asks; until it does, blocks stay doubtful."""
+        began = time.monotonic()
+        try:
+            look()
+        except InputUnreadable:
+            if self._silent_since is None:
+                self._silent_since = began
+            if began - self._silent_since >= SILENT_SECONDS:
+                raise
+            self._next = time.monotonic() + LOOK_SECONDS
+            return False
+        self._silent_since = None
+        return True
+
+    def _check(self) -> None:
+        began = time.monotonic()
+        self.check_place()
+        self._check_input()
+        self._sure = self._at_hand.done.copy()
+        now = time.monotonic()
+        self._next = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
+
+    def check_place(self) -> None:
+        """Refuse to go on where the directory that was claimed is not at its place any more.
+
+        Raises
+        ------
+        OutputRefused
+            When another one is, or none.
+        InputUnreadable
+            When the system does not tell.
+        """
+        output = self.plan.output
+        try:
+            if os.path.samestat(os.stat(output), os.fstat(self._directory)):
+                return
+            what = "is no longer the directory that the run began to write"
+        except GONE as error:
+            what = f"was moved or removed ({error.strerror})"
+        except OSError as error:
+            raise refusal(f"{output}: it cannot be looked at", error) from error
+        raise OutputRefused(
+            f"{output} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
+            "to start over."
+        )
+
+    def strike_damaged(self, numbers: Iterable[int], signals: Signals, *, thorough: bool) -> int:
+        """Take these blocks out of the journal where the output does not hold what was written; how many there are.
+
+        Raises
+        ------
+        OutputRefused
+            When more than half of them are whole and others: nothing is struck.
+        Stopped
+            When a signal asks for it before all of them were looked at; where that is soon done, when it presses.
+        """
+        damaged = self._damaged(numbers, signals, thorough=thorough)
+        self.journal.strike(damaged)
+        return len(damaged)
+
+    def _damaged(self, numbers: Iterable[int], signals: Signals, *, thorough: bool) -> dict[int, list[str]]:
+        """The problems of each of these blocks that the output does not hold as it was written; refused where it is another result."""
+        looked_at = 0
+
+        def until_asked() -> Iterator[int]:
+            nonlocal looked_at
+            for number in numbers:
+                if signals.asked if thorough else signals.hurried:
+                    raise Stopped(
+                        f"stopped on {signals.name} while the blocks that are done were checked. Run again to go on.",
+                        signals.name,
+                    )
+                looked_at += 1
+                yield number
+
+        plan = self.plan
+        blocks = map(output_grid(plan.layout, plan.grid.shape, plan.grid.block).block_at, until_asked())
+        found = dict(damaged_blocks(plan.output, plan.layout, blocks, self.journal.digest, thorough=thorough))
+        if others := other_pixels(found, looked_at):
+            raise OutputRefused(
+                f"{plan.output} is not what this run wrote there: {others}. {REPLACE} "
+                f"{repair_command(plan)} does these blocks again in its place."
+            )
+        return found
+
+    def finish(self, signals: Signals) -> None:
+        """Refuse to call the run finished where its output is not what it wrote. The input was checked after each pass.
+
+        Raises
+        ------
+        OutputRefused
+            As :meth:`check_place` and :meth:`strike_damaged`, and where the metadata are not what was written.
+        DamagedData
+            When shards are not what was written; their blocks are struck from the journal.
+        Stopped
+            As :meth:`strike_damaged`.
+        InputUnreadable
+            When the system did not give them for :data:`SILENT_SECONDS`.
+        """
+        self._wait_until_told(partial(self._check_output, signals))
+        self.journal.secure()
+
+    def _check_output(self, signals: Signals) -> None:
+        self.check_place()
+        output = self.plan.output
+        if metadata_problems(output, self.plan.layout):
+            raise OutputRefused(
+                f"the metadata of {output} were changed or removed while the run wrote it. "
+                f"{repair_command(self.plan)} restores them."
+            )
+        found = self._damaged(self.journal.done, signals, thorough=False)
+        if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
+            self.journal.strike(damaged)
+            raise DamagedData(
+                f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
+                "Leave them alone, and run again to do these blocks again."
+            )
+        for line, *_ in found.values():
+            raise unreadable(line)
+
+    def _check_input(self) -> None:
+        changed = [f"{source.path} {what}" for source in self.plan.sources if (what := source.change())]
+        if not changed:
+            return
+        doubtful = self._at_hand.done.copy()
+        doubtful.discard(self._sure)
+        self._at_hand.strike(doubtful)
+        again = (
+            f"; {_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again"
+            if doubtful
+            else ""
+        )
+        raise InputError(
+            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._sure)} done before that{again}. "
+            "Put it back as it was, with its times, and run again to go on, or run with --fresh to start over."
+        )
+
+
+def repair_command(plan: RunPlan) -> str:
+    """What repairs the output of a plan."""
+    imports = " --allow-import" if plan.job_json().get("allow_import") else ""
+    return f"`recon-cli verify {shlex.quote(str(plan.output))} --repair{imports}`"
+
+
+def _blocks(numbers: Runs) -> str:
+    """How many these are, and which.
+
+    Examples
+    --------
+    >>> _blocks(Runs([3])), _blocks(Runs([1, 2, 5])), _blocks(Runs())
+    ('1 block (3) was', '3 blocks (1-2,5) were', 'no block was')
+    """
+    if not numbers:
+        return "no block was"
+    text = numbers.to_text()
+    listed = text if len(text) <= LISTED else f"{text[:LISTED].rpartition(',')[0]},…"
+    return f"{counted(len(numbers), 'block')} ({listed}) {'was' if len(numbers) == 1 else 'were'}"

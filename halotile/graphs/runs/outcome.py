@@ -1,0 +1,118 @@
+"""How a run ended, as a value and in words."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from halotile.errors import BlockFailed, BlockInputFailed
+from halotile.graphs.amounts import bytes_text, counted, first_line
+from halotile.graphs.plans.plan import RunPlan
+from halotile.graphs.runs.identity import PICTURES
+from halotile.graphs.runs.progress import Progress
+from halotile.tasks.block import BadBlock
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: every block is done, or quarantined by name."""
+
+    done: int
+    total: int
+    resumed: int
+    quarantined: tuple[BadBlock, ...]
+    seconds: float
+    megapixels_per_second: float
+    peak_memory_bytes: int
+    output: str
+    run_directory: str
+    device_peak_bytes: int = 0
+    """The most that a worker's tensors held on a card."""
+    compute_seconds: float = 0.0
+    """Of all workers, each by the clock of what computes there."""
+    start_seconds: float = 0.0
+    """From the beginning of the run until its workers were there; ``seconds`` are those after."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What the last iteration of a solver came to."""
+
+    @classmethod
+    def of(cls, plan: RunPlan, progress: Progress, quarantined: tuple[BadBlock, ...] = ()) -> Outcome:
+        """The outcome of a plan whose last word was this."""
+        return cls(
+            done=progress.done,
+            total=progress.total,
+            resumed=progress.resumed,
+            quarantined=quarantined,
+            seconds=progress.seconds,
+            megapixels_per_second=progress.megapixels_per_second,
+            peak_memory_bytes=progress.peak_memory_bytes,
+            output=str(plan.output),
+            run_directory=str(plan.run_directory),
+            device_peak_bytes=progress.device_peak_bytes,
+            compute_seconds=progress.compute_seconds,
+            start_seconds=progress.start_seconds,
+            figures=progress.figures,
+        )
+
+
+def ended_by(error: BaseException) -> str:
+    """What ended a run, in its own words or, where it has none, by its name."""
+    return str(error) or (
+        "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    )
+
+
+def full_disk_in_words(plan: RunPlan, error: str, done: int) -> str:
+    """What a full disk stopped, and how much room the rest takes."""
+    total = len(plan.grid)
+    left = plan.output_bytes * (total - done) / total
+    free = shutil.disk_usage(plan.output).free
+    return (
+        f"the disk ran full: {error}. {done:,} of {counted(total, 'block')} are safe; "
+        f"the others take up to {bytes_text(left)}, and {plan.output} has {bytes_text(free)} free. "
+        "Free some space and run again."
+    )
+
+
+def failure_of(plan: RunPlan, bad: tuple[BadBlock, ...]) -> BlockFailed:
+    """The error that blocks which failed are."""
+    kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
+    return kind(bad_blocks_in_words(plan, bad))
+
+
+def bad_blocks_in_words(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
+    """The blocks that failed, the first few by name."""
+    lines = [
+        f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {first_line(b.error)}"
+        for b in bad[:5]
+    ]
+    more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
+    refused = all(b.kind == "input" for b in bad)
+    retries = plan.run.retries
+    its = "its" if len(bad) == 1 else "their"
+    why = f"for {its} input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
+    others = "; the others are done" if len(bad) < len(plan.grid) else ""
+    return "\n".join(
+        [
+            f"{len(bad):,} of {counted(len(plan.grid), 'block')} failed {why}{others}.",
+            *lines,
+            *more,
+            f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(plan, bad)}",
+        ]
+    )
+
+
+def _remedy(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
+    """What can be done about blocks that failed: the picture and the denoiser make the job what it is."""
+    if not all(name in plan.identity for name in PICTURES):
+        changed = " Where that changed what the job reads, or your code, run with --fresh to start over."
+        return f"Mend the cause and run again.{changed if 'operators' in plan.identity else ''}"
+    if not all(b.kind in ("input", "damaged") for b in bad):
+        return (
+            "Mend the cause and run again: only these are redone. After a change of the picture or of your code run with "
+            "--fresh to start over; other options of the denoiser are another job, which also takes output.overwrite: true."
+        )
+    may_stay = any("run.on_nan: propagate" in b.error for b in bad)
+    redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""
+    return f"{redo}Once the picture is mended, run with --same-input: only these are redone."

@@ -1,0 +1,329 @@
+"""One sweep over the blocks of a job: they stream through a cluster, receipts come back, the journal grows."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+
+from distributed import KilledWorker
+
+from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
+from halotile.graphs.amounts import counted
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.jobs.sections import Run
+from halotile.graphs.runs.cpu_kinds import record_processor
+from halotile.graphs.runs.held_output import Claimed
+from halotile.graphs.runs.progress import Progress
+from halotile.graphs.runs.signals import Signals
+from halotile.graphs.runs.status import StatusFile
+from halotile.graphs.runs.stream import Answer, Grouping, Stream, workers_of
+from halotile.graphs.runs.worker_setup import BlockPlugin, prepared, run_blocks
+from halotile.graphs.watching.bars import show_blocks
+from halotile.storage.disk.durable import is_full
+from halotile.storage.run_directory.checkpoints import Ledger
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
+from halotile.tasks.block import BadBlock, BlockTask, Receipt
+
+TASK_SECONDS = 1.0
+"""How long a task lasts at least, where nothing is lost between two."""
+SYNC_SECONDS = 5.0
+SILENCE_SECONDS = 10.0
+"""After so long without an answer it is looked whether anybody is there to give one."""
+
+
+class Sweep:
+    """The state of one sweep, which may take several clusters.
+
+    Parameters
+    ----------
+    task : BlockTask
+        What to do with a block.
+    phase : str
+        What the dashboard and the reports call it.
+    options : Run
+        How often a block is tried, and how long one may take.
+    claimed : Claimed
+        The output, which is looked after on the way.
+    journal : Journal
+        What is done.
+    directory : RunDirectory
+        Where workers look whether they are to stop.
+    signals : Signals
+        What the driver was asked.
+    status : StatusFile
+        Whom to tell.
+    import_folder : str, optional
+        Where imports of the user's own code start from.
+    ledger : Ledger, optional
+        Where the sums of the blocks go.
+    title : str
+        Which of several sweeps it is, such as ``" in iteration 3 of 20"``.
+    iteration : int, optional
+        Its number among sweeps of this kind.
+    stages : sequence of str
+        What is done to a block, in the dashboard's words.
+    seconds_per_block : float, optional
+        What a block took in an earlier sweep of this kind; what it took in this one, once it is through.
+    task_seconds : float
+        How long a task should last at least. Between two of them a worker reads and writes while nothing is computed.
+    """
+
+    def __init__(
+        self,
+        task: BlockTask,
+        *,
+        phase: str,
+        options: Run,
+        claimed: Claimed,
+        journal: Journal,
+        directory: RunDirectory,
+        signals: Signals,
+        status: StatusFile,
+        import_folder: str | None,
+        ledger: Ledger | None = None,
+        title: str = "",
+        iteration: int | None = None,
+        stages: Sequence[str] = (),
+        seconds_per_block: float | None = None,
+        task_seconds: float = TASK_SECONDS,
+    ) -> None:
+        self.task_seconds = task_seconds
+        self.task = task
+        self.phase = phase
+        self.options = options
+        self.claimed = claimed
+        self.journal = journal
+        self.directory = directory
+        self.signals = signals
+        self.status = status
+        self.import_folder = import_folder
+        self.ledger = ledger
+        self.title = title
+        self.iteration = iteration
+        self.stages = stages
+        self.seconds_per_block = seconds_per_block
+        self.attempts: dict[int, int] = {}
+        self.bad: dict[int, BadBlock] = {}
+        self.disk_error: str | None = None
+        """What ended the sweep early, if the disk is full."""
+        self.untidy = False
+        """Whether a worker was lost, which may have left half a file behind."""
+        self.synced = time.monotonic()
+        self._missing: str | None = None
+        self._processors: set[str] = set()
+
+    def left(self) -> int:
+        """How many blocks are neither done nor given up."""
+        return len(self.task.grid) - len(self.journal.done) - len(self.bad)
+
+    def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
+        """Send what is left through a cluster, until nothing is or the disk is full.
+
+        Parameters
+        ----------
+        cluster : Cluster
+            Running workers.
+        preparing : str
+            What the reports call the time in which they load the job.
+
+        Raises
+        ------
+        Stopped
+            When a signal asked for it; the blocks in flight are done.
+        Stalled, ConnectionError, TimeoutError
+            When the cluster no longer answers.
+        OutputRefused, InputError
+            When the output is gone, or the input has changed.
+        """
+        self.claimed.begin(self.journal, self.title)
+        token = uuid.uuid4().hex[:12]
+        plugin = BlockPlugin(token, self.task, self.directory.path, self.import_folder)
+        with ExitStack() as held:
+            with self.status.ticking(partial(self.progress, preparing)):
+                held.enter_context(prepared(cluster.client, plugin))
+            self.stop_if_asked()
+            if cluster.dashboard:
+                self._show(cluster)
+            self._pass_through(cluster, token)
+        self.claimed.check()
+        if not self.disk_error:
+            self.stop_if_asked()
+
+    def stop_if_asked(self) -> None:
+        """Raise :class:`Stopped` when a signal came and blocks are left."""
+        if self.signals.asked and self.left():
+            raise Stopped(
+                f"stopped on {self.signals.name}{self.title} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
+                "Run again to go on.",
+                self.signals.name,
+            )
+
+    def progress(self, phase: str) -> Progress:
+        """How far the sweep is now."""
+        return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
+
+    def _show(self, cluster: Cluster) -> None:
+        """Have the dashboard begin with this sweep."""
+        done = self.journal.done
+        total = len(self.task.grid)
+        show_blocks(cluster.client, self.phase, done=len(done), total=total, stages=self.stages)
+        self.status.watch.begin(
+            self.task.grid.counts, done=done, quarantined=self.bad, phase=self.phase, title=self.title
+        )
+
+    def _pass_through(self, cluster: Cluster, token: str) -> None:
+        least = 4 if self.task.overlap else 1
+        grouping = Grouping(
+            cluster.workers,
+            self.task_seconds,
+            least=least,
+            seconds_per_block=self.seconds_per_block,
+            keeps_all=self.task_seconds > TASK_SECONDS,
+        )
+        stream = Stream(
+            cluster.client,
+            partial(run_blocks, token=token, directory=self.directory),
+            name=self.phase,
+            grouping=grouping,
+            iteration=self.iteration,
+            stall_seconds=self.options.stall_seconds,
+            limited=True,
+        )
+        self.status.work_begins()
+        self.status.watch.in_flight = stream.in_flight
+        present = workers_of(cluster.client)
+        try:
+            for answers in stream.answers(self._todo(), self.left()):
+                for answer in sorted(answers, key=lambda answer: answer.error is not None):
+                    self._take(answer, stream)
+                self._watch(stream)
+                if not answers and stream.silent_seconds > SILENCE_SECONDS:
+                    self._look_at(cluster, stream)
+            # A scheduler of somebody else's may have sent a lost worker's tasks elsewhere by itself.
+            self.untidy |= not present <= workers_of(cluster.client)
+        finally:
+            self.seconds_per_block = grouping.seconds_per_block
+            self.untidy |= stream.lost > 0
+            stream.abandon()
+
+    def _look_at(self, cluster: Cluster, stream: Stream) -> None:
+        """Where all workers are lost, others may be waiting in a queue: blocks are not to blame."""
+        if (missing := cluster.missing()) is not None:
+            cluster.check()
+            stream.be_patient()
+            if missing != self._missing:
+                self.status.say(f"no worker is there: {missing}")
+        self._missing = missing
+
+    def _todo(self) -> Iterator[int]:
+        todo = self.journal.done.complement(len(self.task.grid))
+        return itertools.filterfalse(self.bad.__contains__, iter(todo))
+
+    def _take(self, answer: Answer, stream: Stream) -> None:
+        """Enter an answer: good blocks into the journal, bad ones back into the stream."""
+        if answer.error is not None:
+            self._lost(answer, stream)
+            return
+        receipt: Receipt = answer.result
+        self._mark(receipt, stream)
+        self.status.count(receipt)
+        self._heed_batch(receipt.batch)
+        self._heed_processor(receipt.processor)
+        for bad in receipt.bad:
+            self._retry(bad, stream)
+        begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
+        stream.hand_back(number for number in answer.numbers if number not in begun)
+
+    def _heed_batch(self, batch: int) -> None:
+        """A worker whose memory ran out computes fewer tiles at once: that is told, and a resumed run begins so."""
+        before = self.task.batch if self.status.batch is None else self.status.batch
+        if 0 < batch < before:
+            self.status.batch = batch
+            self.status.say(f"memory ran out on a worker: {batch} tiles at once there, in place of {before}")
+            with suppress(OSError):  # a full disk is told where blocks are written
+                self.directory.remember(batch=batch)
+
+    def _heed_processor(self, processor: str) -> None:
+        """Warn once where workers of several kinds share a run."""
+        if processor not in self._processors:
+            self._processors.add(processor)
+            if warning := record_processor(processor, self.directory):
+                self.status.say(warning)
+
+    def _mark(self, receipt: Receipt, stream: Stream) -> None:
+        try:
+            if self.ledger is not None:
+                self.ledger.enter({number: receipt.sums[number] for number in receipt.done})
+            self.journal.mark({number: receipt.digests[number] for number in receipt.done})
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._disk_is_full(f"{error} (the journal)", stream)
+
+    def _disk_is_full(self, error: str, stream: Stream) -> None:
+        self.disk_error = error
+        stream.drain()
+
+    def _lost(self, answer: Answer, stream: Stream) -> None:
+        """A task that failed as a whole. If it was one block, the block is to blame."""
+        error = answer.error
+        # What blocks are to blame for comes in a receipt: such a worker could not be set up, and none after it will be.
+        if isinstance(error, ConnectionError | ConfigError | WeightsError):
+            raise error
+        if len(answer.numbers) > 1:
+            stream.again(answer.numbers)
+            return
+        block = self.task.grid.block_at(answer.numbers[0])
+        if isinstance(error, KilledWorker):
+            text = (
+                "every worker that took it died. If it was for memory, write a smaller tile.size or tile.batch, "
+                "or more run.memory_per_worker"
+            )
+        else:
+            text = f"{type(error).__name__}: {error}"
+        bad = BadBlock(block.number, block.index, block.core, text, str(error), "task")
+        self._retry(bad, stream, alone=answer.alone)
+
+    def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
+        with suppress(InputUnreadable):
+            self.claimed.check_place()  # where that is gone, no block is to blame
+        if bad.kind == "disk":
+            self._disk_is_full(bad.error, stream)
+            return
+        tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
+        # What is refused once is refused again.
+        if bad.kind != "input" and tried <= self.options.retries:
+            self.status.retried += 1
+            self.status.watch.retry(bad.number)
+            self.status.event("retry", block=bad.number, error=bad.error)
+            stream.again([bad.number], alone=alone)
+            return
+        self.bad[bad.number] = bad
+        self.status.watch.give_up(bad.number)
+        self.status.event(
+            "bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback
+        )
+        self.status.say(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
+
+    def _watch(self, stream: Stream) -> None:
+        """Between answers: heed signals, sync the journal, tell how far it is."""
+        if self.signals.asked and not stream.draining:
+            stream.drain()
+            self.directory.ask_to_stop()
+            self.status.say(f"{self.signals.name}: finishing the blocks in flight, starting no more")
+        if self.signals.hurried:
+            self.untidy = True
+            self.status.say(
+                "no time is left for the blocks in flight: they are given up, and done again later"
+            )
+            self.stop_if_asked()
+        if time.monotonic() - self.synced > SYNC_SECONDS:
+            self.journal.sync()
+            self.synced = time.monotonic()
+        self.claimed.look()
+        self.status.tell(self.progress("drain" if stream.draining else self.phase))

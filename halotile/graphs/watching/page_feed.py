@@ -1,0 +1,187 @@
+"""The driver's end of the page: sums up what is to be seen, sends it once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client
+
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.jobs.sections import parse_bytes
+from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
+from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
+from halotile.storage.run_directory.number_ranges import Runs
+from halotile.tasks.block import Receipt
+
+if TYPE_CHECKING:
+    from halotile.graphs.plans.plan import RunPlan
+
+RPC_SECONDS = 5.0
+LAST_SECONDS = 2.0
+"""How long the last message may take."""
+ROWS = 400
+"""Iterations of the curve, at most."""
+CURVES = ("residual", "objective", "misfit", "change", "psnr")
+STAGES = ("read", "compute", "write")
+PROGRESS = (
+    "state",
+    "phase",
+    "done",
+    "resumed",
+    "total",
+    "seconds",
+    "pixels_done",
+    "pixels_total",
+    "read_bytes",
+    "written_bytes",
+    "peak_memory_bytes",
+    "device_peak_bytes",
+    "compute_seconds",
+    "retried",
+    "failed",
+    "megapixels_per_second",
+    "megabytes_per_second",
+    "eta_seconds",
+)
+"""What of the status is told: not who runs it, nor where its files are."""
+
+Rows = Sequence[Mapping[str, float]]
+
+
+class Watch:
+    """What the page of a run is told. Until it is opened, and where there is no dashboard, it does nothing."""
+
+    def __init__(self) -> None:
+        self.client: Client | None = None
+        self.board: Board | None = None
+        self.sweep: dict[str, Any] = {}
+        self.in_flight: Callable[[], Iterable[int]] = tuple
+        """The blocks that the workers have at hand."""
+        self.stages = dict.fromkeys(STAGES, 0.0)
+        self._latest: Callable[[], dict[str, Any]] = dict
+        self._facts: dict[str, Any] = {}
+        self._sending: Future[Any] | None = None
+
+    def open(self, cluster: Cluster) -> str | None:
+        """Put the page on a cluster's dashboard; what to look at, the page or Dask's own."""
+        if not cluster.dashboard:
+            return None
+        with suppress(Exception):  # a run goes on without its page
+            page = JobPage(cluster.client.id)
+            cluster.client.sync(cluster.client.register_plugin, page, callback_timeout=RPC_SECONDS)
+            self.client = cluster.client
+            return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
+        return cluster.dashboard
+
+    def begin(
+        self, counts: tuple[int, ...], *, done: Runs, quarantined: Collection[int], phase: str, title: str
+    ) -> None:
+        """Another sweep over all blocks, of which some are done."""
+        if self.client is None:
+            return
+        self.board = Board(counts, done.ranges(), quarantined)
+        which = title.removeprefix(" in ")
+        self.sweep = {"phase": phase, "title": which if which != title else f"{phase}{title}"}
+        self.stages = dict.fromkeys(STAGES, 0.0)
+
+    def take(self, receipt: Receipt) -> None:
+        """Blocks are done."""
+        if self.board is None:
+            return
+        self.board.mark(receipt.done, DONE, receipt.took)
+        for stage in STAGES:
+            self.stages[stage] += getattr(receipt, f"{stage}_seconds")
+
+    def retry(self, number: int) -> None:
+        """A block failed, and is tried again."""
+        if self.board is not None:
+            self.board.mark([number], RETRIED)
+
+    def give_up(self, number: int) -> None:
+        """A block failed for good."""
+        if self.board is not None:
+            self.board.mark([number], QUARANTINED)
+
+    def show(self, plan: RunPlan, status: Mapping[str, Any], rows: Rows) -> None:
+        """Send what is to be seen, unless what was sent last is still on its way. Does not wait."""
+        if self.client is None:
+            return
+        self._latest = partial(self._told, plan, status, rows)
+        if self._sending is None or self._sending.done():
+            with suppress(Exception):
+                self._send(self._latest())
+
+    def close(self) -> None:
+        """The job is over, or its cluster is lost."""
+        if self.client is None:
+            return
+        with suppress(Exception):
+            if self._sending is not None:
+                self._sending.result(LAST_SECONDS)
+            self._send(self._latest() | {"over": True})
+            assert self._sending is not None
+            self._sending.result(LAST_SECONDS)
+        self.client = self.board = self._sending = None
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self.client is not None
+        sent = self.client.scheduler.log_event(topic=TOPIC, msg={**message, CLIENT: self.client.id})
+        self._sending = asyncio.run_coroutine_threadsafe(sent, self.client.loop.asyncio_loop)
+
+    def _told(self, plan: RunPlan, status: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+        if not self._facts:
+            self._facts = facts(plan)
+        shown: dict[str, Any] = {
+            "job": self._facts,
+            "progress": _finite({name: status[name] for name in PROGRESS}),
+            "curve": curve(rows),
+        }
+        if self.board is not None:
+            extent = [plan.grid.shape[axis] for axis in self.board.axes]
+            in_flight = list(self.in_flight())
+            shown |= {
+                "sweep": self.sweep,
+                "stages": self.stages,
+                "blocks": self.board.counted(in_flight),
+                "map": self.board.cells(in_flight) | {"extent": extent},
+            }
+        return shown
+
+
+def facts(plan: RunPlan) -> dict[str, Any]:
+    """What does not change while a job runs. Paths stay with their owner: others may see the page."""
+    return {
+        "name": plan.output.name,
+        "shape": list(plan.grid.shape),
+        "block": list(plan.grid.block),
+        "workers": plan.run.workers,
+        "planned_memory_bytes": plan.summary().get("peak_memory_per_worker_bytes"),
+        "allowed_memory_bytes": parse_bytes(plan.run.memory_per_worker),
+    }
+
+
+def curve(rows: Rows) -> dict[str, list[float | None]]:
+    """What iterations came to, by name: every so many of them where there are more than fit.
+
+    Examples
+    --------
+    >>> curve([{"iteration": 1, "misfit": 9.0}, {"iteration": 2, "misfit": 4.0, "seconds": 0.1}])
+    {'iteration': [1, 2], 'misfit': [9.0, 4.0]}
+    """
+    last = len(rows) - 1
+    places = sorted({round(last * n / (ROWS - 1)) for n in range(ROWS)}) if last >= ROWS else range(last + 1)
+    thin = [_finite(rows[place]) for place in places]
+    names = [name for name in ("iteration", *CURVES) if any(name in row for row in thin)]
+    return {name: [row.get(name) for row in thin] for name in names}
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity."""
+    wild = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: None if name in wild else value for name, value in values.items()}

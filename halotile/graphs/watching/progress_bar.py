@@ -1,0 +1,49 @@
+"""A progress bar for scripts at a terminal, and for notebooks, that do not observe their run themselves."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tqdm.std import tqdm
+
+from halotile.graphs.runs.progress import Observer, Progress
+
+
+@contextmanager
+def progress_shown(observer: Observer | None) -> Iterator[Observer | None]:
+    """The observer that is given; without one a bar, where somebody can see it."""
+    if observer is not None or not (_in_notebook() or sys.stderr.isatty()):
+        yield observer
+        return
+    bar = _kind_of_bar()(unit=" blocks", dynamic_ncols=True, smoothing=0)
+    try:
+        yield lambda progress: _show(bar, progress)
+    finally:
+        bar.close()
+
+
+def _show(bar: tqdm, progress: Progress) -> None:
+    if progress.message:
+        bar.write(progress.message, file=sys.stderr)
+    bar.total, bar.initial = progress.total, progress.resumed
+    bar.set_description(progress.phase, refresh=False)
+    if progress.pixels_done:
+        bar.set_postfix_str(f"{progress.megapixels_per_second:.3g} Mpix/s", refresh=False)
+    bar.n = progress.done
+    bar.refresh()
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"
+
+
+def _kind_of_bar() -> type[tqdm]:
+    """One of widgets in notebooks that have them, of text elsewhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are no widgets
+        from tqdm.auto import tqdm as kind
+    return kind  # type: ignore[no-any-return]

@@ -1,0 +1,204 @@
+"""A plane of any size drawn as a small PNG."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError
+from halotile.storage.disk.durable import DISK
+from halotile.storage.images.planes import Planes
+from halotile.storage.rim import Pixels
+
+Means = NDArray[np.float32]
+"""Shape (rows, columns, samples); NaN where no pixel was finite."""
+Tick = Callable[[float], None]
+"""Called with the part that is done, 0 to 1."""
+
+MOST_PIXELS = 64 * 2**20
+"""What a PNG may have in all: it is made in memory."""
+TAILS = (0.1, 99.9)
+"""Percentiles of the reduced picture that become black and white."""
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_GREY, _RGB = 0, 2
+_UP = 2
+_GAP_PIXELS = 8
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What was drawn."""
+
+    shape: tuple[int, int]
+    """Height and width of the PNG in pixels."""
+    step: int
+    """Edge in pixels of the squares that were averaged."""
+    low: float
+    """What is black."""
+    high: float
+    """What is white."""
+
+
+def write_png(
+    path: Path,
+    planes: Sequence[Planes],
+    *,
+    edge: int | None,
+    values: tuple[float, float] | None = None,
+    tick: Tick = lambda _: None,
+) -> Drawing:
+    """Draw the first plane of one or more pictures side by side, all with the same contrast.
+
+    Pixels that are not finite are left out of the means; where there is nothing else, it is black.
+
+    Parameters
+    ----------
+    path : Path
+        The PNG, 8-bit grey or RGB.
+    planes : sequence of Planes
+        The pictures, of one shape.
+    edge : int or None
+        Longest side of each, in pixels; None: as many as the picture has.
+    values : (float, float), optional
+        What is black and white; by default the darkest and brightest 0.1 % are cut off.
+    tick : callable
+        Told of the progress.
+
+    Raises
+    ------
+    ConfigError
+        When the PNG would be too large.
+    """
+    step = 1 if edge is None else -(-max(planes[0].shape) // edge)
+    shape = tuple(-(-n // step) for n in planes[0].shape)
+    if shape[0] * shape[1] * len(planes) > MOST_PIXELS:
+        raise ConfigError(
+            f"{path}: {shape[0]} x {shape[1]} pixels, {len(planes)} side by side, are more than a PNG is good for "
+            f"({MOST_PIXELS:,}). Write a smaller --region or --size, or a name that ends in .tif."
+        )
+    means = [reduced(p, step, _nth(tick, n, len(planes))) for n, p in enumerate(planes)]
+    low, high = values or contrast(means)
+    drawn = _side_by_side([_bytes(mean, low, high) for mean in means])
+    DISK.write_file(path, encode_png(drawn))
+    return Drawing((drawn.shape[0], drawn.shape[1]), step, low, high)
+
+
+def _nth(tick: Tick, number: int, count: int) -> Tick:
+    """Progress of one of several."""
+    return lambda done: tick((number + done) / count)
+
+
+def reduced(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:
+    """The first plane as the means of squares of ``step`` pixels; those at the far edges of what there is."""
+    height, width = planes.shape
+    samples = min(planes.samples, 3)
+    sums = np.zeros((-(-height // step), -(-width // step), samples))
+    counts = np.zeros_like(sums)
+    first = (0,) * len(planes.counts)
+    for part in planes.parts():
+        pixels = planes.read(first, part).reshape(*part.shape, -1)[..., :samples]
+        rows, columns = (_squares(a, b, step) for a, b in zip(part.start, part.stop, strict=True))
+        place = (slice(rows.first, rows.last), slice(columns.first, columns.last))
+        total, count = _sum(pixels, rows, columns)
+        sums[place] += total
+        counts[place] += count
+        tick(part.stop[0] / height)
+    with np.errstate(invalid="ignore"):
+        return (sums / counts).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Squares:
+    """The squares that a span of rows or columns falls into."""
+
+    first: int
+    last: int
+    starts: NDArray[np.intp]
+    """Where in the span each begins."""
+    sizes: NDArray[np.intp]
+
+
+def _squares(start: int, stop: int, step: int) -> _Squares:
+    first, last = start // step, -(-stop // step)
+    starts = np.maximum(np.arange(first, last) * step - start, 0)
+    return _Squares(first, last, starts, np.diff(starts, append=stop - start))
+
+
+def _sum(pixels: Pixels, rows: _Squares, columns: _Squares) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """The sum and number of the finite pixels in each square."""
+    total = _added(pixels, rows, columns)
+    if np.isfinite(total).all():
+        return total, np.multiply.outer(rows.sizes, columns.sizes)[..., None]
+    known = np.isfinite(pixels)
+    return _added(np.where(known, pixels, 0), rows, columns), _added(known, rows, columns)
+
+
+def _added(pixels: Pixels, rows: _Squares, columns: _Squares) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore", over="ignore"):
+        down = np.add.reduceat(pixels, rows.starts, axis=0, dtype=np.float64)
+        across: NDArray[np.float64] = np.add.reduceat(down, columns.starts, axis=1)
+    return across
+
+
+def contrast(pictures: Sequence[Means]) -> tuple[float, float]:
+    """What is black and white: percentiles of the picture whose span is smallest.
+
+    Of a noisy picture and a clean one that is the clean one: in the span of the noise, it would look pale.
+    """
+    spans = []
+    for picture in pictures:
+        finite = picture[np.isfinite(picture)]
+        low, high = (float(v) for v in np.percentile(finite, TAILS)) if finite.size else (0.0, 1.0)
+        spans.append((low, high))
+    return min((span for span in spans if span[0] < span[1]), key=lambda s: s[1] - s[0], default=spans[0])
+
+
+def _bytes(picture: Means, low: float, high: float) -> NDArray[np.uint8]:
+    """The picture in 256 steps from black to white; one of a single value is grey."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        part = (picture.astype(np.float64) - low) / (high - low) if high > low else picture * 0.0 + 0.5
+    level = np.nan_to_num(np.clip(part, 0, 1), nan=0.0) * 255
+    return level.round().astype(np.uint8)
+
+
+def _side_by_side(pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """The pictures in one row, parted by white."""
+    samples = max(p.shape[-1] for p in pictures)
+    height, width = pictures[0].shape[:2]
+    gap = np.full((height, _GAP_PIXELS, samples), 255, np.uint8)
+    row: list[NDArray[np.uint8]] = []
+    for picture in pictures:
+        row += [gap, np.broadcast_to(picture, (height, width, samples))]
+    return np.concatenate(row[1:], axis=1)
+
+
+def encode_png(pixels: NDArray[np.uint8]) -> list[bytes]:
+    """A PNG file of pixels of shape (rows, columns, 1 or 3), as buffers.
+
+    Source: Portable Network Graphics specification, third edition, W3C 2025.
+
+    Examples
+    --------
+    >>> b"".join(encode_png(np.zeros((2, 3, 1), np.uint8)))[:8]
+    b'\\x89PNG\\r\\n\\x1a\\n'
+    """
+    height, width, samples = pixels.shape
+    lines = np.empty((height, 1 + width * samples), np.uint8)
+    lines[:, 0] = _UP
+    flat = pixels.reshape(height, -1)
+    lines[0, 1:] = flat[0]
+    np.subtract(flat[1:], flat[:-1], out=lines[1:, 1:])
+    header = struct.pack(">IIBBBBB", width, height, 8, _RGB if samples == 3 else _GREY, 0, 0, 0)
+    data = zlib.compress(lines.data, 6)
+    return [_SIGNATURE, *_chunk(b"IHDR", header), *_chunk(b"IDAT", data), *_chunk(b"IEND", b"")]
+
+
+def _chunk(kind: bytes, data: bytes) -> list[bytes]:
+    return [struct.pack(">I", len(data)), kind, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))]

@@ -1,0 +1,1 @@
+"""The directory beside an output: journal, checkpoints, locks, status. No pixels."""

@@ -1,0 +1,1 @@
+"""Sharded Zarr arrays: metadata, codecs, reading regions, writing whole shards."""

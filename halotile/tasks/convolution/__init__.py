@@ -1,0 +1,1 @@
+"""Convolutions and filters whose bits do not depend on the tile."""

@@ -1,0 +1,88 @@
+"""Correlation of images with small kernels, by torch's convolution of many channels.
+
+A convolution from one channel to one leaves seven eighths of a vector unit idle. So a patch of
+neighbouring output pixels is computed as the channels of one, with the kernel shifted to each place in the
+patch: the same products are added in the same order, with zeros between them, and the result has the bits of the
+plain convolution in a tenth of its time. It has them for any window, so tiles agree with the whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from halotile.tasks.convolution.stable import is_few
+
+if TYPE_CHECKING:
+    import torch
+
+PATCH_COLUMNS = 8
+LONG_KERNEL = 9
+"""From so many rows on, patches of four rows are faster than patches of two."""
+
+
+def correlate(images: torch.Tensor, kernels: torch.Tensor, step: int = 1) -> torch.Tensor:
+    """``sum_m sum_ij kernels[m, i, j] images[:, m, step y + i, step x + j]``.
+
+    Parameters
+    ----------
+    images : tensor, shape (n, m, height, width)
+        Windows, as wide as they are needed: nothing is padded.
+    kernels : tensor, shape (m, rows, columns)
+        One kernel for each channel.
+    step : int
+        Every so manieth pixel of the result is computed.
+
+    Returns
+    -------
+    tensor, shape (n, 1 + (height - rows) // step, 1 + (width - columns) // step)
+
+    Examples
+    --------
+    >>> import torch
+    >>> correlate(torch.arange(16.0).reshape(1, 1, 4, 4), torch.ones(1, 3, 3)).tolist()
+    [[[45.0, 54.0], [81.0, 90.0]]]
+    """
+    import torch
+
+    if images.dtype != torch.float32:
+        return _summed(images, kernels, step)
+    rows, columns = kernels.shape[-2:]
+    down, across = 4 if rows >= LONG_KERNEL else 2, PATCH_COLUMNS
+    height, width = (images.shape[2] - rows) // step + 1, (images.shape[3] - columns) // step + 1
+    padding = (0, -width % across * step, 0, -height % down * step)
+    images = torch.nn.functional.pad(images, padding)
+    alone = is_few(images)  # goes to another routine of torch, two at once do not
+    patches = torch.nn.functional.conv2d(
+        images.repeat(2, 1, 1, 1) if alone else images,
+        shifted(kernels, down, across, step),
+        stride=(down * step, across * step),
+    )
+    patches = patches[:1] if alone else patches
+    laid_out = patches.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2)
+    return laid_out.reshape(len(patches), patches.shape[2] * down, patches.shape[3] * across)[
+        :, :height, :width
+    ]
+
+
+def shifted(kernels: torch.Tensor, down: int, across: int, step: int) -> torch.Tensor:
+    """The kernel at every place of a patch: shape (places, m, rows of a patch's window, columns)."""
+    count, rows, columns = kernels.shape
+    window = rows + (down - 1) * step, columns + (across - 1) * step
+    places = kernels.new_zeros(down, across, count, *window)
+    for y in range(down):
+        for x in range(across):
+            places[y, x, :, y * step : y * step + rows, x * step : x * step + columns] = kernels
+    return places.flatten(0, 1)
+
+
+def _summed(images: torch.Tensor, kernels: torch.Tensor, step: int) -> torch.Tensor:
+    """The same by sums over shifted slices: in double precision torch's convolution depends on the window."""
+    count, rows, columns = kernels.shape
+    height, width = (images.shape[2] - rows) // step + 1, (images.shape[3] - columns) // step + 1
+    total = images.new_zeros(len(images), height, width)
+    for m in range(count):
+        for y in range(rows):
+            lines = images[:, m, y : y + (height - 1) * step + 1 : step]
+            for x in range(columns):
+                total += lines[:, :, x : x + (width - 1) * step + 1 : step] * kernels[m, y, x]
+    return total

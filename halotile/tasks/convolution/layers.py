@@ -1,0 +1,59 @@
+"""A plain stack of 3x3 convolutions with ReLU between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from halotile.tasks.convolution.stable import convolve
+from halotile.tasks.denoisers.base import CoreModel, Margin
+
+NO_MARGIN: Margin = ((0, 0), (0, 0))
+
+
+class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
+    """``sign`` times a stack of convolutions that pad with zeros, added to the picture; without it if 0.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Channels before the first convolution, between them, and after the last.
+    bias : bool
+        Whether the convolutions have one.
+    sign : {-1, 0, 1}
+        What the result of the stack is multiplied with before the picture is added; 0 adds nothing.
+    """
+
+    def __init__(self, sizes: Sequence[int], *, bias: bool, sign: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Conv2d(into, out, 3, padding=1, bias=bias) for into, out in itertools.pairwise(sizes)
+        )
+        self.sign = sign
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The stack on whole windows."""
+        return self.core(batch, NO_MARGIN)
+
+    def core(self, batch: torch.Tensor, margin: Margin) -> torch.Tensor:
+        """The stack on windows less their margins: where a margin is as wide as the stack is deep, nothing
+        is padded on that axis, and every convolution computes two pixels less than the one before."""
+        rows, columns = (min(pair) >= len(self.layers) for pair in margin)
+        padding = (int(not rows), int(not columns))
+        signal = batch
+        for layer in self.layers[:-1]:
+            signal = torch.relu_(convolve(layer, signal, padding))
+        signal = convolve(self.layers[-1], signal, padding)
+        gone = len(self.layers) * rows, len(self.layers) * columns
+        wanted = [
+            slice(before - less, size - after - less)
+            for (before, after), less, size in zip(margin, gone, batch.shape[2:], strict=True)
+        ]
+        signal = signal[:, :, *wanted]
+        if self.sign == 0:
+            return signal
+        (top, _), (left, _) = margin
+        picture = batch[:, :, top : top + signal.shape[2], left : left + signal.shape[3]]
+        return picture + signal if self.sign > 0 else picture - signal

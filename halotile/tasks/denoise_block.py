@@ -1,0 +1,171 @@
+"""A block of a denoising job: read core and halo, denoise the tiles, write the core once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.grid import Block, Grid
+from halotile.storage.rim import Pixels, Readable, Rim, read_window
+from halotile.storage.sharded.output import ShardWriter, to_dtype
+from halotile.tasks.block import Receipt
+from halotile.tasks.denoised_image import keep_on_cards
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.devices.device import Device, unless_lost
+from halotile.tasks.devices.gpu import open_device
+from halotile.tasks.finite import check_picture, check_side
+from halotile.tasks.inner_tiles import Computed, Staged, TileRunner, Tiling
+from halotile.tasks.roles import Roles
+from halotile.tasks.trials.probe import check_purity
+from halotile.tasks.trials.provenance import build_sealed
+
+
+@dataclass(frozen=True)
+class DenoiseTask:
+    """What a denoising job does to a block."""
+
+    source: Readable
+    sides: dict[str, Readable]
+    writer: ShardWriter
+    grid: Grid
+    rim: Rim
+    roles: Roles
+    denoiser: Denoiser
+    tiling: Tiling
+    channels_out: int
+    device: str
+    precision: str
+    on_nan: str
+    overlap: bool
+    channels_last: bool = False
+    hands: int = 1
+    """Threads that read and write the pieces of a block side by side."""
+    records: bool = False
+    """Whether a card records what a batch asks of it: see :class:`~halotile.tasks.devices.gpu.Card`."""
+    seals: Mapping[str, str] = field(default_factory=dict)
+    """What the denoiser has to be built of: see :func:`~halotile.tasks.trials.provenance.seals_of`."""
+
+    @property
+    def batch(self) -> int:
+        """Tiles that are computed at once, to begin with."""
+        return self.tiling.batch
+
+    def stages(self) -> DenoiseStages:
+        """The stages, with the model loaded."""
+        return DenoiseStages(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    """What was read of a block: on its way to the device, how many bytes, and the picture with its mask where there is one."""
+
+    staged: Staged
+    size: int
+    masked: tuple[Pixels, Pixels] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Denoising:
+    """A core on its way to the disk, and the picture with its mask where there is one."""
+
+    computed: Computed
+    masked: tuple[Pixels, Pixels] | None
+
+
+class DenoiseStages:
+    """Read, denoise, write."""
+
+    def __init__(self, task: DenoiseTask, device: Device | None = None) -> None:
+        self.task = task
+        keep_on_cards(())
+        self.tiles = TileRunner(
+            build_sealed(task.denoiser, task.seals),
+            device or open_device(task.device, task.precision, task.channels_last, task.records),
+            task.tiling,
+            task.denoiser.title,
+        )
+        self.tiles.device.forget_peak()
+
+    @property
+    def batch(self) -> int:
+        """Tiles that are denoised at once, by now."""
+        return self.tiles.batch
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """The most that they held on a card; 0 where there is none."""
+        return self.tiles.device.peak_bytes()
+
+    def check(self) -> None:
+        """Refuse a denoiser that gives a tile another result after another tile."""
+        check_purity(self.task.denoiser, len(self.task.roles.spatial), self.tiles.model_here)
+
+    def read(self, block: Block) -> ReadBlock:
+        """The window of the picture, and that of each side input, on their way to the device."""
+        task, roles = self.task, self.task.roles
+        pixels = read_window(task.source, block.window, task.rim)
+        if task.on_nan == "fail":
+            check_picture(pixels, task.source, block.window, task.rim, roles.axes)
+        sides = {name: self._read_side(name, side, block) for name, side in task.sides.items()}
+        size = pixels.nbytes + sum(side.nbytes for side in sides.values())
+        arranged = {name: self._arrange_side(side) for name, side in sides.items()}
+        mask = arranged.pop("mask", None)
+        with unless_lost(self.tiles.device):
+            staged = self.tiles.stage(roles.arrange(pixels), arranged)
+        return ReadBlock(staged, size, None if mask is None else (pixels, mask))
+
+    def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> Denoising:
+        """The core, denoised; on a card, before long."""
+        task, roles = self.task, self.task.roles
+        reach = task.rim.reach(block.window, task.grid.shape)
+        channels = task.channels_out if roles.channel is not None else 1
+        with unless_lost(self.tiles.device):
+            computed = self.tiles.launch(
+                what_was_read.staged, roles.spatial_part(reach), roles.spatial_part(block.core), channels
+            )
+        receipt.pixels += block.core.size
+        receipt.read_bytes += what_was_read.size
+        return Denoising(computed, what_was_read.masked)
+
+    def write(self, block: Block, result: Denoising, receipt: Receipt) -> None:
+        """Write the core."""
+        task, roles = self.task, self.task.roles
+        with unless_lost(self.tiles.device):
+            pixels = result.computed.collect()
+        receipt.compute_seconds += result.computed.seconds
+        if result.masked is not None:
+            pixels = to_dtype(pixels, task.writer.layout.dtype)
+            original, mask = result.masked
+            reach = roles.spatial_part(task.rim.reach(block.window, task.grid.shape))
+            inner: tuple[Any, ...] = (..., *roles.spatial_part(block.core).relative_to(reach).slices)
+            _keep_masked(pixels, roles.arrange(original)[inner], mask[inner])
+        region = roles.output_region(block.core, task.tiling.scale, task.channels_out)
+        receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
+
+    def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
+        """A side input of the picture's shape, or of its tiled axes alone."""
+        window, rim, axes = block.window, self.task.rim, self.task.roles.axes
+        if len(side.shape) != len(self.task.grid.shape):
+            spatial = self.task.roles.spatial
+            window = self.task.roles.spatial_part(window)
+            rim = Rim(tuple(rim.rules[i] for i in spatial))
+            axes = tuple(axes[i] for i in spatial)
+        pixels = read_window(side, window, rim)
+        check_side(name, pixels, side, window, rim, axes, self.task.tiling.range)
+        return pixels
+
+    def _arrange_side(self, side: Pixels) -> NDArray[Any]:
+        roles = self.task.roles
+        if side.ndim == len(roles.axes):
+            return roles.arrange(side)
+        return side[(None,) * (len(roles.looped) + 1)]
+
+
+def _keep_masked(result: NDArray[Any], original: NDArray[Any], mask: NDArray[Any]) -> None:
+    """Where the mask is 0, the pixel stays as it was."""
+    kept = np.broadcast_to(mask == 0, result.shape)
+    result[kept] = to_dtype(original[kept], result.dtype)

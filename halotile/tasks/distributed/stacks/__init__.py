@@ -1,0 +1,1 @@
+"""Stacks of operators: tensors in, tensors out."""

@@ -1,0 +1,1 @@
+"""Calls, tensors and objects on their way to workers and back."""

@@ -1,0 +1,372 @@
+"""Inner tiles: a block's pixels are denoised tile by tile, in batches of windows of one shape."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import BlockFailed
+from halotile.storage.grid import Depth, Region, align_outward
+from halotile.tasks.denoisers.base import CoreModel, Margin, Model
+from halotile.tasks.devices.device import Device, all_finite
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the tiles of a block are cut and what happens to their values.
+
+    ``tile``, ``depth``, ``align``, ``least`` and ``picture`` have one entry for each tiled axis; windows
+    are at least ``least`` long where the picture is.
+    """
+
+    tile: tuple[int, ...]
+    depth: Depth
+    align: tuple[int, ...]
+    least: tuple[int, ...]
+    picture: tuple[int, ...]
+    scale: int
+    batch: int
+    range: tuple[float, float] | None
+    work_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One tile of one plane: its plane, its core and what is read for it, in global coordinates."""
+
+    plane: tuple[int, ...]
+    core: Region
+    reach: Region
+
+    @property
+    def margin(self) -> Margin:
+        """What is read around the core, before and after on each axis."""
+        inner = self.core.relative_to(self.reach)
+        return tuple((a, n - b) for a, b, n in zip(inner.start, inner.stop, self.reach.shape, strict=True))
+
+
+def cut_evenly(start: int, stop: int, edge: int, align: int) -> list[tuple[int, int]]:
+    """Cut an interval into the fewest pieces of at most ``edge``, as equal as ``align`` allows.
+
+    Examples
+    --------
+    >>> cut_evenly(0, 1030, 512, 1)
+    [(0, 344), (344, 688), (688, 1030)]
+    """
+    pieces = -(-(stop - start) // edge)
+    edge = -(-(stop - start) // pieces)
+    edge = -(-edge // align) * align
+    return [(a, min(a + edge, stop)) for a in range(start, stop, edge)]
+
+
+def windows_of(core: Region, available: Region, planes: tuple[int, ...], tiling: Tiling) -> Iterator[Window]:
+    """The tiles of ``core``, tile after tile and plane after plane.
+
+    All windows get one shape where they can: one that would end at the edge of what is
+    available is moved inward, which gives it more context than it needs and costs a few pixels.
+    """
+    cuts = [
+        cut_evenly(a, b, t, k)
+        for a, b, t, k in zip(core.start, core.stop, tiling.tile, tiling.align, strict=True)
+    ]
+    full = tuple(
+        max(max(b - a for a, b in cut) + before + after + (k if k > 1 else 0), least)
+        for cut, (before, after), k, least in zip(cuts, tiling.depth, tiling.align, tiling.least, strict=True)
+    )
+    for corner in itertools.product(*cuts):
+        tile = Region(tuple(a for a, _ in corner), tuple(b for _, b in corner))
+        reach = _one_shape(tile.grow(tiling.depth), available, full, tiling)
+        for plane in np.ndindex(*planes):
+            yield Window(plane, tile, reach)
+
+
+def _one_shape(window: Region, available: Region, full: tuple[int, ...], tiling: Tiling) -> Region:
+    start, stop = [], []
+    for a, b, low, high, length, k in zip(
+        window.start, window.stop, available.start, available.stop, full, tiling.align, strict=True
+    ):
+        first = min(max(a, low), max(low, high - length)) // k * k
+        start.append(max(first, low))
+        stop.append(max(min(first + length, high), min(b, high)))
+    return align_outward(Region(tuple(start), tuple(stop)), tiling.align, tiling.picture)
+
+
+class TileRunner:
+    """Denoises the tiles of blocks with one model on one device.
+
+    When the device runs out of memory the batch is halved, and stays so.
+
+    Parameters
+    ----------
+    model : callable
+        What a denoiser builds.
+    device : Device
+        Where it runs.
+    tiling : Tiling
+        How the tiles are cut.
+    name : str
+        What messages call the denoiser.
+    """
+
+    def __init__(self, model: Model, device: Device, tiling: Tiling, name: str) -> None:
+        self.model = device.place(model)
+        self.device = device
+        self.tiling = tiling
+        self.name = name
+        self.batch = tiling.batch
+        self._wants_room = False
+
+    @property
+    def model_here(self) -> Model | None:
+        """The model, where it takes tensors of this machine's memory."""
+        return self.model if self.device.kind == "cpu" else None
+
+    def __call__(
+        self,
+        pixels: NDArray[Any],
+        available: Region,
+        core: Region,
+        channels_out: int,
+        sides: Mapping[str, NDArray[Any]],
+    ) -> NDArray[Any]:
+        """``core``, denoised: what :meth:`stage`, :meth:`launch` and :meth:`Computed.collect` do one after the other."""
+        if self._wants_room:
+            self._make_room()
+        return self.launch(self.stage(pixels, sides), available, core, channels_out).collect()
+
+    def stage(self, pixels: NDArray[Any], sides: Mapping[str, NDArray[Any]]) -> Staged:
+        """Begin to bring what was read to the device.
+
+        Parameters
+        ----------
+        pixels : ndarray, shape (*looped, channels, *spatial)
+            What was read.
+        sides : mapping of str to ndarray
+            Per-pixel side inputs, arranged like ``pixels``; an axis of length 1 is shared.
+        """
+        try:
+            return Staged(
+                self.device.stage(pixels), {name: self.device.stage(side) for name, side in sides.items()}
+            )
+        except Exception as error:
+            if self.device.is_out_of_memory(error):
+                self._wants_room = True  # for the thread that computes; the block is tried again
+            raise
+
+    def launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
+        """Denoise ``core``; on a card, without waiting for it.
+
+        Parameters
+        ----------
+        staged : Staged
+            The pixels of ``available``.
+        available, core : Region
+            On the tiled axes, in global coordinates.
+        channels_out : int
+            Channels of the result.
+        """
+        if self._wants_room:
+            self._make_room()
+        while True:
+            try:
+                return self._launch(staged, available, core, channels_out)
+            except Exception as error:
+                if not self.device.is_out_of_memory(error) or self.batch == 1:
+                    raise
+            # Not before the error is forgotten, whose frames hold what was made.
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Memory ran out: compute half as many tiles at once from now on."""
+        self._wants_room = False
+        self.batch = max(1, self.batch // 2)
+        self.device.forget()
+
+    def _launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
+        with self.device.computing():
+            pixels = self.device.take(staged.pixels)
+            sides = {name: self.device.take(side) for name, side in staged.sides.items()}
+            planes = tuple(pixels.shape[: pixels.ndim - 1 - len(core.start)])
+            work = _Work(pixels, sides, available, core, (*planes, channels_out), self.device.clock())
+            windows = windows_of(core, available, planes, self.tiling)
+            for _, same in itertools.groupby(windows, key=self._kind):
+                for group in _chunks(same, self.batch):
+                    self._denoise(group, work)
+            return Computed(work, self.device, self._refuse)
+
+    def _kind(self, window: Window) -> Any:
+        """What the windows of one batch have in common."""
+        return window.reach.shape, window.margin if isinstance(self.model, CoreModel) else None
+
+    def _denoise(self, group: list[Window], work: _Work) -> None:
+        """Put the tiles of a group into the result."""
+        missing = self.batch - len(group) if self.device.one_shape else 0
+        filled = group + group[-1:] * missing
+        batch = self._gather(filled, work.pixels, work.available, self.tiling.range)
+        sides = {name: self._gather(filled, side, work.available, None) for name, side in work.sides.items()}
+        model, computed = self.model, [window.reach for window in group]
+        if isinstance(model, CoreModel):
+            model, computed = partial(model.core, margin=group[0].margin), [window.core for window in group]
+        output = self.device.run(model, batch, sides)
+        self._check_shape(tuple(output.shape), (*batch.shape[:2], *computed[0].shape), work.leading[-1])
+        scale = (self.tiling.scale,) * len(work.core.start)
+        for window, region, tile in zip(group, computed, output[: len(group)], strict=True):
+            values = tile[(slice(None), *window.core.relative_to(region).scale(scale).slices)]
+            self._put(values, work.put(window, values, self.tiling.scale))
+
+    def _gather(
+        self,
+        group: list[Window],
+        pixels: torch.Tensor,
+        available: Region,
+        value_range: tuple[float, float] | None,
+    ) -> torch.Tensor:
+        """The windows of a group as one contiguous batch in the working dtype."""
+        channels = pixels.shape[pixels.ndim - 1 - len(available.start)]
+        batch = pixels.new_empty(
+            (len(group), channels, *group[0].reach.shape),
+            dtype=getattr(self.device.torch, self.tiling.work_dtype),
+        )
+        for slot, window in zip(batch, group, strict=True):
+            plane = tuple(min(i, n - 1) for i, n in zip(window.plane, pixels.shape, strict=False))
+            slot.copy_(pixels[(*plane, slice(None), *window.reach.relative_to(available).slices)])
+        if value_range is not None:
+            low, high = value_range
+            batch.sub_(low).div_(high - low)
+        return batch
+
+    def _put(self, values: torch.Tensor, place: torch.Tensor) -> None:
+        """Values of a tile into the result, in the units of the picture."""
+        if self.tiling.range is None:
+            place.copy_(values)
+        else:
+            low, high = self.tiling.range
+            self.device.torch.mul(values, high - low, out=place).add_(low)
+
+    def _refuse(self, core: Region) -> NoReturn:
+        raise BlockFailed(
+            f"{self.name} gave NaN or infinity on finite pixels at {core}. "
+            "Check its weights and the range of the input (input.range)."
+        )
+
+    def _check_shape(self, shape: tuple[int, ...], batch: tuple[int, ...], channels_out: int) -> None:
+        expected = (batch[0], channels_out, *(n * self.tiling.scale for n in batch[2:]))
+        if shape != expected:
+            raise BlockFailed(
+                f"{self.name} made shape {shape} of a batch of shape {batch}; {expected} was declared. "
+                "Declare its scale and channels as they are."
+            )
+
+
+def _chunks(windows: Iterable[Window], count: int) -> Iterator[list[Window]]:
+    """Groups of at most so many."""
+    source = iter(windows)
+    while group := list(itertools.islice(source, count)):
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What was read of a block, on its way to the device."""
+
+    pixels: Any
+    sides: Mapping[str, Any]
+
+
+class Computed:
+    """A core that has been computed, or will be before long.
+
+    Its pixels are looked through where they are wanted, so that who queues the work need not wait for them.
+    """
+
+    def __init__(self, work: _Work, device: Device, refuse: Callable[[Region], NoReturn]) -> None:
+        assert work.output is not None
+        self._work = work
+        self._device = device
+        self._ended = device.clock()
+        self._refuse = refuse
+        sums = device.torch.stack(work.sums)
+        self._output = device.give(work.output)
+        try:
+            self._sums = device.give(sums)
+        except BaseException:
+            self._output.pixels()  # which gives back what it takes on the way
+            raise
+
+    @property
+    def seconds(self) -> float:
+        """How long the device was at it, once it has been collected."""
+        return self._device.seconds(self._work.began, self._ended)
+
+    def collect(self) -> NDArray[Any]:
+        r"""The core, of shape (\*looped, channels out, \*spatial \* scale).
+
+        Raises
+        ------
+        BlockFailed
+            When there is a NaN or an infinity in it, and none in what it was computed from.
+        """
+        try:
+            output = self._output.pixels()
+        finally:
+            sums = self._sums.pixels()
+        for number in np.flatnonzero(~np.isfinite(sums)):
+            # Finite pixels may add up to too much.
+            window, place = self._work.windows[number], self._work.places[number]
+            if not all_finite(output[place]) and self._work.was_finite(window):
+                self._refuse(window.core)
+        return output
+
+
+class _Work:
+    """A core that is being computed."""
+
+    def __init__(
+        self,
+        pixels: torch.Tensor,
+        sides: Mapping[str, torch.Tensor],
+        available: Region,
+        core: Region,
+        leading: tuple[int, ...],
+        began: Any,
+    ) -> None:
+        self.began = began
+        self.pixels = pixels
+        self.sides = sides
+        self.available = available
+        self.core = core
+        self.leading = leading
+        self.output: torch.Tensor | None = None
+        self.windows: list[Window] = []
+        self.places: list[tuple[Any, ...]] = []
+        self.sums: list[torch.Tensor] = []
+
+    def put(self, window: Window, values: torch.Tensor, scale: int) -> torch.Tensor:
+        """Where the values of a tile go; the type is that of the first."""
+        factor = (scale,) * len(self.core.start)
+        if self.output is None:
+            self.output = values.new_empty((*self.leading, *self.core.scale(factor).shape))
+        place = (*window.plane, slice(None), *window.core.relative_to(self.core).scale(factor).slices)
+        self.windows.append(window)
+        self.places.append(place)
+        self.sums.append(values.sum())
+        return self.output[place]
+
+    def was_finite(self, window: Window) -> bool:
+        """Whether all that a tile was computed from is finite."""
+        reach = (..., *window.reach.relative_to(self.available).slices)
+        plane = window.plane
+        parts = (
+            part[tuple(min(i, n - 1) for i, n in zip(plane, part.shape, strict=False))][reach]
+            for part in (self.pixels, *self.sides.values())
+        )
+        return all(bool(part.isfinite().all()) for part in parts)

@@ -1,0 +1,1 @@
+"""Noise: its level estimated from an image, and random numbers by position."""

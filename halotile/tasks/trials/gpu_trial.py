@@ -1,0 +1,337 @@
+"""A device tried with a job's own model: which tile and batch are fastest, what they take of its memory, what each precision costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import BlockFailed, HalotileError, MemoryRefused
+from halotile.storage.grid import Block, Region
+from halotile.tasks.block import resident_bytes
+from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
+from halotile.tasks.devices.device import Device
+from halotile.tasks.inner_tiles import Computed, Staged, TileRunner, cut_evenly, windows_of
+from halotile.tasks.trials.gpu_findings import Precision, Tried, Tuned, Wish
+
+SECONDS = 20.0
+"""After so long nothing else is tried."""
+COMPARE_SECONDS = 60.0
+"""After so long no other precision is."""
+WHOLE_SECONDS = 1.0
+"""A block that takes longer is not computed: its first batch tells how long."""
+LATE_SECONDS = 90.0
+"""After so long the best is good enough as it is."""
+ASKED_SECONDS = 0.05
+"""To ask for a batch takes no longer than some milliseconds: where it computes longer than this, a recording saves nothing."""
+GAIN = 0.03
+"""What is less is noise: of two sizes that near each other the one that needs less memory is taken."""
+PATIENCE = 2
+"""Batches that gain nothing before no larger one is tried."""
+DEEP = 1.25
+"""Tiles whose halo costs so much more than that of the best are tried only where no other has room."""
+COMPARED = 256
+"""Edge of the tile on which precisions are compared: a processor computes it too."""
+ROOM = 0.9
+"""The part of the free memory that is planned with: the allocator needs some for itself."""
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+
+
+def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
+    """Try tiles and batches on a block from the middle of the picture.
+
+    Parameters
+    ----------
+    task : DenoiseTask
+        The job, with any tile.
+    wish : Wish
+        What is to be tried.
+    device : Device, optional
+        By default the one the job names.
+
+    Raises
+    ------
+    MemoryRefused
+        When not even the smallest of them has room on the device.
+    """
+    trial = _Trial(task, device)
+    tried = list(trial.search(wish))
+    if not tried:
+        raise MemoryRefused(
+            f"{trial.device.title} has no room for one tile of {' x '.join(map(str, wish.tiles[-1]))} pixels"
+            f"{_beside(wish)}. Write a smaller tile.size, or let nobody else use it."
+        )
+    fastest = min(each.seconds for each in tried)
+    best = min(
+        (each for each in tried if each.seconds <= (1 + GAIN) * fastest), key=lambda each: each.batch_bytes
+    )
+    precisions = tuple(trial.compare(best)) if wish.compare else ()
+    if wish.layouts:
+        best = trial.other_layout(best, wish.sharing) or best
+    # The last: a recording that fails may leave a process that can allocate no more.
+    recorded = trial.recorded(best, wish.sharing)
+    best = recorded or best
+    pixels = trial.block.core.size
+    return Tuned(
+        device=trial.device.title,
+        tile=best.tile,
+        batch=best.batch,
+        channels_last=trial.device.channels_last,
+        records=recorded is not None,
+        megapixels_per_second=pixels / 1e6 / best.seconds,
+        device_bytes=trial.planned(best.batch_bytes),
+        free_bytes=trial.free_bytes(wish.sharing),
+        host_bytes=trial.host_bytes,
+        block_pixels=pixels,
+        tried=tuple(tried),
+        precisions=precisions,
+    )
+
+
+def _beside(wish: Wish) -> str:
+    return f", beside {wish.sharing - 1} other workers" if wish.sharing > 1 else ""
+
+
+class _Trial:
+    """A block on the device, and a model to try on it."""
+
+    def __init__(self, task: DenoiseTask, device: Device | None) -> None:
+        self.task = task
+        self.began = time.perf_counter()
+        stages = DenoiseStages(task, device)
+        self.runner = stages.tiles
+        self.device = self.runner.device
+        self.device.wake()
+        self.host_bytes = resident_bytes()
+        self.resting_bytes = self.device.held_bytes()
+        self.free = self.device.free_bytes()
+        self.block = task.grid.middle
+        self.staged = _staged(stages, self.block)
+        roles = task.roles
+        self.reach = roles.spatial_part(task.rim.reach(self.block.window, task.grid.shape))
+        self.core = roles.spatial_part(self.block.core)
+        self.planes = tuple(self.block.core.shape[i] for i in roles.looped)
+        self.channels = task.channels_out if roles.channel is not None else 1
+        self.window_bytes = self.device.held_bytes() - self.resting_bytes
+        pixels = math.prod(self.planes) * self.channels * self.core.size
+        size: int = np.dtype(task.tiling.work_dtype).itemsize
+        self.result_bytes = pixels * int(task.tiling.scale ** len(self.core.shape)) * size
+
+    def free_bytes(self, sharing: int) -> int | None:
+        """What one of so many workers may hold on the device."""
+        return None if self.free is None else int(ROOM * (self.resting_bytes + self.free) / sharing)
+
+    def planned(self, batch_bytes: int) -> int:
+        """The most that a worker holds there; nothing is counted of a processor's."""
+        if self.free is None:
+            return 0
+        if not self.task.overlap:
+            return self.resting_bytes + self.window_bytes + batch_bytes + self.result_bytes
+        # A block is launched at once, computed long after: while its batches are, only the window before it is still there, and that
+        # of the next one comes when they are done with. Results: its own, and that on its way back.
+        windows = max(2 * self.window_bytes + batch_bytes, 3 * self.window_bytes)
+        return self.resting_bytes + windows + 2 * self.result_bytes
+
+    def search(self, wish: Wish) -> Iterator[Tried]:
+        """Larger and larger batches of each tile, until they gain nothing or find no room."""
+        found, failure = 0, None
+        tiles = sorted(
+            wish.tiles, key=self._redundancy
+        )  # with the least halo, and so the fewest pixels, first
+        for tile in tiles:
+            if found and self._redundancy(tile) > DEEP * self._redundancy(tiles[0]):
+                return
+            fastest, idle = math.inf, 0
+            for batch in self._batches(tile, wish.batch):
+                if found and self.seconds > SECONDS:
+                    return
+                try:
+                    tried = self.time(tile, batch)
+                except HalotileError:
+                    raise
+                except Exception as error:  # a library that does not take so large an image, say
+                    if self.device.is_lost():
+                        raise
+                    failure = error
+                    break
+                if tried is None or not self._fits(tried, wish.sharing):
+                    break
+                yield tried
+                found += 1
+                idle = 0 if tried.seconds < (1 - GAIN) * fastest else idle + 1
+                fastest = min(fastest, tried.seconds)
+                if idle >= PATIENCE:
+                    break
+        if failure is not None and not found:
+            raise failure
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self.began
+
+    def _redundancy(self, tile: tuple[int, ...]) -> float:
+        """Pixels that are computed for each of a block, as it is cut."""
+        whole = zip(self.core.start, self.core.stop, tile, self.task.tiling.align, strict=True)
+        pieces = [len(cut_evenly(*axis)) for axis in whole]
+        grown = zip(self.core.shape, pieces, self.task.tiling.depth, strict=True)
+        return math.prod(1 + count * (before + after) / n for n, count, (before, after) in grown)
+
+    def _batches(self, tile: tuple[int, ...], given: int | None) -> Iterator[int]:
+        if given is not None:
+            yield given
+            return
+        most = self._count(tile)
+        yield from itertools.takewhile(lambda batch: batch < most, (2**k for k in range(30)))
+        yield most
+
+    def _count(self, tile: tuple[int, ...]) -> int:
+        """Tiles of a block, over all its planes."""
+        tiling = replace(self.task.tiling, tile=tile)
+        return sum(1 for _ in windows_of(self.core, self.reach, self.planes, tiling))
+
+    def _fits(self, tried: Tried, sharing: int) -> bool:
+        free = self.free_bytes(sharing)
+        return free is None or self.planned(tried.batch_bytes) <= free
+
+    def time(self, tile: tuple[int, ...], batch: int, device: Device | None = None) -> Tried | None:
+        """How long a block takes, and what a batch holds meanwhile; None where there is no room."""
+        device = device or self.device
+        runner = self._runner(tile, batch, device)
+        first = next(windows_of(self.core, self.reach, self.planes, runner.tiling)).core
+        before = device.held_bytes()
+        device.forget_peak()
+        planes = math.prod(self.planes)
+        batches = -(-self._count(tile) // batch) / -(-planes // batch)
+        try:
+            self._compute(runner, first)  # the first time, libraries are loaded and algorithms chosen
+            one = self._compute(runner, first)
+            seconds = one * (batches if device.one_shape else self._count(tile) / planes)
+            result_bytes = self.result_bytes * first.size // self.core.size
+            if seconds < WHOLE_SECONDS:  # and then again, when all margins have been met
+                seconds = min(self._compute(runner, self.core) for _ in range(2))
+                result_bytes = self.result_bytes
+            held = max(0, device.peak_bytes() - before - result_bytes)
+        except Exception as error:
+            if not device.is_out_of_memory(error):
+                raise
+            device.forget()
+            return None
+        return Tried(tile, batch, seconds, held) if runner.batch == batch else None
+
+    def other_layout(self, best: Tried, sharing: int) -> Tried | None:
+        """The best in the other memory layout, which the device has from now on; None where that is no faster."""
+        device = self.device.laid_out(not self.device.channels_last)
+        tried = self._timed_if_it_goes(best, device)
+        if tried is None or tried.seconds >= (1 - GAIN) * best.seconds or not self._fits(tried, sharing):
+            return None
+        self.device = device
+        return tried
+
+    def recorded(self, best: Tried, sharing: int) -> Tried | None:
+        """The best once more, recorded; None where that does not pay."""
+        device = self.device.recording()
+        batches = -(-self._count(best.tile) // best.batch)
+        if device is None or best.seconds / batches > ASKED_SECONDS:
+            return None
+        tried = self._timed_if_it_goes(best, device)
+        pays = tried is not None and device.records and tried.seconds < (1 - GAIN) * best.seconds
+        return tried if tried is not None and pays and self._fits(tried, sharing) else None
+
+    def _timed_if_it_goes(self, best: Tried, device: Device) -> Tried | None:
+        """As :meth:`time`; None also where something breaks: the best is there already."""
+        if self.seconds > LATE_SECONDS:
+            return None
+        try:
+            return self.time(best.tile, best.batch, device)
+        except Exception:
+            return None
+
+    def _runner(self, tile: tuple[int, ...], batch: int, device: Device) -> TileRunner:
+        tiling = replace(self.task.tiling, tile=tile, batch=batch)
+        return TileRunner(self.runner.model, device, tiling, self.runner.name)
+
+    def _compute(self, runner: TileRunner, core: Region) -> float:
+        computed = runner.launch(self.staged, self.reach, core, self.channels)
+        _pixels(computed)
+        return max(computed.seconds, 1e-9)
+
+    def compare(self, best: Tried) -> Iterator[Precision]:
+        """Each precision against float32 on a processor, on the block's first tile."""
+        small = tuple(
+            -(-min(t, COMPARED) // k) * k for t, k in zip(best.tile, self.task.tiling.align, strict=True)
+        )
+        windows = windows_of(self.core, self.reach, self.planes, replace(self.task.tiling, tile=small))
+        core = next(windows).core
+        exact = self._on_processor(core, small)
+        began = time.perf_counter()
+        for name in PRECISIONS:
+            if time.perf_counter() - began > COMPARE_SECONDS:
+                yield Precision(name, why_not=f"not tried: {COMPARE_SECONDS:.0f} s were over")
+                continue
+            if name != "float32" and not self.task.denoiser.convolutional:
+                yield Precision(name, why_not="is for networks: this computes in float32")
+                continue
+            if name == "tf32" and self.device.kind == "cpu":
+                yield Precision(name, why_not="of GPUs only")
+                continue
+            device = self.device.at(name)
+            try:
+                tried = self.time(best.tile, best.batch, device)
+                runner = self._runner(small, 1, device)
+                pixels = _pixels(runner.launch(self.staged, self.reach, core, self.channels))
+            except Exception as error:  # what a model cannot do in a precision is for the table
+                yield Precision(name, why_not=f"{type(error).__name__}: {error}".partition("\n")[0])
+                continue
+            if tried is None:
+                yield Precision(name, why_not="no room")
+                continue
+            apart = _difference(pixels, exact)
+            yield Precision(name, tried.seconds, apart, "NaN or infinity in places" if apart is None else "")
+
+    def _on_processor(self, core: Region, tile: tuple[int, ...]) -> NDArray[Any]:
+        stages = DenoiseStages(self.task, Device("cpu", "float32", self.device.channels_last))
+        tiling = replace(self.task.tiling, tile=tile, batch=1)
+        runner = TileRunner(stages.tiles.model, stages.tiles.device, tiling, self.runner.name)
+        return _pixels(runner.launch(_staged(stages, self.block), self.reach, core, self.channels))
+
+
+def _staged(stages: DenoiseStages, block: Block) -> Staged:
+    """What a block reads; where that cannot be had, random pixels: a damaged block is a matter for the run."""
+    with suppress(HalotileError, OSError):
+        return stages.read(block).staged
+    task, roles = stages.task, stages.task.roles
+    shape = task.rim.reach(block.window, task.grid.shape).shape
+    low, high = task.tiling.range or (0.0, 1.0)
+    pixels = (low + (high - low) * np.random.default_rng(0).random(shape)).astype(task.source.dtype)
+    level = np.full((*(1 for _ in (*roles.looped, 0)), *(shape[i] for i in roles.spatial)), 0.1, np.float32)
+    return stages.tiles.stage(roles.arrange(pixels), {name: level for name in task.sides if name != "mask"})
+
+
+def _pixels(computed: Computed) -> NDArray[Any]:
+    """What was computed, also where a run would refuse it."""
+    with suppress(BlockFailed):
+        return computed.collect()
+    return np.array([np.inf])
+
+
+def _difference(pixels: NDArray[Any], exact: NDArray[Any]) -> float | None:
+    """The largest, of the largest pixel; None where a pixel is no number.
+
+    Examples
+    --------
+    >>> _difference(np.array([1.0, 2.0]), np.array([1.0, 2.5])), _difference(np.array([np.inf]), np.array([1.0]))
+    (0.2, None)
+    """
+    finite = np.isfinite(exact)
+    if pixels.shape != exact.shape or not np.isfinite(pixels[finite]).all():
+        return None
+    most = np.abs(exact[finite]).max(initial=0.0)
+    return float(np.abs(pixels - exact)[finite].max(initial=0.0) / (most or 1.0))

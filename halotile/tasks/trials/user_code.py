@@ -1,0 +1,350 @@
+"""What a user's own code is, as digests that are the same in every process and change when the code does.
+
+Code that is imported by name is told by its source files: those of its module, and of every module that these
+import and that lies in the same folder. What a script hands over is told by its byte code, and by
+everything this uses: constants, defaults, closures, globals, the state of objects.
+"""
+
+from __future__ import annotations
+
+import ast
+import copyreg
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of packages that somebody else wrote."""
+SUFFIXES = ("py", *(suffix.lstrip(".") for suffix in importlib.machinery.EXTENSION_SUFFIXES))
+BOOKKEPT = ("__firstlineno__", "__static_attributes__", "__slotnames__", "__doc__", "_abc_impl")
+"""What Python notes in a class for itself."""
+DIGITS = 16
+
+
+def imported_digest(reference: str, found: Any) -> str:
+    """Digest of the code behind ``package.module:name``, which was imported as ``found``.
+
+    Examples
+    --------
+    >>> len(imported_digest("json:dumps", None))
+    16
+    """
+    name = reference.partition(":")[0]
+    root, files = _root(name), source_files(name)
+    if root is None or not files:  # it has no file, such as a module that a notebook made
+        return value_digest(found)
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes()
+        # From the folder down: a project that is moved stays what it is.
+        digest.update(f"{file.relative_to(root)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:DIGITS]
+
+
+def source_files(name: str) -> list[Path]:
+    """The user's files that are run when a module is imported, in order of their names.
+
+    Of a package that is installed these are all its sources; the standard library has none.
+    """
+    root, top = _root(name), name.partition(".")[0]
+    if root is None or top in sys.stdlib_module_names:
+        return []
+    if _is_installed(root):
+        return sorted((root / top).rglob("*.py")) or list(_files_of(root, top))
+    known: dict[Path, None] = {}
+    pending = [name]
+    while pending:
+        for file in _files_of(root, pending.pop()):
+            if file not in known:
+                known[file] = None
+                pending += _imports(file, root)
+    return sorted(known)
+
+
+def _root(name: str) -> Path | None:
+    """The folder in which the topmost package of a module lies; None for one that has no file."""
+    top = name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if spec is not None and not places and spec.has_location and spec.origin:
+        places = [spec.origin]
+    return Path(places[0]).parent if places else None
+
+
+def _is_installed(folder: Path) -> bool:
+    return any(part in INSTALLED for part in folder.parts)
+
+
+def _files_of(root: Path, name: str) -> Iterator[Path]:
+    """The file of a module below a folder, and those of the packages around it."""
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        place = root.joinpath(*parts[:count])
+        for candidate in (place / "__init__", place):
+            yield from filter(Path.is_file, (Path(f"{candidate}.{suffix}") for suffix in SUFFIXES))
+
+
+def _imports(file: Path, root: Path) -> Iterator[str]:
+    """Names of the modules that a source file may import, wherever in it: in a function, too."""
+    if file.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # then it is imported behind a condition, or not at all
+        return
+    package = file.relative_to(root).parent.parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _is_own(alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            origin = ".".join([*above, *filter(None, [node.module])])
+            if _is_own(origin):
+                yield from (f"{origin}.{alias.name}".lstrip(".") for alias in node.names)
+
+
+def _is_own(name: str) -> bool:
+    """Whether a name is not one of halotile, which is told by its version."""
+    return name.partition(".")[0] != "halotile"
+
+
+def value_digest(value: Any) -> str:
+    """Digest of a function or an object, with everything that it uses.
+
+    Examples
+    --------
+    >>> def times(factor):
+    ...     return lambda picture: picture * factor
+    >>> value_digest(times(2)) == value_digest(times(2)), value_digest(times(2)) == value_digest(times(3))
+    (True, False)
+    """
+    walk = _Walk()
+    walk.take(value)
+    return walk.digest.hexdigest()[:DIGITS]
+
+
+def whole_digest(value: Any) -> str | None:
+    """The same in full length; None where something in it cannot be looked into, such as an open file or compiled code.
+
+    Examples
+    --------
+    >>> import threading
+    >>> len(whole_digest([1, 2])), whole_digest([threading.Lock()]) is None
+    (64, True)
+    """
+    walk = _Walk()
+    walk.take(value)
+    return walk.digest.hexdigest() if walk.is_whole else None
+
+
+def loaded_code() -> dict[str, str] | None:
+    """The code that this process computes with, halotile's own apart: digests of the user's files that it imported, and of what is installed.
+
+    None where that cannot be told: a file is gone by now, or lies in an archive.
+    """
+    try:
+        found = {"installed": _installed()}
+        for name, module in sorted(sys.modules.items()):
+            top, file = name.partition(".")[0], getattr(module, "__file__", None)
+            if (
+                top not in sys.stdlib_module_names
+                and _is_own(top)
+                and isinstance(file, str)
+                and not _is_foreign(top)
+            ):
+                found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return None
+    return found
+
+
+def _installed() -> str:
+    """Digest of what lies in the folders of installed packages, imported or not: the record of each tells its version and when it came.
+
+    Which of them are imported says nothing: that depends on whether workers are to be started.
+    """
+    facts = set()
+    for folder in {place for place in sys.path if _is_installed(Path(place)) and os.path.isdir(place)}:
+        for entry in os.scandir(folder):
+            is_record = entry.is_file() or entry.name.endswith((".dist-info", ".egg-info"))
+            if entry.name != "__pycache__":
+                facts.add((folder, entry.name, entry.stat().st_mtime_ns if is_record else 0))
+    return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()
+
+
+def called(value: Any) -> str:
+    """The name of a function, or of the class of an object, with its module.
+
+    Examples
+    --------
+    >>> called(functools.partial(value_digest))
+    'halotile.tasks.trials.user_code:value_digest'
+    """
+    if isinstance(value, functools.partial):
+        return called(value.func)
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{getattr(named, '__module__', '')}:{named.__qualname__}"
+
+
+class _Walk:
+    """Goes through a value once and feeds what it is made of to a digest."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self.is_whole = True
+        self.seen: dict[int, tuple[int, Any]] = {}
+        """By address: the order in which it was met; the object is held, so that its address stays its own."""
+
+    def say(self, *words: object) -> None:
+        for word in words:
+            text = str(word).encode()
+            self.digest.update(b"%d:" % len(text) + text)
+
+    def take(self, value: Any) -> None:
+        kind = type(value)
+        if value is None or value is Ellipsis or kind in (bool, int, float, complex, str, bytes):
+            self.say(kind.__name__, repr(value))
+            return
+        if id(value) in self.seen:
+            self.say("again", self.seen[id(value)][0])
+            return
+        self.seen[id(value)] = len(self.seen), value
+        self._take_made(value)
+
+    def _take_made(self, value: Any) -> None:
+        if isinstance(value, tuple | list):
+            self._take_all(type(value).__name__, value)
+        elif isinstance(value, set | frozenset):  # in an order that does not differ between processes
+            self._take_all("set", sorted(map(value_digest, value)))
+        elif type(value) is dict or isinstance(value, types.MappingProxyType):
+            self._take_mapping(value)
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self.say("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
+        elif _is_tensor(value):
+            self._take_tensor(value)
+        elif isinstance(value, types.CodeType):
+            self._take_code(value)
+        elif isinstance(value, types.FunctionType):
+            self._take_function(value)
+        elif isinstance(value, functools.partial):
+            self._take_all("partial", (value.func, value.args, value.keywords))
+        elif isinstance(value, types.MethodType):
+            self._take_all("method", (value.__func__, value.__self__))
+        elif isinstance(value, type):
+            self._take_class(value)
+        elif isinstance(value, types.ModuleType):
+            self._take_module(value)
+        elif isinstance(value, staticmethod | classmethod | functools._lru_cache_wrapper):
+            self._take_all(type(value).__name__, (value.__wrapped__,))
+        elif isinstance(value, property):
+            self._take_all("property", (value.fget, value.fset))
+        else:
+            self._take_object(value)
+
+    def _take_all(self, what: str, values: Any) -> None:
+        values = list(values)
+        self.say(what, len(values))
+        for value in values:
+            self.take(value)
+
+    def _take_mapping(self, mapping: Mapping[Any, Any]) -> None:
+        self.say("mapping", len(mapping))
+        ordered = sorted(mapping) if all(isinstance(key, str) for key in mapping) else mapping
+        for key in ordered:
+            self.take(key)
+            self.take(mapping[key])
+
+    def _take_tensor(self, tensor: Any) -> None:
+        import torch
+
+        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        self.say("tensor", tensor.dtype, tuple(tensor.shape), hashlib.sha256(numbers.tobytes()).hexdigest())
+
+    def _take_code(self, code: types.CodeType) -> None:
+        self.say("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
+        self._take_all("constants", code.co_consts)
+
+    def _take_function(self, function: types.FunctionType) -> None:
+        self.say("function", function.__module__, function.__qualname__)
+        self.take(function.__code__)
+        self._take_all("defaults", (function.__defaults__, function.__kwdefaults__, function.__dict__))
+        for cell in function.__closure__ or ():
+            try:
+                self.take(cell.cell_contents)
+            except ValueError:  # nothing is in it yet
+                self.say("empty")
+        if _is_foreign(function.__module__):  # its closure may hold the user's own, its globals do not
+            return
+        named = sorted(set(_names(function.__code__)) & function.__globals__.keys())
+        self._take_mapping({name: function.__globals__[name] for name in named})
+
+    def _take_class(self, kind: type) -> None:
+        self.say("class", kind.__module__, kind.__qualname__)
+        if _is_foreign(kind.__module__):
+            return
+        self._take_all("bases", kind.__bases__)
+        self._take_mapping(
+            {key: value for key, value in vars(kind).items() if not _is_bookkeeping(key, value)}
+        )
+
+    def _take_module(self, module: types.ModuleType) -> None:
+        self.say("module", module.__name__)
+        if not _is_foreign(module.__name__):
+            self.say(*(file.read_bytes() for file in source_files(module.__name__)))
+
+    def _take_object(self, value: Any) -> None:
+        """Any other object: what it would be pickled as."""
+        self.take(type(value))
+        try:
+            registered = copyreg.dispatch_table.get(type(value))
+            parts = registered(value) if registered else value.__reduce_ex__(4)
+        except Exception:  # an open file, a lock: it has no state of its own
+            self.is_whole = False
+            return
+        if isinstance(parts, str):
+            self.say(getattr(value, "__module__", ""), parts)
+            return
+        make, arguments, *state = parts
+        self.say(getattr(make, "__qualname__", ""))
+        self._take_all("object", [arguments, *(list(s) if isinstance(s, Iterator) else s for s in state)])
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Every global name in a function, and in those written inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _is_bookkeeping(key: str, value: Any) -> bool:
+    """What Python notes in a class for itself; slots are told with the objects that fill them."""
+    described = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+    return described or key in BOOKKEPT
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_foreign(module: str | None) -> bool:
+    """Whether a module is Python's own, installed, or halotile: known by its name."""
+    top = (module or "__main__").partition(".")[0]
+    if top in sys.stdlib_module_names or not _is_own(top):
+        return True
+    root = _root(top)
+    return root is not None and _is_installed(root)
