@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
 from halotile.tasks.convolution.overlap_save import Engine, engine_for
-from halotile.tasks.operators._frame import Frame
-from halotile.tasks.operators._kernel import Frames, Seen, Spread
 from halotile.tasks.operators.base import Kind, Shape
+from halotile.tasks.operators.common.frame import Frame
+from halotile.tasks.operators.common.kernel import Frames, Seen, Spread
 from halotile.tasks.options import check_whole
 
 RULES = {

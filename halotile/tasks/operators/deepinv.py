@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators._locality import SIDES, agrees, find_reach, widened
-from halotile.tasks.operators._physics import REFUSALS, Physics, build
-from halotile.tasks.operators._translation import channel_counts, told_size, translated
 from halotile.tasks.operators.base import Kind, Operator, Shape, read_all, working_dtype
+from halotile.tasks.operators.common.locality import SIDES, agrees, find_reach, widened
+from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
+from halotile.tasks.operators.common.translation import channel_counts, told_size, translated
 from halotile.tasks.options import check_whole
 
 COPIES = 3

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
-from halotile.tasks.operators._kernel import Seen, Spread
 from halotile.tasks.operators.base import Kind, Shape
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.common.kernel import Seen, Spread
 
 
 @dataclass(frozen=True, kw_only=True)

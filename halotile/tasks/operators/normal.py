@@ -14,10 +14,10 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.convolution.overlap_save import Engine, engine_for
-from halotile.tasks.operators._frame import Frame
-from halotile.tasks.operators._kernel import Seen
 from halotile.tasks.operators.base import Derived, Kind, Operator, Shape
 from halotile.tasks.operators.blur import RULES, Blur
+from halotile.tasks.operators.common.frame import Frame
+from halotile.tasks.operators.common.kernel import Seen
 from halotile.tasks.operators.sum import Total
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
-from halotile.tasks.operators._frame import Frame
-from halotile.tasks.operators._kernel import Frames, Seen, Spread
 from halotile.tasks.operators.base import Kind, Shape
 from halotile.tasks.operators.blur import RULES
+from halotile.tasks.operators.common.frame import Frame
+from halotile.tasks.operators.common.kernel import Frames, Seen, Spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from halotile.graphs.jobs.sections import Run
 from halotile.graphs.plans.denoiser_trials import bounded
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.operators._adjointness import check_adjoint
 from halotile.tasks.operators.base import Operator, Shape
+from halotile.tasks.operators.common.adjointness import check_adjoint
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.own import Own
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
-from halotile.tasks.operators._physics import REFUSALS
 from halotile.tasks.operators.base import Shape
+from halotile.tasks.operators.common.physics import REFUSALS
 
 SIDES = (48, 160)
 """Edges of the images that are tried; a map has to look less far than a fourth of them."""

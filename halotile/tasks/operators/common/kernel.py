@@ -12,8 +12,8 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.tasks.convolution.correlate import correlate
 from halotile.tasks.convolution.overlap_save import Engine, correlate_cells, snapped
-from halotile.tasks.operators._frame import FOLDING, Frame
 from halotile.tasks.operators.base import Shape, working_dtype
+from halotile.tasks.operators.common.frame import FOLDING, Frame
 
 Frames = tuple[Frame, Frame]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.tasks.operators._physics import REFUSALS, Physics
 from halotile.tasks.operators.base import InMemory, Operator, Shape, read_all
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.common.physics import REFUSALS, Physics
 from halotile.tasks.operators.mask import Mask
 
 NEAR = 5e-6
