@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s%s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/stamp-demo  ## denoise a real picture, show what it did (output: demo/)
+demo: $(VENV)/stamp-demo  ## denoise a real image, show what it did (output: demo/)
 	$(PY) examples/retina.py --out demo --workers $(WORKERS) $(ARGS)
 
 test: $(VENV)/stamp-test  ## run the whole suite; JOBS=2: two files at once

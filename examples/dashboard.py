@@ -1,4 +1,4 @@
-"""A picture of the page that shows a run: a real job on a real picture, seen in a real browser when it is half done.
+"""An image of the page that shows a run: a real job on a real image, seen in a real browser when it is half done.
 
 ::
 
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Picture = NDArray[np.float32]
+Image = NDArray[np.float32]
 
 CONFIG = Path(__file__).with_name("dashboard.yaml")
 ARGUMENTS = (
@@ -40,7 +40,7 @@ OFTEN, NEVER = 29, 401
 """One block in so many fails at first, and for good."""
 
 
-def patient(pixels: Picture, folder: str) -> Picture:
+def patient(pixels: Image, folder: str) -> Image:
     """Total variation, until nothing changes any more."""
     from skimage.restoration import denoise_tv_chambolle
 
@@ -65,7 +65,7 @@ def running() -> Iterator[str]:
         job.communicate()
 
 
-def photograph(address: str, picture: Path, *, width: int, height: int, share: float) -> None:
+def photograph(address: str, image: Path, *, width: int, height: int, share: float) -> None:
     """Save what a browser shows once so much is done, and a block is being tried again."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -80,8 +80,8 @@ def photograph(address: str, picture: Path, *, width: int, height: int, share: f
         ready = f"return Boolean(last && last.blocks && last.progress.done > {share} * last.progress.total && last.blocks.retried)"
         WebDriverWait(browser, 600, poll_frequency=0.1).until(lambda _: browser.execute_script(ready))
         time.sleep(0.7)  # until the bar has come to rest
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        browser.save_screenshot(str(picture))
+        image.parent.mkdir(parents=True, exist_ok=True)
+        browser.save_screenshot(str(image))
     finally:
         browser.quit()
 
@@ -100,8 +100,8 @@ def main() -> None:
     shutil.rmtree(given.out / "stumbles", ignore_errors=True)
     (given.out / "stumbles").mkdir()
     with running() as address:
-        photograph(address, given.picture, width=1120, height=1080, share=0.55)
-    print(given.picture)
+        photograph(address, given.image, width=1120, height=1080, share=0.55)
+    print(given.image)
 
 
 if __name__ == "__main__":

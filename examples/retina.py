@@ -1,10 +1,10 @@
-"""The main job on a real picture: a retina, mirrored out to 4096 x 4096 pixels, noised and denoised.
+"""The main job on a real image: a retina, mirrored out to 4096 x 4096 pixels, noised and denoised.
 
 ::
 
     python examples/retina.py --out demo --workers 2
 
-The picture is the green channel of scikit-image's retina (1411 x 1411, CC0), which comes with that package.
+The image is the green channel of scikit-image's retina (1411 x 1411, CC0), which comes with that package.
 The denoising is the real command on ``examples/demo.yaml``; everything written lies under ``--out``.
 """
 
@@ -30,7 +30,7 @@ CONFIG = Path(__file__).with_name("demo.yaml")
 SHARD = 1024
 OPTIC_DISC = (500, 130)  # where the detail that is drawn starts: vessels of every width meet here
 
-Picture = NDArray[np.float32]
+Image = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class Retina:
 
     @property
     def grid(self) -> Grid:
-        """The shards of the pictures written."""
+        """The shards of the images written."""
         return Grid((self.size, self.size), (SHARD, SHARD), ((0, 0), (0, 0)))
 
 
-def retina() -> Picture:
+def retina() -> Image:
     """The green channel of scikit-image's retina: the one in which blood vessels stand out."""
     from skimage import data
 
     return np.asarray(data.retina()[..., 1], np.float32) / np.float32(255)
 
 
-def _mirrored(tile: Picture, region: Region) -> Picture:
+def _mirrored(tile: Image, region: Region) -> Image:
     rows, columns = (
         source_positions(start, stop, length, "reflect")
         for start, stop, length in zip(region.start, region.stop, tile.shape, strict=True)
@@ -86,7 +86,7 @@ def _create(path: Path, size: int) -> zarr.Array:
 
 
 def denoise(folder: Path, workers: int) -> dict[str, Any]:
-    """Run ``recon-cli run examples/demo.yaml`` on the pictures in ``folder``; return its summary."""
+    """Run ``recon-cli run examples/demo.yaml`` on the images in ``folder``; return its summary."""
     paths = {"input.path": folder / "noisy.zarr", "output.path": folder / "clean.zarr"}
     settings = [word for key, path in paths.items() for word in ("--set", f"{key}={path.resolve()}")]
     words = ["run", str(CONFIG), "--workers", str(workers), "--fresh", "--json", *settings]
@@ -100,13 +100,11 @@ def denoise(folder: Path, workers: int) -> dict[str, Any]:
 
 
 def psnr(folder: Path, name: str, grid: Grid) -> float:
-    """Peak signal-to-noise ratio of a picture against the truth, in dB, for a peak of 1; read shard by shard."""
-    picture, truth = (zarr.open_array(folder / f"{n}.zarr", mode="r") for n in (name, "truth"))
+    """Peak signal-to-noise ratio of an image against the truth, in dB, for a peak of 1; read shard by shard."""
+    image, truth = (zarr.open_array(folder / f"{n}.zarr", mode="r") for n in (name, "truth"))
     squares = (
         float(
-            np.square(
-                np.subtract(picture[block.core.slices], truth[block.core.slices], dtype=np.float64)
-            ).sum()
+            np.square(np.subtract(image[block.core.slices], truth[block.core.slices], dtype=np.float64)).sum()
         )
         for block in grid
     )
@@ -114,7 +112,7 @@ def psnr(folder: Path, name: str, grid: Grid) -> float:
 
 
 def draw(folder: Path, size: int, before: float, after: float) -> Path:
-    """Draw noisy, denoised and true picture side by side, a detail above and the whole below, as a PNG."""
+    """Draw noisy, denoised and true image side by side, a detail above and the whole below, as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -126,10 +124,10 @@ def draw(folder: Path, size: int, before: float, after: float) -> Path:
     detail = np.s_[top : top + 320, left : left + 320]
     step = max(1, size // 800)
     for column, (name, title) in enumerate(titles.items()):
-        picture = zarr.open_array(folder / f"{name}.zarr", mode="r")
+        image = zarr.open_array(folder / f"{name}.zarr", mode="r")
         axes[0, column].set_title(title)
         for row, part in enumerate((detail, np.s_[::step, ::step])):
-            axes[row, column].imshow(picture[part], cmap="gray", vmin=0, vmax=0.9)
+            axes[row, column].imshow(image[part], cmap="gray", vmin=0, vmax=0.9)
             axes[row, column].set_axis_off()
     path = folder / "before-after.png"
     figure.savefig(path, dpi=110)
@@ -138,20 +136,20 @@ def draw(folder: Path, size: int, before: float, after: float) -> Path:
 
 
 def main() -> None:
-    """Make the picture, denoise it, say what came of it."""
+    """Make the image, denoise it, say what came of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--out", type=Path, default=Path("demo"), help="folder that everything is written into"
     )
-    parser.add_argument("--size", type=int, default=4096, help="edge of the picture in pixels")
+    parser.add_argument("--size", type=int, default=4096, help="edge of the image in pixels")
     parser.add_argument("--workers", type=int, default=2)
-    wish = parser.parse_args()
-    picture = Retina(wish.size)
-    picture.write(wish.out)
-    summary = denoise(wish.out, wish.workers)
-    before, after = (psnr(wish.out, name, picture.grid) for name in ("noisy", "clean"))
-    drawn = draw(wish.out, wish.size, before, after)
-    print(f"picture      {wish.size} x {wish.size} pixels, noise of sigma {picture.sigma}")
+    request = parser.parse_args()
+    image = Retina(request.size)
+    image.write(request.out)
+    summary = denoise(request.out, request.workers)
+    before, after = (psnr(request.out, name, image.grid) for name in ("noisy", "clean"))
+    drawn = draw(request.out, request.size, before, after)
+    print(f"image      {request.size} x {request.size} pixels, noise of sigma {image.sigma}")
     print(f"PSNR         {before:.2f} dB before, {after:.2f} dB after")
     print(f"throughput   {summary['megapixels_per_second']:.2f} Mpix/s, {summary['seconds']:.1f} s in all")
     print(

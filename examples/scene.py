@@ -27,11 +27,11 @@ from halotile.storage.grid import Grid, Region
 DISC_CELL, FIBRE_CELL, NOISE_TILE = 128, 256, 256
 GROUND, DISCS, FIBRES = 1, 2, 3  # layers; each draws numbers of its own
 
-Picture = NDArray[np.float32]
+Image = NDArray[np.float32]
 Floats = NDArray[np.float64]
 
 
-def truth_at(region: Region, seed: int = 0) -> Picture:
+def truth_at(region: Region, seed: int = 0) -> Image:
     """The clean scene in ``region``, float32 in [0, 1].
 
     Examples
@@ -41,21 +41,21 @@ def truth_at(region: Region, seed: int = 0) -> Picture:
     >>> bool((whole[10:, 20:] == part).all())
     True
     """
-    picture = _ground(region, seed)
+    image = _ground(region, seed)
     for y, x in _cells(region, DISC_CELL, DISC_CELL):
-        _draw_disc(picture, region, y, x, seed)
+        _draw_disc(image, region, y, x, seed)
     for y, x in _cells(region, FIBRE_CELL, FIBRE_CELL):
-        _draw_fibre(picture, region, (y, x), (y, x + 1), seed)
-        _draw_fibre(picture, region, (y, x), (y + 1, x), seed)
-    return picture.astype(np.float32)
+        _draw_fibre(image, region, (y, x), (y, x + 1), seed)
+        _draw_fibre(image, region, (y, x), (y + 1, x), seed)
+    return image.astype(np.float32)
 
 
-def noisy_at(region: Region, seed: int = 0, sigma: float = 0.1) -> Picture:
+def noisy_at(region: Region, seed: int = 0, sigma: float = 0.1) -> Image:
     """The scene in ``region`` with gaussian noise of standard deviation ``sigma``, float32."""
     return truth_at(region, seed) + np.float32(sigma) * noise_at(region, seed)
 
 
-def noise_at(region: Region, seed: int = 0) -> Picture:
+def noise_at(region: Region, seed: int = 0) -> Image:
     """Gaussian noise of standard deviation 1 in ``region``, keyed by global tiles of 256 x 256 pixels."""
     noise = np.empty(region.shape, np.float32)
     for y, x in _cells(region, NOISE_TILE, 0):
@@ -164,14 +164,14 @@ def _lattice(start: int, stop: int, cell: int) -> tuple[NDArray[np.int64], Float
     return point, t * t * (3 - 2 * t)
 
 
-def _draw_disc(picture: Floats, region: Region, y: int, x: int, seed: int) -> None:
+def _draw_disc(image: Floats, region: Region, y: int, x: int, seed: int) -> None:
     """Draw the disc of cell (y, x): 4 to 40 pixels of radius, its edge two pixels soft."""
     down, across, size, level = _cell_draws(seed, DISCS, y, x, 4)
     cy, cx = (y + down) * DISC_CELL, (x + across) * DISC_CELL
     radius = 4 + 36 * size * size
     box = _box(cy - radius, cx - radius, cy + radius, cx + radius)
     _draw(
-        picture,
+        image,
         region,
         box,
         lambda py, px: np.sqrt((py - cy) ** 2 + (px - cx) ** 2),
@@ -181,7 +181,7 @@ def _draw_disc(picture: Floats, region: Region, y: int, x: int, seed: int) -> No
 
 
 def _draw_fibre(
-    picture: Floats, region: Region, cell: tuple[int, int], other: tuple[int, int], seed: int
+    image: Floats, region: Region, cell: tuple[int, int], other: tuple[int, int], seed: int
 ) -> None:
     """Draw the fibre between the nodes of two neighbouring cells: 1 to 3 pixels to each side."""
     (y0, x0), (y1, x1) = _node(*cell, seed), _node(*other, seed)
@@ -194,7 +194,7 @@ def _draw_fibre(
 
     half = 1 + 2 * width
     box = _box(min(y0, y1) - half, min(x0, x1) - half, max(y0, y1) + half, max(x0, x1) + half)
-    _draw(picture, region, box, distance, half, 0.6 + 0.35 * level)
+    _draw(image, region, box, distance, half, 0.6 + 0.35 * level)
 
 
 def _node(y: int, x: int, seed: int) -> tuple[float, float]:
@@ -209,20 +209,20 @@ def _box(top: float, left: float, bottom: float, right: float) -> Region:
 
 
 def _draw(
-    picture: Floats,
+    image: Floats,
     region: Region,
     box: Region,
     distance: Callable[[Floats, Floats], Floats],
     reach: float,
     level: float,
 ) -> None:
-    """Lay a shape of brightness ``level`` over the picture. The brighter wins, so no order matters."""
+    """Lay a shape of brightness ``level`` over the image. The brighter wins, so no order matters."""
     part = box.clip(region)
     if not part.size:
         return
     y, x = (np.arange(a, b, dtype=np.float64) for a, b in zip(part.start, part.stop, strict=True))
     cover = np.clip((reach - distance(y[:, None], x[None, :])) / 2 + 0.5, 0, 1)
-    target = picture[part.relative_to(region).slices]
+    target = image[part.relative_to(region).slices]
     np.maximum(target, level * cover, out=target)
 
 
@@ -235,10 +235,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sigma", type=float, default=0.1, help="standard deviation of the noise")
     parser.add_argument("--shard", type=int, default=1024, help="edge of one shard in pixels")
-    wish = parser.parse_args()
-    options = {"sparse": wish.sparse, "seed": wish.seed, "sigma": wish.sigma, "shard": wish.shard}
-    regions = write_scene(wish.folder, wish.size, **options)
-    print(f"{wish.folder}: truth.zarr and noisy.zarr, {wish.size} pixels wide, {len(regions)} shards written")
+    request = parser.parse_args()
+    options = {"sparse": request.sparse, "seed": request.seed, "sigma": request.sigma, "shard": request.shard}
+    regions = write_scene(request.folder, request.size, **options)
+    print(
+        f"{request.folder}: truth.zarr and noisy.zarr, {request.size} pixels wide, {len(regions)} shards written"
+    )
 
 
 if __name__ == "__main__":

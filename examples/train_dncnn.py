@@ -1,11 +1,11 @@
-"""A small DnCNN trained in a minute or two on the pictures that come with scikit-image.
+"""A small DnCNN trained in a minute or two on the images that come with scikit-image.
 
 ::
 
     python examples/train_dncnn.py dncnn.safetensors
     recon-cli run job.yaml      # denoiser: {name: dncnn, weights: dncnn.safetensors, depth: 7, width: 32}
 
-The network learns the noise of grey pictures in [0, 1] with gaussian noise of ``--sigma``. It is an example, not
+The network learns the noise of grey images in [0, 1] with gaussian noise of ``--sigma``. It is an example, not
 a good denoiser.
 """
 
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-PICTURES = ("camera", "coins", "moon", "brick", "grass", "gravel", "cell", "page")
+INPUT_KEYS = ("camera", "coins", "moon", "brick", "grass", "gravel", "cell", "page")
 PATCH, BATCH = 40, 8
 
 
@@ -34,27 +34,27 @@ def network(depth: int, width: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(*layers[:-1]).to(memory_format=torch.channels_last)
 
 
-def pictures() -> list[NDArray[np.float32]]:
-    """Grey pictures as float32 in [0, 1]."""
+def images() -> list[NDArray[np.float32]]:
+    """Grey images as float32 in [0, 1]."""
     from skimage import data
 
-    return [np.asarray(getattr(data, name)(), np.float32) / np.float32(255) for name in PICTURES]
+    return [np.asarray(getattr(data, name)(), np.float32) / np.float32(255) for name in INPUT_KEYS]
 
 
 def patches(sources: list[NDArray[np.float32]], rng: np.random.Generator) -> torch.Tensor:
     """One batch of patches, turned and mirrored at random: (BATCH, 1, PATCH, PATCH)."""
     batch = []
-    for picture in (sources[i] for i in rng.integers(len(sources), size=BATCH)):
-        y, x = (int(rng.integers(n - PATCH + 1)) for n in picture.shape)
-        patch = np.rot90(picture[y : y + PATCH, x : x + PATCH], int(rng.integers(4)))
+    for image in (sources[i] for i in rng.integers(len(sources), size=BATCH)):
+        y, x = (int(rng.integers(n - PATCH + 1)) for n in image.shape)
+        patch = np.rot90(image[y : y + PATCH, x : x + PATCH], int(rng.integers(4)))
         batch.append(patch[:, :: rng.choice((-1, 1))])
     return torch.from_numpy(np.stack(batch)[:, None].copy())
 
 
 def train(steps: int, sigma: float, depth: int, width: int, seed: int = 0) -> torch.nn.Sequential:
-    """Train a network to tell the noise from the picture."""
+    """Train a network to tell the noise from the image."""
     torch.manual_seed(seed)
-    rng, sources = np.random.default_rng(seed), pictures()
+    rng, sources = np.random.default_rng(seed), images()
     stack = network(depth, width)
     optimizer = torch.optim.Adam(stack.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -93,9 +93,11 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=0.1, help="standard deviation of the noise")
     parser.add_argument("--depth", type=int, default=7, help="number of convolutions")
     parser.add_argument("--width", type=int, default=32, help="channels between them")
-    wish = parser.parse_args()
-    checksum = save(train(wish.steps, wish.sigma, wish.depth, wish.width), wish.weights)
-    print(f"denoiser: {{name: dncnn, weights: {wish.weights}, depth: {wish.depth}, width: {wish.width},")
+    request = parser.parse_args()
+    checksum = save(train(request.steps, request.sigma, request.depth, request.width), request.weights)
+    print(
+        f"denoiser: {{name: dncnn, weights: {request.weights}, depth: {request.depth}, width: {request.width},"
+    )
     print(f"           sha256: {checksum}}}")
 
 

@@ -130,8 +130,8 @@ class Stalled(HalotileError, TimeoutError):
 
 
 class Stopped(HalotileError, RuntimeError):
-    """Drained on request; the run can be resumed. ``asked_by`` is the name of the signal."""
+    """Drained on request; the run can be resumed. ``requested_by`` is the name of the signal."""
 
-    def __init__(self, message: str, asked_by: str = "") -> None:
+    def __init__(self, message: str, requested_by: str = "") -> None:
         super().__init__(message)
-        self.asked_by = asked_by
+        self.requested_by = requested_by

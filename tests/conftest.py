@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu-device",
         choices=["auto", "cuda", "cpu"],
         default="auto",
-        help="tests marked gpu: on a GPU or else skipped (auto), failing without one (cuda), rehearsed on the processor (cpu)",
+        help="tests marked gpu: on a GPU or else skipped (auto), failing without one (cuda), rehearsed on the CPU (cpu)",
     )
 
 

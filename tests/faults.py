@@ -1,6 +1,6 @@
 """A job whose every block is watched, and trouble that can be made for it.
 
-The pixels of the picture tell where they lie, so the denoiser knows which block it is given. It notes the
+The pixels of the image tell where they lie, so the denoiser knows which block it is given. It notes the
 block in a log, and does what files named after the block in a folder tell it to.
 """
 
@@ -25,7 +25,7 @@ from halotile.graphs.jobs.denoise.run import Outcome, run
 from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output, Run, Tile
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from tests.support import Picture, write_zarr
+from tests.support import Image, write_zarr
 
 EDGE = 256
 BLOCK = 32
@@ -36,17 +36,17 @@ FIRST = 1000.0
 REPOSITORY = Path(__file__).parents[1]
 
 
-def picture() -> Picture:
+def image() -> Image:
     """Every pixel tells its place."""
     return (np.arange(EDGE**2, dtype="float32") + FIRST).reshape(EDGE, EDGE)
 
 
-def truth(pixels: Picture) -> Picture:
+def truth(pixels: Image) -> Image:
     """What the watched denoiser makes of them."""
     return np.sqrt(pixels) * np.float32(1.5)
 
 
-def watched(pixels: Picture, folder: str) -> Picture:
+def watched(pixels: Image, folder: str) -> Image:
     """The denoiser: see :func:`trouble`."""
     place = int(np.nanmin(pixels) - FIRST)
     result = truth(pixels)
@@ -64,11 +64,11 @@ def watched(pixels: Picture, folder: str) -> Picture:
     return result
 
 
-def _raise(_: Picture, file: Path) -> Picture:
+def _raise(_: Image, file: Path) -> Image:
     raise ValueError(f"poisoned by {file.name}")
 
 
-def _fail_twice(result: Picture, file: Path) -> Picture:
+def _fail_twice(result: Image, file: Path) -> Image:
     left = int(file.read_text())
     if left:
         file.write_text(str(left - 1))
@@ -76,21 +76,21 @@ def _fail_twice(result: Picture, file: Path) -> Picture:
     return result
 
 
-def _die(_: Picture, file: Path) -> Picture:
+def _die(_: Image, file: Path) -> Image:
     os._exit(3)
 
 
-def _miss_a_file(_: Picture, file: Path) -> Picture:
+def _miss_a_file(_: Image, file: Path) -> Image:
     raise FileNotFoundError(2, "No such file or directory", "calibration.npy")
 
 
-def _hang(result: Picture, file: Path) -> Picture:
+def _hang(result: Image, file: Path) -> Image:
     file.unlink()
     os.kill(os.getpid(), signal.SIGSTOP)
     return result
 
 
-def _hang_in_the_write(result: Picture, file: Path) -> Picture:
+def _hang_in_the_write(result: Image, file: Path) -> Image:
     """The block is on the disk and has not got its name when the process stops."""
 
     replace = os.replace
@@ -106,7 +106,7 @@ def _hang_in_the_write(result: Picture, file: Path) -> Picture:
     return result
 
 
-TROUBLE: dict[str, Callable[[Picture, Path], Picture]] = {
+TROUBLE: dict[str, Callable[[Image, Path], Image]] = {
     "raise": _raise,
     "flaky": _fail_twice,
     "die": _die,
@@ -129,9 +129,9 @@ class Scene:
 
     @classmethod
     def create(cls, folder: Path, place: Path | None = None) -> Scene:
-        """A picture to read, nothing written yet."""
+        """An image to read, nothing written yet."""
         scene = cls(folder, place or folder)
-        write_zarr(scene.source, picture(), axes="yx")
+        write_zarr(scene.source, image(), axes="yx")
         scene.set_pace(0)
         return scene
 

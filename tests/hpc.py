@@ -1,4 +1,4 @@
-"""Jobs for the tests of batch systems: a picture, a slow denoiser that notes its blocks, and the command that runs them."""
+"""Jobs for the tests of batch systems: an image, a slow denoiser that notes its blocks, and the command that runs them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HpcJob:
 
     @classmethod
     def create(cls, folder: Path, environment: Mapping[str, str] | None = None, **cluster: Any) -> HpcJob:
-        """A job that is not begun; every block of its picture has a value of its own."""
+        """A job that is not begun; every block of its image has a value of its own."""
         job = cls(folder, environment or dict(os.environ))
         folder.mkdir(exist_ok=True)
         numbers = np.arange(BLOCKS, dtype="float32").reshape(ACROSS, ACROSS) + 1

@@ -157,7 +157,7 @@ def by_sigma() -> nn.Module:
 
 
 class WholeNorm(nn.Module):
-    """Subtracts the mean of the picture: looks everywhere."""
+    """Subtracts the mean of the image: looks everywhere."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.mean(dim=(-2, -1), keepdim=True)
@@ -168,6 +168,6 @@ def whole_norm() -> nn.Module:
     return WholeNorm()
 
 
-def plus_one(picture: NDArray[Any]) -> NDArray[Any]:
+def plus_one(image: NDArray[Any]) -> NDArray[Any]:
     """A NumPy function."""
-    return np.asarray(picture + 1)
+    return np.asarray(image + 1)

@@ -1,4 +1,4 @@
-"""Small pictures, whole-picture references and jobs for the tests.
+"""Small images, whole-picture references and jobs for the tests.
 
 What workers import of the tests imports this: torch is left to the functions that need it.
 """
@@ -21,7 +21,7 @@ from halotile.graphs.plans.opening import make_denoiser
 from halotile.storage.sharded.output import create_output, to_dtype
 from halotile.tasks.block import BlockRunner
 
-Picture = NDArray[Any]
+Image = NDArray[Any]
 
 DTYPES = (
     "bool",
@@ -37,10 +37,10 @@ DTYPES = (
     ">u2",
     ">f4",
 )
-"""Types of pixels that a picture may have."""
+"""Types of pixels that an image may have."""
 
 
-def noisy_picture(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Picture:
+def noisy_image(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Image:
     """Smooth waves with noise on them, in [0, 1] for floats and over the whole range for integers."""
     rng = np.random.default_rng(seed)
     waves = np.zeros(shape)
@@ -52,8 +52,8 @@ def noisy_picture(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0)
     return (pixels * np.iinfo(kind).max).astype(kind) if kind.kind in "iu" else pixels.astype(kind)
 
 
-def write_zarr(path: Path, pixels: Picture, chunk: int = 64, axes: str | None = None) -> Path:
-    """The picture as a plain Zarr array."""
+def write_zarr(path: Path, pixels: Image, chunk: int = 64, axes: str | None = None) -> Path:
+    """The image as a plain Zarr array."""
     array = zarr.create_array(
         path,
         shape=pixels.shape,
@@ -77,7 +77,7 @@ def job_of(
     run: Mapping[str, Any] | None = None,
     **parts: Mapping[str, Any],
 ) -> Job:
-    """A job on small pictures, with small shards."""
+    """A job on small images, with small shards."""
     return Job(
         input=Input(path=str(source), **parts.get("input", {})),
         output=Output(path=str(output), shard=shard, chunk=chunk, **parts.get("output", {})),
@@ -95,8 +95,8 @@ def load_denoising(path: Path, *arguments: Any, **options: Any) -> Job:
     return job
 
 
-def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Picture:
-    """What the denoiser gives on the whole picture at once: the truth that tiles must meet, bit by bit.
+def whole_picture(job: Job, pixels: Image, depth: int, spatial: int = 2) -> Image:
+    """What the denoiser gives on the whole image at once: the truth that tiles must meet, bit by bit.
 
     ``pixels`` has the tiled axes last; all others are looped over.
     """
@@ -114,11 +114,11 @@ def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Pi
         values = (values - values.dtype.type(low)) / values.dtype.type(high - low)
         if mode:
             values = np.pad(values, depth, mode=mode)  # type: ignore[call-overload]
-        picture = torch.from_numpy(values)[None, None]
+        image = torch.from_numpy(values)[None, None]
         if denoiser.convolutional:
-            picture = picture.contiguous(memory_format=torch.channels_last)
+            image = image.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode():
-            done = model(picture)[0, 0].numpy()
+            done = model(image)[0, 0].numpy()
         if mode:
             done = done[(slice(depth, -depth),) * spatial]
         done = done * done.dtype.type(high - low) + done.dtype.type(low)
@@ -126,7 +126,7 @@ def whole_picture(job: Job, pixels: Picture, depth: int, spatial: int = 2) -> Pi
     return result
 
 
-def run_inline(job: Job) -> Picture:
+def run_inline(job: Job) -> Image:
     """The job in this process, block by block, without a cluster; returns the output's pixels."""
     plan = make_plan(job)
     create_output(plan.output, plan.layout, overwrite=True)
@@ -135,9 +135,9 @@ def run_inline(job: Job) -> Picture:
     return read_zarr(plan.output)
 
 
-def read_zarr(path: Path) -> Picture:
+def read_zarr(path: Path) -> Image:
     """The pixels of a Zarr array."""
-    pixels: Picture = zarr.open_array(path, mode="r")[...]
+    pixels: Image = zarr.open_array(path, mode="r")[...]
     return pixels
 
 

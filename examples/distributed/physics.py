@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from deepinv.physics import Blur, StackedLinearPhysics, stack
 from deepinv.physics.functional import gaussian_blur
-from pictures import picture, save_row
+from images import image, save_row
 
 from halotile import DistributedContext, distribute
 
@@ -35,12 +35,12 @@ def main() -> None:
     """Apply the stack both ways, and say how far apart they are."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--save", type=Path, help="PNG of the picture and what the cameras make of it")
-    wish = parser.parse_args()
+    parser.add_argument("--save", type=Path, help="PNG of the image and what the cameras make of it")
+    request = parser.parse_args()
 
     with DistributedContext(seed=42) as ctx:
         plain = cameras(ctx.device)
-        x = picture("camera", wish.size).to(ctx.device)
+        x = image("camera", request.size).to(ctx.device)
         physics = distribute(plain, ctx)
 
         y = physics(x)
@@ -53,9 +53,9 @@ def main() -> None:
             print(f"A:    {max(map(farthest, y, wanted)):.0e} from the plain stack")
             print(f"A^T:  {farthest(back, plain.A_adjoint(wanted)):.0e}")
             print(f"A^TA: {farthest(both, plain.A_adjoint_A(x)):.0e}")
-            if wish.save:
+            if request.save:
                 seen = {f"camera {number}": part for number, part in enumerate(y, 1)}
-                save_row(wish.save, {"picture": x, **seen, "added up": back / len(y)})
+                save_row(request.save, {"image": x, **seen, "added up": back / len(y)})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plug and play: one picture from three blurred and noisy ones, by a loop of one's own and by deepinv's.
+"""Plug and play: one image from three blurred and noisy ones, by a loop of one's own and by deepinv's.
 
 python examples/distributed/pnp.py --save pnp.png
 """
@@ -14,7 +14,7 @@ from deepinv.loss.metric import PSNR
 from deepinv.optim import L2, PnP, optim_builder
 from deepinv.physics import Blur, GaussianNoise, StackedLinearPhysics, stack
 from deepinv.physics.functional import gaussian_blur
-from pictures import picture, save_row, trained
+from images import image, save_row, trained
 
 from halotile import DistributedContext, distribute
 
@@ -61,12 +61,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--steps", type=int, default=150, help="of training")
-    parser.add_argument("--save", type=Path, help="PNG of picture, measurement and reconstruction")
-    wish = parser.parse_args()
-    network = trained(wish.steps, SIGMA)
+    parser.add_argument("--save", type=Path, help="PNG of image, measurement and reconstruction")
+    request = parser.parse_args()
+    network = trained(request.steps, SIGMA)
 
     with DistributedContext(seed=42) as ctx:
-        clean = picture("camera", wish.size).to(ctx.device)
+        clean = image("camera", request.size).to(ctx.device)
         plain = cameras(ctx.device)
         y = plain(clean)
         physics = distribute(plain, ctx)
@@ -75,17 +75,19 @@ def main() -> None:
         step = 1 / float(physics.compute_sqnorm(clean, local_only=False, verbose=False))
 
         with torch.no_grad():
-            mine = by_hand(y, physics, fidelity, prior, step, wish.iterations)
-            theirs = by_deepinv(y, physics, fidelity, prior, step, wish.iterations)
+            mine = by_hand(y, physics, fidelity, prior, step, request.iterations)
+            theirs = by_deepinv(y, physics, fidelity, prior, step, request.iterations)
 
         if ctx.rank == 0:
             psnr = PSNR()
             before, after = float(psnr(y[1], clean)), float(psnr(mine, clean))
-            print(f"reconstructed: {before:.1f} dB before, {after:.1f} dB after {wish.iterations} iterations")
+            print(
+                f"reconstructed: {before:.1f} dB before, {after:.1f} dB after {request.iterations} iterations"
+            )
             print(f"by optim_builder: {float(psnr(theirs, clean)):.1f} dB")
-            if wish.save:
+            if request.save:
                 titles = (f"second camera, {before:.1f} dB", f"reconstructed, {after:.1f} dB")
-                save_row(wish.save, {titles[0]: y[1], titles[1]: mine, "picture": clean})
+                save_row(request.save, {titles[0]: y[1], titles[1]: mine, "image": clean})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real picture, and three kernels to blur it with: one out of focus, two shaken along different lines.
+"""A real image, and three kernels to blur it with: one out of focus, two shaken along different lines.
 
 ::
 
@@ -6,7 +6,7 @@
     recon-cli simulate deblur/job.yaml
     recon-cli run deblur/job.yaml
 
-The picture is scikit-image's Hubble deep field (NASA, public domain), which comes with that package. ``README.md``
+The image is scikit-image's Hubble deep field (NASA, public domain), which comes with that package. ``README.md``
 beside this file goes on from here.
 """
 
@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 CENTRE = (430, 630)
 """Where there is much to see."""
 
-Picture = NDArray[np.float32]
+Image = NDArray[np.float32]
 
 
-def hubble(size: int | None = None) -> Picture:
+def hubble(size: int | None = None) -> Image:
     """The deep field in grey, 872 x 1000, between 0 and 1; or a square of this size out of it."""
     from skimage import data
 
-    grey: Picture = data.hubble_deep_field().mean(-1).astype(np.float32) / 255
+    grey: Image = data.hubble_deep_field().mean(-1).astype(np.float32) / 255
     if size is None:
         return grey
     rows, columns = (
@@ -41,13 +41,13 @@ def hubble(size: int | None = None) -> Picture:
     return grey[rows, columns][:size, :size]
 
 
-def defocus(edge: int, sigma: float) -> Picture:
+def defocus(edge: int, sigma: float) -> Image:
     """A gaussian kernel."""
     line = np.exp(-((np.arange(edge) - edge // 2) ** 2) / (2 * sigma**2))
     return _normed(np.outer(line, line))
 
 
-def shake(edge: int, angle: float) -> Picture:
+def shake(edge: int, angle: float) -> Image:
     """A kernel along a line."""
     kernel = np.zeros((edge, edge))
     for way in np.linspace(-(edge // 2), edge // 2, 8 * edge):
@@ -56,8 +56,8 @@ def shake(edge: int, angle: float) -> Picture:
     return _normed(kernel)
 
 
-def _normed(kernel: NDArray[Any]) -> Picture:
-    normed: Picture = (kernel / kernel.sum()).astype(np.float32)
+def _normed(kernel: NDArray[Any]) -> Image:
+    normed: Image = (kernel / kernel.sum()).astype(np.float32)
     return normed
 
 
@@ -66,13 +66,13 @@ JOBS = ("job.yaml", "pnp.yaml")
 
 
 def write(folder: Path, size: int | None = None) -> None:
-    """Write the picture, the kernels and the jobs."""
+    """Write the image, the kernels and the jobs."""
     folder.mkdir(parents=True, exist_ok=True)
-    picture = hubble(size)
+    image = hubble(size)
     truth = zarr.create_array(
-        folder / "truth.zarr", shape=picture.shape, dtype="float32", chunks=(256, 256), overwrite=True
+        folder / "truth.zarr", shape=image.shape, dtype="float32", chunks=(256, 256), overwrite=True
     )
-    truth[...] = picture
+    truth[...] = image
     for number, kernel in enumerate(KERNELS):
         np.save(folder / f"psf{number}.npy", kernel)
     for job in JOBS:
@@ -83,11 +83,11 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to write")
-    parser.add_argument("--size", type=int, help="edge of a square out of the picture; left out: all of it")
-    wish = parser.parse_args()
-    write(wish.folder, wish.size)
-    print(f"{wish.folder}: the picture, three kernels, {' and '.join(JOBS)}.")
-    print(f"Now: recon-cli simulate {wish.folder / JOBS[0]}")
+    parser.add_argument("--size", type=int, help="edge of a square out of the image; left out: all of it")
+    request = parser.parse_args()
+    write(request.folder, request.size)
+    print(f"{request.folder}: the image, three kernels, {' and '.join(JOBS)}.")
+    print(f"Now: recon-cli simulate {request.folder / JOBS[0]}")
 
 
 if __name__ == "__main__":

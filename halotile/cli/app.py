@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn, ParamSpec
 import typer
 
 from halotile.cli import exits
-from halotile.cli.screens.screen import complain, say
+from halotile.cli.screens.screen import complain, echo
 
 P = ParamSpec("P")
 RESUMABLE = ("run", "resume", "simulate")
@@ -56,7 +56,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from halotile import __version__
 
-        say(f"halotile {__version__}")
+        echo(f"halotile {__version__}")
         raise typer.Exit
 
 

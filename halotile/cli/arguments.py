@@ -64,7 +64,5 @@ AllowImport = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
 SameInput = Annotated[
     bool,
-    typer.Option(
-        "--same-input", help="The input was mended, copied or moved: go on, it is the same picture."
-    ),
+    typer.Option("--same-input", help="The input was mended, copied or moved: go on, it is the same image."),
 ]

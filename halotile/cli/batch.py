@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from halotile.cli.screens.batch_state import CANCELLED
-from halotile.cli.screens.screen import print_rows, say
+from halotile.cli.screens.screen import echo, print_rows
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
@@ -119,7 +119,7 @@ def show(prepared: Prepared) -> None:
     """The script and the plan."""
     from halotile.cli.screens.job_words import words_of
 
-    say(prepared.script)
+    echo(prepared.script)
     print_rows("plan", words_of(prepared.job).rows(prepared.plan.summary() | {"resumed_blocks": 0}))
 
 
@@ -210,7 +210,7 @@ def follow_log(directory: Path, lines: int) -> None:
             shown = text if seen else "".join(text.splitlines(keepends=True)[-lines:])
             seen = file.tell()
             if shown:
-                say(shown.removesuffix("\n"))
+                echo(shown.removesuffix("\n"))
         if over:
             return
         time.sleep(QUEUE_SECONDS)

@@ -1,4 +1,4 @@
-"""What is known of a picture without reading it, and a configuration to begin with."""
+"""What is known of an image without reading it, and a configuration to begin with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_LEVELS = 32
 
 
 def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[str, Any]:
-    """The facts of a picture, as JSON values.
+    """The facts of an image, as JSON values.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def _levels(path: str, dataset: str | None) -> list[tuple[int, ...]]:
 
 
 def _series(source: Source) -> list[tuple[int, ...]]:
-    """Shapes of the pictures in a TIFF, which a dataset chooses from; none of another format."""
+    """Shapes of the images in a TIFF, which a dataset chooses from; none of another format."""
     if source.format != "tiff":
         return []
     from halotile.storage.formats.tiff import series_shapes
@@ -73,7 +73,7 @@ def _series(source: Source) -> list[tuple[int, ...]]:
 
 
 def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = None) -> str:
-    """A configuration that denoises the picture, to be changed to taste."""
+    """A configuration that denoises the image, to be changed to taste."""
     name = Path(path.rstrip("/")).name
     stem = re.sub(r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5)$", "", name, flags=re.IGNORECASE)
     output = os.path.join(

@@ -37,8 +37,8 @@ def _stop_early(number: int, _: object) -> NoReturn:
 
 def main() -> None:
     """Entry point of ``recon-cli``."""
-    for asked in _ASKED:
-        signal.signal(asked, _stop_early)
+    for requested in _ASKED:
+        signal.signal(requested, _stop_early)
     keep_compiled_code_at_home()
     # An input that is damaged, or made for it, may ask for all the memory of a machine.
     allow_memory(psutil.virtual_memory().available)

@@ -1,4 +1,4 @@
-"""A picture made viewable: a PNG of the whole or of a part, or a TIFF at full resolution."""
+"""An image made viewable: a PNG of the whole or of a part, or a TIFF at full resolution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIFF = (".tif", ".tiff")
 
 
 @dataclass(frozen=True)
-class Wish:
+class PreviewRequest:
     """What the command line asks for."""
 
     path: str
@@ -39,7 +39,7 @@ class Wish:
     overwrite: bool = False
 
 
-def preview(wish: Wish, *, quiet: bool = False) -> str:
+def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
     """Write the file; what it is, in one line.
 
     Raises
@@ -47,72 +47,70 @@ def preview(wish: Wish, *, quiet: bool = False) -> str:
     ConfigError
         When the wish cannot be.
     InputError
-        When the picture cannot be read.
+        When the image cannot be read.
     """
-    check(wish)
-    region, at = parse_region(wish.region), parse_plane(wish.plane)
-    pictures = [_opened(wish.path, at, region, wish.level, wish.dataset)]
-    if wish.against is not None:
-        pictures.append(_opened(wish.against, at, region))
-        _refuse_other_shape(wish, *pictures)
-    with _progress(wish.file.name, quiet) as tick:
-        if _suffix(wish) == ".png":
-            return _png(wish, pictures, tick)
-        return _tiff(wish, pictures[0], tick)
+    check(request)
+    region, at = parse_region(request.region), parse_plane(request.plane)
+    images = [_opened(request.path, at, region, request.level, request.dataset)]
+    if request.against is not None:
+        images.append(_opened(request.against, at, region))
+        _refuse_other_shape(request, *images)
+    with _progress(request.file.name, quiet) as tick:
+        if _suffix(request) == ".png":
+            return _png(request, images, tick)
+        return _tiff(request, images[0], tick)
 
 
-def check(wish: Wish) -> None:
-    """Refuse what can be refused before the picture is opened."""
-    if _suffix(wish) not in (".png", *_TIFF):
+def check(request: PreviewRequest) -> None:
+    """Refuse what can be refused before the image is opened."""
+    if _suffix(request) not in (".png", *_TIFF):
         raise ConfigError(
-            f"{wish.file}: {f'nothing is written as {_suffix(wish)}' if _suffix(wish) else 'no suffix says what to write'}. "
+            f"{request.file}: {f'nothing is written as {_suffix(request)}' if _suffix(request) else 'no suffix says what to write'}. "
             "Write a name that ends in .png (small), .tif or .tiff (full resolution)."
         )
-    if _suffix(wish) in _TIFF:
-        _refuse_for_tiff(wish)
-    if wish.size is not None and wish.size < 1:
-        raise ConfigError(f"--size {wish.size}: a picture needs a pixel. Write 1 or more, such as {SIZE}.")
-    if wish.size is not None and wish.region is not None:
+    if _suffix(request) in _TIFF:
+        _refuse_for_tiff(request)
+    if request.size is not None and request.size < 1:
+        raise ConfigError(f"--size {request.size}: an image needs a pixel. Write 1 or more, such as {SIZE}.")
+    if request.size is not None and request.region is not None:
         raise ConfigError("--size and --region: a region is shown pixel by pixel. Leave one of them out.")
-    if wish.values is not None and not wish.values[0] < wish.values[1]:
-        low, high = wish.values
+    if request.values is not None and not request.values[0] < request.values[1]:
+        low, high = request.values
         raise ConfigError(f"--range {low:g} {high:g}: what is black must be less than what is white.")
-    _check_file(wish)
+    _check_file(request)
 
 
-def _refuse_for_tiff(wish: Wish) -> None:
-    given = {"--size": wish.size, "--against": wish.against, "--range": wish.values}
+def _refuse_for_tiff(request: PreviewRequest) -> None:
+    given = {"--size": request.size, "--against": request.against, "--range": request.values}
     for option, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"{option} with {wish.file}: a TIFF keeps every pixel and value of one picture. "
+                f"{option} with {request.file}: a TIFF keeps every pixel and value of one image. "
                 f"Leave {option} out, or write a name that ends in .png."
             )
 
 
-def _check_file(wish: Wish) -> None:
+def _check_file(request: PreviewRequest) -> None:
     """Refuse a place that a file may not be written to."""
-    place, folder = wish.file, wish.file.parent
+    place, folder = request.file, request.file.parent
     if not folder.is_dir():
         raise OutputRefused(f"{place}: there is no directory {folder}. Make it first.")
-    for picture in filter(None, (wish.path, wish.against)):
-        if "://" not in picture and _within(place, Path(picture)):
-            raise OutputRefused(
-                f"{place}: it is the picture {picture}, or inside it. Write a name elsewhere."
-            )
+    for image in filter(None, (request.path, request.against)):
+        if "://" not in image and _within(place, Path(image)):
+            raise OutputRefused(f"{place}: it is the image {image}, or inside it. Write a name elsewhere.")
     if place.is_dir():
         raise OutputRefused(f"{place}: a directory stands there. Write another name.")
-    if os.path.lexists(place) and not wish.overwrite:
+    if os.path.lexists(place) and not request.overwrite:
         raise OutputRefused(f"{place}: something stands there. Write another name, or --overwrite.")
 
 
-def _within(place: Path, picture: Path) -> bool:
+def _within(place: Path, image: Path) -> bool:
     there = place.resolve()
-    return picture.resolve() in (there, *there.parents)
+    return image.resolve() in (there, *there.parents)
 
 
-def _suffix(wish: Wish) -> str:
-    return wish.file.suffix.lower()
+def _suffix(request: PreviewRequest) -> str:
+    return request.file.suffix.lower()
 
 
 def parse_region(text: str | None) -> Region | None:
@@ -164,25 +162,25 @@ def _opened(
     return choose_planes(source, at, region)
 
 
-def _refuse_other_shape(wish: Wish, one: Planes, other: Planes) -> None:
+def _refuse_other_shape(request: PreviewRequest, one: Planes, other: Planes) -> None:
     shapes = [dict(zip(p.source.axes, p.source.shape, strict=True)) for p in (one, other)]
     sizes = [(shape["y"], shape["x"]) for shape in shapes]
     if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"--against {wish.against}: {size_text(sizes[1])} cannot be laid beside {size_text(sizes[0])} of "
-            f"{wish.path}. Write a picture of the same width and height."
+            f"--against {request.against}: {size_text(sizes[1])} cannot be laid beside {size_text(sizes[0])} of "
+            f"{request.path}. Write an image of the same width and height."
         )
 
 
-def _png(wish: Wish, pictures: list[Planes], tick: Callable[[float], None]) -> str:
+def _png(request: PreviewRequest, images: list[Planes], tick: Callable[[float], None]) -> str:
     from halotile.storage.images.png import write_png
 
-    edge = None if wish.region is not None else wish.size or SIZE
-    drawn = write_png(wish.file, pictures, edge=edge, values=wish.values, tick=tick)
+    edge = None if request.region is not None else request.size or SIZE
+    drawn = write_png(request.file, images, edge=edge, values=request.values, tick=tick)
     each = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
     return (
-        f"{wish.file}: {size_text(drawn.shape)}{each}; black is {drawn.low:g}, white {drawn.high:g}"
-        f"{_which(pictures[0])}"
+        f"{request.file}: {size_text(drawn.shape)}{each}; black is {drawn.low:g}, white {drawn.high:g}"
+        f"{_which(images[0])}"
     )
 
 
@@ -193,12 +191,12 @@ def _which(planes: Planes) -> str:
     return f"; plane {places}" if places else ""
 
 
-def _tiff(wish: Wish, planes: Planes, tick: Callable[[float], None]) -> str:
+def _tiff(request: PreviewRequest, planes: Planes, tick: Callable[[float], None]) -> str:
     from halotile.storage.images.tiff_export import write_tiff
 
-    nbytes = write_tiff(wish.file, planes, tick=tick)
+    nbytes = write_tiff(request.file, planes, tick=tick)
     stack = f"{shape_text(planes.counts)} planes of " if math.prod(planes.counts) > 1 else ""
-    return f"{wish.file}: {stack}{size_text(planes.shape)}, {bytes_text(nbytes)}"
+    return f"{request.file}: {stack}{size_text(planes.shape)}, {bytes_text(nbytes)}"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from halotile.cli import exits
-from halotile.cli.screens.screen import complain, print_json, print_rows, say
+from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 
 if TYPE_CHECKING:
     from halotile.graphs.jobs.sections import AnyJob
@@ -25,14 +25,14 @@ def show(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     from halotile.graphs.runs.claim import look
 
     expect_no_workers()
-    plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input, say=complain)
+    plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input, report=complain)
     figures = plan.summary() | {"resumed_blocks": look(plan)}
     script = worker_script(plan.run, plan.cluster, plan.run_directory)
     if as_json:
         print_json({"script": script, "plan": figures})
         return
     if script is not None:
-        say(script)
+        echo(script)
     print_rows("plan", words_of(job).rows(figures))
 
 
@@ -119,4 +119,4 @@ def simulate(job: AnyJob, noise: NoiseChoice, *, overwrite: bool, as_json: bool,
         print_json({"measurements": [plan.summary() for plan in plans]})
     elif not quiet:
         for plan in plans:
-            say(plan.told)
+            echo(plan.told)

@@ -291,7 +291,7 @@ def _advice_on_blocks(status: Status) -> str:
     else:
         then = f"only {'this one is' if progress.failed == 1 else 'these are'} redone"
     of_input = bool(bad) and all(block.is_of_input for block in bad)
-    cause, option = ("picture", " --same-input") if of_input else ("cause", "")
+    cause, option = ("image", " --same-input") if of_input else ("cause", "")
     again = (
         f"run `recon-cli resume {shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}`"
     )

@@ -106,7 +106,7 @@ def _compare(order: Order) -> Iterator[Finding]:
 
     start: Start = find("clusters", kind_of(order.choice).name).start
     with start(order) as cluster:
-        await_workers(cluster, order.say)
+        await_workers(cluster, order.report)
         workers = cluster.client.scheduler_info(n_workers=-1)["workers"].values()
         hosts = sorted({str(worker["host"]) for worker in workers})
         yield Finding(
@@ -147,7 +147,7 @@ def _gpus(kind: str) -> Finding:
         return Finding("GPU", "missing", f"{why}; cluster local-cuda has a worker on each")
     if not here.names:
         extra = "" if installed else f"; where there are GPUs: {INSTALL}"
-        return Finding("GPU", "note", f"none ({here.why_none}): workers compute on processors{extra}")
+        return Finding("GPU", "note", f"none ({here.why_none}): workers compute on CPUs{extra}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = f", those that CUDA_VISIBLE_DEVICES shows ({visible})" if visible is not None else ""
     lacks = "" if installed else f"; for a worker on each: {INSTALL}"

@@ -56,7 +56,7 @@ def execute(
             folder = private_base() if kind.name == "ranks" else made.folder
             order = dataclasses.replace(order, credentials=made, folder=order.folder or folder)
         cluster = held.enter_context(start(order))
-        await_workers(cluster, order.say)
+        await_workers(cluster, order.report)
         started(cluster.dashboard)
         environment[ADDRESS] = str(cluster.client.scheduler.address)
         allow_memory(None)  # the script decides how much it takes

@@ -16,11 +16,11 @@ LEASE_SECONDS = 600.0
 BATCH_JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "OAR_JOB_ID", "SGE_TASK_ID", "_CONDOR_JOB_AD")
 """Set inside a job of a batch system."""
 
-Say = Callable[[str], object]
+Report = Callable[[str], object]
 """Passes a line on."""
 
 
-def silent(_: str) -> None:
+def no_report(_: str) -> None:
     """Nobody waits."""
 
 
@@ -42,7 +42,7 @@ def patience_seconds(usual: float, environment: Mapping[str, str] = os.environ) 
 
 
 @contextmanager
-def told_if_slow(say: Say, what: str, seconds: float | None = None) -> Iterator[None]:
+def report_if_slow(report: Report, what: str, seconds: float | None = None) -> Iterator[None]:
     """Say what is being done if it takes longer than so many ``seconds``, or :data:`SECONDS`.
 
     Examples
@@ -50,7 +50,7 @@ def told_if_slow(say: Say, what: str, seconds: float | None = None) -> Iterator[
     >>> with told_if_slow(print, "adding numbers"):
     ...     assert 1 + 1 == 2
     """
-    timer = threading.Timer(SECONDS if seconds is None else seconds, say, [what])
+    timer = threading.Timer(SECONDS if seconds is None else seconds, report, [what])
     timer.daemon = True
     timer.start()
     try:

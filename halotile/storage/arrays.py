@@ -97,7 +97,7 @@ def _format_of(text: str, dataset: str | None) -> Any:
 
 
 def open_numbers(path: str | os.PathLike[str]) -> Readable:
-    """The array at ``path``; in a Zarr or .npy it may hold what is no picture: complex numbers, a single axis.
+    """The array at ``path``; in a Zarr or .npy it may hold what is no image: complex numbers, a single axis.
 
     Raises
     ------

@@ -31,13 +31,16 @@ _WORDS = {"time": "t", "frame": "t", "channel": "c", "channels": "c", "band": "c
 
 
 def choose_axes(
-    asked: str | None, named: Sequence[str | None] | None, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    requested: str | None,
+    named: Sequence[str | None] | None,
+    shape: tuple[int, ...],
+    dtype: np.dtype[np.generic],
 ) -> tuple[str, ...]:
     """One distinct lower-case letter for each axis.
 
     Parameters
     ----------
-    asked : str or None
+    requested : str or None
         What the user wrote, such as ``"tcyx"``.
     named : sequence of str or None
         What the file calls its axes.
@@ -58,8 +61,8 @@ def choose_axes(
     >>> choose_axes(None, None, (64, 64, 3), np.dtype("uint8"))
     ('y', 'x', 'c')
     """
-    if asked is not None:
-        return _checked(asked, shape)
+    if requested is not None:
+        return _checked(requested, shape)
     from_file = letters(named) if named and len(named) == len(shape) else None
     return from_file or _default(shape, dtype)
 
@@ -90,20 +93,20 @@ def _letter(name: str | None) -> str | None:
     return word if len(word) == 1 and word in string.ascii_lowercase else _WORDS.get(word)
 
 
-def _checked(asked: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     """The letters that the user wrote, refused where they cannot be."""
-    axes = tuple(asked.lower())
+    axes = tuple(requested.lower())
     if len(axes) != len(shape):
         raise InputError(
-            f"axes is {asked!r}, {len(axes)} letters, but the array has {len(shape)} axes: its shape is {shape}. "
+            f"axes is {requested!r}, {len(axes)} letters, but the array has {len(shape)} axes: its shape is {shape}. "
             f"Write one letter for each, such as {_BY_COUNT.get(len(shape), 'tczyx')!r}."
         )
     if len(set(axes)) != len(axes) or not all(letter in string.ascii_lowercase for letter in axes):
         raise InputError(
-            f"axes is {asked!r}: every axis needs a letter of its own. Write letters a to z, each once."
+            f"axes is {requested!r}: every axis needs a letter of its own. Write letters a to z, each once."
         )
     if not {"y", "x"} <= set(axes):
-        raise InputError(f"axes is {asked!r}: a picture has the axes y and x. Name both.")
+        raise InputError(f"axes is {requested!r}: an image has the axes y and x. Name both.")
     return axes
 
 

@@ -86,7 +86,7 @@ class Region:
         return self.shift(tuple(-a for a in origin.start))
 
     def scale(self, factor: tuple[int, ...]) -> Region:
-        """The region in a picture that is ``factor`` times finer on each axis."""
+        """The region in an image that is ``factor`` times finer on each axis."""
         return Region(
             tuple(a * f for a, f in zip(self.start, factor, strict=True)),
             tuple(b * f for b, f in zip(self.stop, factor, strict=True)),

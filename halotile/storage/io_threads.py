@@ -1,6 +1,6 @@
 """Hands that read and write the pieces of a block side by side: the caller's own two, unless a worker is given more.
 
-A processor that computes has no core to spare for them. A card outruns one thread that decodes and one that encodes.
+A CPU that computes has no core to spare for them. A GPU outruns one thread that decodes and one that encodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Hands:
+class IoThreads:
     """Threads of this process.
 
     Examples
@@ -69,5 +69,5 @@ class Hands:
             pass
 
 
-HANDS = Hands()
+IO_THREADS = IoThreads()
 """Those of this process."""

@@ -16,7 +16,7 @@ from halotile.storage.disk.durable import GONE
 from halotile.storage.formats.base import Header, Reader
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import OmePicture
+from halotile.storage.sharded.ome_metadata import OmeImage
 
 Opener = Callable[..., Reader]
 """``opener(path, **options) -> Reader``: importable by name, so that it can be pickled."""
@@ -97,7 +97,7 @@ class StoredArray:
         return self._header.units
 
     @property
-    def ome(self) -> OmePicture | None:
+    def ome(self) -> OmeImage | None:
         """What OME metadata say besides axes, scale and units; None where there are no such metadata."""
         return self._header.ome
 

@@ -16,8 +16,8 @@ from halotile.errors import InputError
 from halotile.storage.disk.durable import is_full
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.sharded.output import WrittenBlock
-from halotile.tasks.devices.cpu_kind import processor
-from halotile.tasks.devices.prefetch import Lanes
+from halotile.tasks.devices.cpu_kind import cpu_kind
+from halotile.tasks.devices.prefetch import Prefetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Receipt:
     seconds: float = 0.0
     peak_memory_bytes: int = 0
     device_peak_bytes: int = 0
-    """The most that tensors held on a card."""
+    """The most that tensors held on a GPU."""
     batch: int = 0
     worker: str = ""
-    processor: str = ""
-    """What decided on the last bits: see :func:`~halotile.tasks.devices.cpu_kind.processor`."""
+    cpu_kind: str = ""
+    """What decided on the last bits: see :func:`~halotile.tasks.devices.cpu_kind.cpu_kind`."""
     took: dict[int, float] = field(default_factory=dict)
     """How long the computing thread was at each block that is done, in seconds."""
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class BlockTask(Protocol):
         ...
 
     @property
-    def hands(self) -> int:
+    def io_threads(self) -> int:
         """Threads that read and write the pieces of a block side by side."""
         ...
 
@@ -107,7 +107,7 @@ class Stages(Protocol):
 
     @property
     def device_peak_bytes(self) -> int:
-        """The most that they held on a card; 0 where there is none."""
+        """The most that they held on a GPU; 0 where there is none."""
         ...
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class BlockRunner:
     def __init__(self, task: BlockTask) -> None:
         self.grid = task.grid
         self.stages = task.stages()
-        self.lanes = Lanes(overlap=task.overlap)
+        self.prefetch = Prefetch(overlap=task.overlap)
 
     def run(
         self,
@@ -157,7 +157,7 @@ class BlockRunner:
         blocks = (self.grid.block_at(number) for number in numbers)
         turned = began
         late = began + (math.inf if limit_seconds is None else limit_seconds)
-        for place, (block, fetched) in enumerate(self.lanes.ahead(blocks, self.stages.read)):
+        for place, (block, fetched) in enumerate(self.prefetch.ahead(blocks, self.stages.read)):
             if not is_wanted() or (place and time.perf_counter() > late):
                 break
             try:
@@ -166,18 +166,18 @@ class BlockRunner:
                 receipt.bad.append(self._bad(block, error))
                 turned = time.perf_counter()
                 continue
-            self.lanes.behind(block, partial(self._write, block, result, receipt))
+            self.prefetch.behind(block, partial(self._write, block, result, receipt))
             del result  # it would be held until the next one is there
             now = time.perf_counter()
             receipt.took[block.number], turned = now - turned, now
             self._collect(receipt)
-        self.lanes.finish()
+        self.prefetch.finish()
         self._collect(receipt)
         receipt.seconds = time.perf_counter() - began
         receipt.peak_memory_bytes = peak_memory_bytes()
         receipt.device_peak_bytes = self.stages.device_peak_bytes
         receipt.batch = self.stages.batch
-        receipt.processor = processor()
+        receipt.cpu_kind = cpu_kind()
         return receipt
 
     def _write(self, block: Block, result: Any, receipt: Receipt) -> None:
@@ -187,7 +187,7 @@ class BlockRunner:
 
     def _collect(self, receipt: Receipt) -> None:
         """Note the blocks whose write has ended."""
-        for block, error in self.lanes.written():
+        for block, error in self.prefetch.written():
             if error is None:
                 receipt.done.append(block.number)
             else:

@@ -13,11 +13,11 @@ from halotile.storage.grid import Block, Grid
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.storage.sharded.output import ShardWriter, to_dtype
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoised_image import keep_on_cards
+from halotile.tasks.denoised_image import keep_on_gpus
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.device import Device, unless_lost
 from halotile.tasks.devices.gpu import open_device
-from halotile.tasks.finite import check_picture, check_side
+from halotile.tasks.finite import check_image, check_side
 from halotile.tasks.inner_tiles import Computed, Staged, TileRunner, Tiling
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
@@ -42,10 +42,10 @@ class DenoiseTask:
     on_nan: str
     overlap: bool
     channels_last: bool = False
-    hands: int = 1
+    io_threads: int = 1
     """Threads that read and write the pieces of a block side by side."""
     records: bool = False
-    """Whether a card records what a batch asks of it: see :class:`~halotile.tasks.devices.gpu.Card`."""
+    """Whether a GPU records what a batch asks of it: see :class:`~halotile.tasks.devices.gpu.Gpu`."""
     seals: Mapping[str, str] = field(default_factory=dict)
     """What the denoiser has to be built of: see :func:`~halotile.tasks.trials.provenance.seals_of`."""
 
@@ -61,7 +61,7 @@ class DenoiseTask:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """What was read of a block: on its way to the device, how many bytes, and the picture with its mask where there is one."""
+    """What was read of a block: on its way to the device, how many bytes, and the image with its mask where there is one."""
 
     staged: Staged
     size: int
@@ -70,7 +70,7 @@ class ReadBlock:
 
 @dataclass(frozen=True, slots=True)
 class Denoising:
-    """A core on its way to the disk, and the picture with its mask where there is one."""
+    """A core on its way to the disk, and the image with its mask where there is one."""
 
     computed: Computed
     masked: tuple[Pixels, Pixels] | None
@@ -81,7 +81,7 @@ class DenoiseStages:
 
     def __init__(self, task: DenoiseTask, device: Device | None = None) -> None:
         self.task = task
-        keep_on_cards(())
+        keep_on_gpus(())
         self.tiles = TileRunner(
             build_sealed(task.denoiser, task.seals),
             device or open_device(task.device, task.precision, task.channels_last, task.records),
@@ -97,7 +97,7 @@ class DenoiseStages:
 
     @property
     def device_peak_bytes(self) -> int:
-        """The most that they held on a card; 0 where there is none."""
+        """The most that they held on a GPU; 0 where there is none."""
         return self.tiles.device.peak_bytes()
 
     def check(self) -> None:
@@ -105,11 +105,11 @@ class DenoiseStages:
         check_purity(self.task.denoiser, len(self.task.roles.spatial), self.tiles.model_here)
 
     def read(self, block: Block) -> ReadBlock:
-        """The window of the picture, and that of each side input, on their way to the device."""
+        """The window of the image, and that of each side input, on their way to the device."""
         task, roles = self.task, self.task.roles
         pixels = read_window(task.source, block.window, task.rim)
         if task.on_nan == "fail":
-            check_picture(pixels, task.source, block.window, task.rim, roles.axes)
+            check_image(pixels, task.source, block.window, task.rim, roles.axes)
         sides = {name: self._read_side(name, side, block) for name, side in task.sides.items()}
         size = pixels.nbytes + sum(side.nbytes for side in sides.values())
         arranged = {name: self._arrange_side(side) for name, side in sides.items()}
@@ -119,7 +119,7 @@ class DenoiseStages:
         return ReadBlock(staged, size, None if mask is None else (pixels, mask))
 
     def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> Denoising:
-        """The core, denoised; on a card, before long."""
+        """The core, denoised; on a GPU, before long."""
         task, roles = self.task, self.task.roles
         reach = task.rim.reach(block.window, task.grid.shape)
         channels = task.channels_out if roles.channel is not None else 1
@@ -147,7 +147,7 @@ class DenoiseStages:
         receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
 
     def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
-        """A side input of the picture's shape, or of its tiled axes alone."""
+        """A side input of the image's shape, or of its tiled axes alone."""
         window, rim, axes = block.window, self.task.rim, self.task.roles.axes
         if len(side.shape) != len(self.task.grid.shape):
             spatial = self.task.roles.spatial

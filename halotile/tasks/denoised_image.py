@@ -29,8 +29,8 @@ _KEPT = 2
 """Models that a process keeps: a solver has one, and the next may follow it on the same workers."""
 
 
-def keep_on_cards(parts: Collection[Denoised]) -> None:
-    """Keep nothing else on a card: what an earlier job left there is in nobody's plan."""
+def keep_on_gpus(parts: Collection[Denoised]) -> None:
+    """Keep nothing else on a GPU: what an earlier job left there is in nobody's plan."""
     wanted = {part.key for part in parts}
     with _guard:
         for key in [key for key, runner in _kept.items() if runner.device.kind != "cpu"]:
@@ -61,7 +61,7 @@ class Denoised:
     channels_last : bool
         Whether a network's activations are laid out so.
     records : bool
-        Whether a card records what a batch asks of it: see :class:`~halotile.tasks.devices.gpu.Card`.
+        Whether a GPU records what a batch asks of it: see :class:`~halotile.tasks.devices.gpu.Gpu`.
     seals : mapping of str to str
         What the denoiser has to be built of: see :func:`~halotile.tasks.trials.provenance.seals_of`.
     """

@@ -16,8 +16,8 @@ from halotile.tasks.devices.device import all_finite
 _LINES = {"y": "row", "x": "column"}
 
 
-def check_picture(pixels: Pixels, source: Readable, window: Region, rim: Rim, axes: Sequence[str]) -> None:
-    """Refuse NaN and infinity in what was read of the picture.
+def check_image(pixels: Pixels, source: Readable, window: Region, rim: Rim, axes: Sequence[str]) -> None:
+    """Refuse NaN and infinity in what was read of the image.
 
     Raises
     ------
@@ -25,9 +25,9 @@ def check_picture(pixels: Pixels, source: Readable, window: Region, rim: Rim, ax
         Saying where.
     """
     if not all_finite(pixels):
-        where = in_words(~np.isfinite(pixels), source, window, rim, axes)
+        where = describe(~np.isfinite(pixels), source, window, rim, axes)
         raise InputError(
-            f"the input holds NaN or infinity in {where}. Mend the picture, or write run.on_nan: propagate."
+            f"the input holds NaN or infinity in {where}. Mend the image, or write run.on_nan: propagate."
         )
 
 
@@ -42,7 +42,7 @@ def check_side(
 ) -> None:
     """Refuse NaN and infinity in what was read of a side input, and noise that is negative.
 
-    Where the picture is mapped from ``values`` to 0..1, noise above 1 is refused as well: it counts as the
+    Where the image is mapped from ``values`` to 0..1, noise above 1 is refused as well: it counts as the
     stored numbers do.
 
     Raises
@@ -52,7 +52,7 @@ def check_side(
     """
     if name == "sigma" and values is not None and pixels.size and pixels.max() > 1:
         raise InputError(
-            f"the side input sigma holds {float(pixels.max()):g}. {mapped_in_words(values)} "
+            f"the side input sigma holds {float(pixels.max()):g}. {describe_range(values)} "
             f"Divide the map by {values[1] - values[0]:g}."
         )
     noise = name == "sigma" and pixels.dtype.kind in "if"
@@ -60,24 +60,24 @@ def check_side(
         return
     bad = ~np.isfinite(pixels) | (pixels < 0 if noise else False)
     what = "NaN, infinity or negative values" if noise else "NaN or infinity"
-    where = in_words(bad, source, window, rim, axes)
+    where = describe(bad, source, window, rim, axes)
     raise InputError(f"the side input {name} holds {what} in {where}. Mend input.sides.{name}.")
 
 
-def mapped_in_words(values: tuple[float, float], what: str = "noise") -> str:
-    """What a noise level or a strength counts in where the picture is mapped from a range of values."""
-    return f"The picture's {values[0]:g} to {values[1]:g} are denoised as 0 to 1, and {what} counts in that."
+def describe_range(values: tuple[float, float], what: str = "noise") -> str:
+    """What a noise level or a strength counts in where the image is mapped from a range of values."""
+    return f"The image's {values[0]:g} to {values[1]:g} are denoised as 0 to 1, and {what} counts in that."
 
 
-def in_words(bad: NDArray[Any], source: Readable, window: Region, rim: Rim, axes: Sequence[str]) -> str:
-    """The part of a picture that a window covers, and its first pixel that is bad."""
+def describe(bad: NDArray[Any], source: Readable, window: Region, rim: Rim, axes: Sequence[str]) -> str:
+    """The part of an image that a window covers, and its first pixel that is bad."""
     inside = window.clip(Region.whole(source.shape))
     part = ", ".join(
         f"{_LINES.get(axis, axis)}{'s' if axis in _LINES else ''} {a}–{b - 1}"
         for axis, a, b in zip(axes, inside.start, inside.stop, strict=True)
     )
     first = np.unravel_index(int(bad.argmax()), bad.shape)
-    # Past the edge of the picture stands what the rim rule took from inside.
+    # Past the edge of the image stands what the rim rule took from inside.
     at = [
         int(source_positions(a, b, n, rule)[i])
         for a, b, n, rule, i in zip(window.start, window.stop, source.shape, rim.rules, first, strict=True)

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class Tiling:
     """How the tiles of a block are cut and what happens to their values.
 
-    ``tile``, ``depth``, ``align``, ``least`` and ``picture`` have one entry for each tiled axis; windows
-    are at least ``least`` long where the picture is.
+    ``tile``, ``depth``, ``align``, ``least`` and ``image`` have one entry for each tiled axis; windows
+    are at least ``least`` long where the image is.
     """
 
     tile: tuple[int, ...]
     depth: Depth
     align: tuple[int, ...]
     least: tuple[int, ...]
-    picture: tuple[int, ...]
+    image: tuple[int, ...]
     scale: int
     batch: int
     range: tuple[float, float] | None
@@ -97,7 +97,7 @@ def _one_shape(window: Region, available: Region, full: tuple[int, ...], tiling:
         first = min(max(a, low), max(low, high - length)) // k * k
         start.append(max(first, low))
         stop.append(max(min(first + length, high), min(b, high)))
-    return align_outward(Region(tuple(start), tuple(stop)), tiling.align, tiling.picture)
+    return align_outward(Region(tuple(start), tuple(stop)), tiling.align, tiling.image)
 
 
 class TileRunner:
@@ -163,7 +163,7 @@ class TileRunner:
             raise
 
     def launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
-        """Denoise ``core``; on a card, without waiting for it.
+        """Denoise ``core``; on a GPU, without waiting for it.
 
         Parameters
         ----------
@@ -245,7 +245,7 @@ class TileRunner:
         return batch
 
     def _put(self, values: torch.Tensor, place: torch.Tensor) -> None:
-        """Values of a tile into the result, in the units of the picture."""
+        """Values of a tile into the result, in the units of the image."""
         if self.tiling.range is None:
             place.copy_(values)
         else:

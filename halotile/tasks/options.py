@@ -44,7 +44,7 @@ def told(what: str) -> dict[str, str]:
     return {"told": what}
 
 
-def what_is_told(kind: type, key: str) -> str | None:
+def description_of(kind: type, key: str) -> str | None:
     """What :func:`told` says of a key of a dataclass, if anything.
 
     Examples

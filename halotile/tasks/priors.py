@@ -218,8 +218,8 @@ class Gradients(Density):
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         whole = Region.whole(self.shape)
-        further = [stop + (axis in self.axes) for axis, stop in enumerate(region.stop)]
-        window = Region(region.start, tuple(further)).clip(whole)
+        continuation = [stop + (axis in self.axes) for axis, stop in enumerate(region.stop)]
+        window = Region(region.start, tuple(continuation)).clip(whole)
         pixels = self.image.read(window).astype(np.float64)
         squares = np.zeros(region.shape)
         for axis in self.axes:

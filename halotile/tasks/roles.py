@@ -50,7 +50,7 @@ class Roles:
         return np.expand_dims(view, len(self.looped)) if self.channel is None else view
 
     def restore(self, arranged: NDArray[Any]) -> NDArray[Any]:
-        """The view of the picture that :meth:`arrange` made this one of."""
+        """The view of the image that :meth:`arrange` made this one of."""
         view = arranged.squeeze(len(self.looped)) if self.channel is None else arranged
         return view.transpose(np.argsort(self._order))
 

@@ -83,7 +83,7 @@ class Scope:
             if region.inside(there):
                 return pixels[region.relative_to(there).slices]
         axes = len(image.shape)
-        wide = region.grow(((0, 0),) * (axes - 2) + ((image.slack, image.slack),) * min(2, axes))
+        wide = region.grow(((0, 0),) * (axes - 2) + ((image.margin, image.margin),) * min(2, axes))
         wide = wide.clip(Region.whole(image.shape))
         return self.hold(image, wide)[region.relative_to(wide).slices]
 
@@ -114,7 +114,7 @@ class Shared:
     ----------
     source : Readable
         The image.
-    slack : int
+    margin : int
         Pixels more that are read on each side of the last two axes: operators of a stack ask for nearly the same
         window, one after the other, and a periodic one asks for a slab on either side.
     computed : bool
@@ -122,7 +122,7 @@ class Shared:
     """
 
     source: Readable
-    slack: int = 0
+    margin: int = 0
     computed: bool = False
 
     @cached_property

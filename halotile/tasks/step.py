@@ -16,7 +16,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.output import ShardWriter, to_dtype
 from halotile.tasks.block import Receipt
 from halotile.tasks.convolution.overlap_save import snapped
-from halotile.tasks.denoised_image import Denoised, keep_on_cards
+from halotile.tasks.denoised_image import Denoised, keep_on_gpus
 from halotile.tasks.exact_sums import distance, dot
 from halotile.tasks.inner_tiles import TileRunner
 from halotile.tasks.shared import Scope, Shared
@@ -59,7 +59,7 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class View:
     """How far around a core a step looks, inside the image.
 
     Parameters
@@ -122,7 +122,7 @@ class StepTask:
         What is added up besides, of images that were read or written.
     stored : tuple of Shared
         Stored images that are read ahead.
-    sight : Sight
+    view : Sight
         How far around the core they are read ahead.
     denoised : tuple of Denoised
         What is denoised anywhere in ``images``.
@@ -130,7 +130,7 @@ class StepTask:
         Whether the next read and the last write go on beside the computation.
     by_shard : bool
         Whether each shard is computed for itself: for images whose bits depend on the region that is asked for.
-    hands : int
+    io_threads : int
         Threads that read and write the pieces of a block side by side.
     """
 
@@ -138,11 +138,11 @@ class StepTask:
     images: tuple[tuple[ShardWriter, Readable], ...]
     sums: tuple[Sum, ...]
     stored: tuple[Shared, ...]
-    sight: Sight
+    view: View
     denoised: tuple[Denoised, ...]
     overlap: bool
     by_shard: bool = False
-    hands: int = 1
+    io_threads: int = 1
 
     @property
     def batch(self) -> int:
@@ -160,7 +160,7 @@ class StepStages:
     def __init__(self, task: StepTask) -> None:
         self.task = task
         if task.denoised:
-            keep_on_cards(task.denoised)
+            keep_on_gpus(task.denoised)
         self.runners = [part.runner() for part in task.denoised]
         for runner in self.runners:
             runner.device.forget_peak()
@@ -172,7 +172,7 @@ class StepStages:
 
     @property
     def device_peak_bytes(self) -> int:
-        """The most that they held on a card; 0 where there is none."""
+        """The most that they held on a GPU; 0 where there is none."""
         return max((runner.device.peak_bytes() for runner in self.runners), default=0)
 
     def check(self) -> None:
@@ -186,7 +186,7 @@ class StepStages:
         """The stored images around the core, held for the block."""
         with Scope(list(cells_of(block.core, self.task.images[0][0].layout.shard))) as scope:
             for image in self.task.stored:
-                image.hold(self.task.sight.window(block.core, image.shape))
+                image.hold(self.task.view.window(block.core, image.shape))
         return scope
 
     def compute(self, block: Block, scope: Scope, receipt: Receipt) -> list[NDArray[Any]]:

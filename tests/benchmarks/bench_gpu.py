@@ -1,7 +1,7 @@
-"""The table of a card: ``python tests/benchmarks/bench_gpu.py [--edge N] [--repeats N] [--out FILE] [--device cpu]``.
+"""The table of a GPU: ``python tests/benchmarks/bench_gpu.py [--edge N] [--repeats N] [--out FILE] [--device cpu]``.
 
 Programs take turns, each in a process of its own; ratios are of the medians of one run. With ``--device cpu`` the same programs
-run on the processor, on small pictures: a rehearsal, whose figures say nothing of a card.
+run on the CPU, on small images: a rehearsal, whose figures say nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 Results = dict[str, list[dict[str, Any]]]
 COLUMNS = "| case | bar | measured | single runs | medians | |\n|---|---|---|---|---|---|"
 NOTES = """\
-- **end to end** is a job from Zarr to Zarr on workers that are up and have begun with CUDA: the model brought to the card, blocks read,
+- **end to end** is a job from Zarr to Zarr on workers that are up and have begun with CUDA: the model brought to the GPU, blocks read,
   computed, encoded, written and synced, journal kept. The plan was made before; how long that took has a row of its own.
-- **bare forward** is the same model on pixels that are on the card already, float32 without TF32, cuDNN choosing by stopwatch: no
+- **bare forward** is the same model on pixels that are on the GPU already, float32 without TF32, cuDNN choosing by stopwatch: no
   halo, no disk, the best of some tiles, batches and memory layouts. A job's cuDNN chooses by rule, so that all workers write the same bits; what that
   costs has a row of its own. It counts every pixel that goes through the model.
 - **with the halo counted** is the same ratio with the pixels of the halo counted as work of ours.
 - **pure copy** is one worker's reads and writes of the same blocks, with the same threads and nothing computed.
-- **busy** is the time between the beginning and the end of each block's work on the card, by its own clock, of the time in which blocks
-  streamed, for each worker. Gaps between the kernels of a block count as busy. Where two share a card, the clock of each runs on while the other computes.
+- **busy** is the time between the beginning and the end of each block's work on the GPU, by its own clock, of the time in which blocks
+  streamed, for each worker. Gaps between the kernels of a block count as busy. Where two share a GPU, the clock of each runs on while the other computes.
 - **VRAM** is torch's own peak of allocated memory, the larger of the workers'.
-- **MONAI** and **deepinv.distributed** get the picture on the card and leave the result there: no disk. Windows of 2048 with as little
+- **MONAI** and **deepinv.distributed** get the image on the GPU and leave the result there: no disk. Windows of 2048 with as little
   overlap as the network allows, or their defaults, which leave seams where the network looks farther. The memory layout is that in which the
   bare forward is faster."""
 
@@ -49,7 +49,7 @@ class Case:
     title: str
     edge: int
     small_edge: int
-    """Of the rehearsal on the processor."""
+    """Of the rehearsal on the CPU."""
     agreement_edge: int
     bare_bar: float | None = None
     copy_bar: float | None = None
@@ -72,7 +72,7 @@ PEERS = {
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print the table; 1 where a program failed or a bar is missed, 2 without a card."""
+    """Measure, print the table; 1 where a program failed or a bar is missed, 2 without a GPU."""
     given = _arguments(words)
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
@@ -97,7 +97,7 @@ def main(words: Sequence[str] | None = None) -> int:
     missed = sum(line.endswith("| missed |") for line in lines)
     if missed:
         print(f"{missed} of the bars {'is' if missed == 1 else 'are'} missed", file=sys.stderr)
-    # On the processor bars mean nothing.
+    # On the CPU bars mean nothing.
     return 1 if bench.failed or (missed and given.device == "cuda") else 0
 
 
@@ -105,16 +105,14 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--edge", type=int, help="edge of the pictures in pixels, a multiple of 128")
-    parser.add_argument("--look", action="store_true", help="only look whether there is a card")
+    parser.add_argument("--edge", type=int, help="edge of the images in pixels, a multiple of 128")
+    parser.add_argument("--look", action="store_true", help="only look whether there is a GPU")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--minutes", type=float, default=6.0, help="no round but the first begins that would end later"
     )
     parser.add_argument("--unet-width", type=int, help="channels of the U-Net at full resolution")
-    parser.add_argument(
-        "--folder", type=Path, help="where pictures and outputs go; by default a temporary one"
-    )
+    parser.add_argument("--folder", type=Path, help="where images and outputs go; by default a temporary one")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     given = parser.parse_args(words)
     if given.repeats < 1 or (given.edge is not None and (given.edge < 1 or given.edge % 128)):
@@ -122,18 +120,18 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     if unknown := set(given.only) - set(CASES):
         parser.error(f"there is no {unknown.pop()}; write some of {', '.join(CASES)}")
     if given.device == "cpu" and given.out and DOCS in given.out.resolve().parents:
-        parser.error("figures of the processor do not belong into the documentation: write another --out")
+        parser.error("figures of the CPU do not belong into the documentation: write another --out")
     given.unet_width = given.unet_width or (64 if given.device == "cuda" else 8)
     return given
 
 
 def head(device: dict[str, Any], kind: str) -> list[str]:
-    """Where and with what the table was measured; that it was not, on the processor."""
+    """Where and with what the table was measured; that it was not, on the CPU."""
     packages = versions("dask", "zarr", "torch", "numpy")
     if kind == "cpu":
         return [
-            f"**A rehearsal on the processor**, {date.today().isoformat()}, {machine()}, {packages}: the same programs on small pictures. "
-            "None of these figures says anything about a card."
+            f"**A rehearsal on the CPU**, {date.today().isoformat()}, {machine()}, {packages}: the same programs on small images. "
+            "None of these figures says anything about a GPU."
         ]
     return [
         f"Measured {date.today().isoformat()} on one {device['name']} ({device['memory_bytes'] / 2**30:.0f} GiB), {machine()}, "
@@ -147,7 +145,7 @@ class Bench:
     Parameters
     ----------
     folder : Path
-        Where pictures and outputs go.
+        Where images and outputs go.
     device : str
         ``cuda``, or ``cpu`` for a rehearsal.
     repeats, minutes
@@ -250,7 +248,7 @@ class Table:
             )
         yield self.figure("busy, one worker", one, "busy", "")
         yield self.memory(one)
-        yield self.ratio("two workers on the card / one", two, one, None)
+        yield self.ratio("two workers on the GPU / one", two, one, None)
         yield self.figure("busy, two workers", two, "busy", "")
         yield self.figure("largest difference from the processor", "agreement", "difference", "", 1e-5)
         if case.peers:

@@ -1,4 +1,4 @@
-"""A copy of a picture by a worker's own reads and writes, with nothing computed between them."""
+"""A copy of an image by a worker's own reads and writes, with nothing computed between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halotile.storage.grid import Block, Grid
-from halotile.storage.io_threads import HANDS
+from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import BlockRunner, Receipt
@@ -15,12 +15,12 @@ from halotile.tasks.devices.device import prepare_process
 
 @dataclass(frozen=True)
 class Copy:
-    """What a copy does to a block: one thread reads the next and another one writes the last, as in a job on a card."""
+    """What a copy does to a block: one thread reads the next and another one writes the last, as in a job on a GPU."""
 
     source: Readable
     writer: ShardWriter
     grid: Grid
-    hands: int
+    io_threads: int
     overlap = True
     batch = 1
     device_peak_bytes = 0
@@ -48,7 +48,7 @@ class Copy:
 def copied(task: Copy) -> float:
     """Seconds that it takes this process."""
     prepare_process(threads=1)
-    HANDS.employ(task.hands)
+    IO_THREADS.employ(task.io_threads)
     receipt = BlockRunner(task).run(range(len(task.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
     return receipt.seconds

@@ -1,4 +1,4 @@
-"""Pictures and weights that the benchmarks run on: made once, from fixed seeds."""
+"""Images and weights that the benchmarks run on: made once, from fixed seeds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CNN_REACH = CNN["depth"]
 BOX = 9
 
 
-def picture(folder: Path, edge: int, chunk: int = 512, squares: int = 1) -> Path:
-    """A noisy float32 picture as a plain Zarr of uncompressed chunks: so many squares, one below the other."""
-    path = folder / f"picture-{squares}-{edge}-{chunk}.zarr"
+def image(folder: Path, edge: int, chunk: int = 512, squares: int = 1) -> Path:
+    """A noisy float32 image as a plain Zarr of uncompressed chunks: so many squares, one below the other."""
+    path = folder / f"image-{squares}-{edge}-{chunk}.zarr"
     if not path.exists():
         array = zarr.create_array(
             path, shape=(squares * edge, edge), dtype="float32", chunks=(chunk, chunk), compressors=None

@@ -2,7 +2,7 @@
 
 Every program prints one line of JSON: ``seconds`` of wall time with its cluster up and its imports
 done, and ``peak_bytes`` where memory is the question. Ours and its peers get the same
-picture, the same function and two workers of one thread.
+image, the same function and two workers of one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.data import BOX, CNN, CNN_REACH, box, network, our_network, picture, weights
+from tests.benchmarks.data import BOX, CNN, CNN_REACH, box, image, network, our_network, weights
 from tests.benchmarks.measuring import Result, fresh, in_two_processes, main, warm, watched_memory
 
 TILE = 512
@@ -77,7 +77,7 @@ def ours_box(folder: Path, edge: int) -> Result:
     from halotile.tasks.denoisers.function import GivenFunction
 
     choice = GivenFunction(call=box, depth=BOX // 2)
-    return run_job(picture(folder, edge), fresh(folder / "ours-box.zarr"), choice)
+    return run_job(image(folder, edge), fresh(folder / "ours-box.zarr"), choice)
 
 
 def ours_cnn(folder: Path, edge: int, workers: int = 2, squares: int = 1) -> Result:
@@ -85,7 +85,7 @@ def ours_cnn(folder: Path, edge: int, workers: int = 2, squares: int = 1) -> Res
     from halotile.graphs.jobs.sections import DenoiserChoice
 
     choice = DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN})
-    source = picture(folder, edge, squares=squares)
+    source = image(folder, edge, squares=squares)
     return run_job(source, fresh(folder / "ours-cnn.zarr"), choice, workers=workers)
 
 
@@ -104,9 +104,7 @@ def ours_gaussian(folder: Path, edge: int) -> Result:
     from halotile.graphs.jobs.sections import DenoiserChoice
 
     choice = DenoiserChoice(name="gaussian", options={"sigma": 2.0})
-    return run_job(
-        picture(folder, edge), fresh(folder / "ours-gaussian.zarr"), choice, block=1024, watch=True
-    )
+    return run_job(image(folder, edge), fresh(folder / "ours-gaussian.zarr"), choice, block=1024, watch=True)
 
 
 def ours_noop(folder: Path, blocks: int) -> Result:
@@ -178,7 +176,7 @@ def stock(
     import dask.array as da
     import zarr
 
-    source = picture(folder, edge)
+    source = image(folder, edge)
     output = fresh(folder / f"stock-{name}.zarr")
     with plain_cluster():
         began = time.perf_counter()
@@ -223,7 +221,7 @@ def copy(folder: Path, edge: int) -> Result:
 
     from halotile.storage.sharded.shards import LEVELS
 
-    source = zarr.open_array(picture(folder, edge), mode="r")
+    source = zarr.open_array(image(folder, edge), mode="r")
     target = zarr.create_array(
         fresh(folder / "copy.zarr"),
         shape=source.shape,
@@ -244,13 +242,13 @@ def copy(folder: Path, edge: int) -> Result:
 
 
 def bare_cnn(folder: Path, edge: int) -> Result:
-    """The network alone, over tiles of a picture in memory: two processes of one thread, or one of two.
+    """The network alone, over tiles of an image in memory: two processes of one thread, or one of two.
 
     As plain torch and as halotile builds it; the best of all counts. No storage, no scheduler.
     """
     import zarr
 
-    pixels = zarr.open_array(picture(folder, edge), mode="r")[...]
+    pixels = zarr.open_array(image(folder, edge), mode="r")[...]
     np.save(folder / "bare.npy", pixels)
     rows = range(0, edge, TILE)
     halves = [range(0, edge // 2, TILE), range(edge // 2, edge, TILE)]
@@ -309,14 +307,14 @@ def _bare_spawn(folder: Path, edge: int, parts: list[range], built: str) -> floa
 
 
 def monai_cnn(folder: Path, edge: int, overlap: float = 2 * CNN_REACH / TILE) -> Result:
-    """MONAI's sliding window over a picture in memory, two threads, channels last."""
+    """MONAI's sliding window over an image in memory, two threads, channels last."""
     import torch
     import zarr
     from monai.inferers import sliding_window_inference
 
     torch.set_num_threads(2)
     model = network(folder)
-    pixels = zarr.open_array(picture(folder, edge), mode="r")[...]
+    pixels = zarr.open_array(image(folder, edge), mode="r")[...]
     batch = torch.from_numpy(pixels)[None, None]
 
     def forward(windows: Any) -> Any:
@@ -335,8 +333,8 @@ def monai_cnn_default(folder: Path, edge: int) -> Result:
 
 
 def deepinv_cnn(folder: Path, edge: int, patch: int = 256, overlap: int = 32) -> Result:
-    """deepinv.distributed with two processes of one thread, the picture in memory."""
-    picture(folder, edge)
+    """deepinv.distributed with two processes of one thread, the image in memory."""
+    image(folder, edge)
     weights(folder)
     return in_two_processes(folder, _deepinv_rank, folder, edge, patch, overlap)
 
@@ -364,7 +362,7 @@ def _deepinv_rank(folder: Path, edge: int, patch: int, overlap: int) -> Result:
 
     with DistributedContext(backend="gloo", device_mode="cpu") as context, torch.no_grad():
         denoiser = distribute(Wrapped(), context, patch_size=patch, overlap=overlap)
-        pixels = torch.from_numpy(zarr.open_array(picture(folder, edge), mode="r")[...])[None, None]
+        pixels = torch.from_numpy(zarr.open_array(image(folder, edge), mode="r")[...])[None, None]
         denoiser(pixels[..., :1024, :1024], 0.1)
         began = time.perf_counter()
         denoiser(pixels, 0.1)

@@ -1,4 +1,4 @@
-"""Programs of the table of a card, each a process of its own: ``python gpu_programs.py NAME FOLDER EDGE DEVICE [SUBJECT ...]``.
+"""Programs of the table of a GPU, each a process of its own: ``python gpu_programs.py NAME FOLDER EDGE DEVICE [SUBJECT ...]``.
 
 Every program prints one line of JSON. ``mpix_per_s`` are pixels of the result, in millions, for each second.
 """
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks import unets
 from tests.benchmarks.copying import Copy, copied
-from tests.benchmarks.data import CNN, CNN_REACH, network, our_network, picture, weights
+from tests.benchmarks.data import CNN, CNN_REACH, image, network, our_network, weights
 from tests.benchmarks.measuring import Result, fresh, main, warm
 
 SIGMA = 2.0
@@ -93,7 +93,7 @@ class Subject:
 def job_of(
     subject: Subject, source: Path, output: Path, device: str, workers: int, known: Path | None = None
 ) -> Any:
-    """The job, on workers of this machine that share its one card; with the sizes that an earlier run chose, where it is known."""
+    """The job, on workers of this machine that share its one GPU; with the sizes that an earlier run chose, where it is known."""
     from halotile.graphs.jobs.sections import Cluster, Input, Job, Output, Run, Tile
 
     return Job(
@@ -118,7 +118,7 @@ def started(workers: int) -> AbstractContextManager[Any]:
 
 
 def wake(device: str) -> None:
-    """Have a process begin with its card, as a worker that has been up for a while has."""
+    """Have a process begin with its GPU, as a worker that has been up for a while has."""
     import torch
 
     if device == "cuda":
@@ -140,7 +140,7 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
     from tests.benchmarks.gpu_programs import wake  # by reference
 
     count = int(workers)
-    source, output = picture(folder, edge), fresh(folder / f"ours-{subject}-{workers}.zarr")
+    source, output = image(folder, edge), fresh(folder / f"ours-{subject}-{workers}.zarr")
     with started(count) as cluster:
         warm(cluster.client)
         cluster.client.run(wake, device)
@@ -177,7 +177,7 @@ def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     from halotile.graphs.jobs.denoise.plan import make_plan
     from halotile.storage.sharded.output import create_output
 
-    source, output = picture(folder, edge), fresh(folder / "copy.zarr")
+    source, output = image(folder, edge), fresh(folder / "copy.zarr")
     known = folder / f"ours-{subject}-{device}-{edge}-1.json"
     plan = make_plan(job_of(Subject.of(subject), source, output, device, 1, known))
     create_output(plan.output, plan.layout)
@@ -185,13 +185,13 @@ def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     with started(1) as cluster:
         warm(cluster.client)
         seconds = cluster.client.submit(
-            copied, Copy(plan.task.source, plan.task.writer, grid, plan.task.hands), pure=False
+            copied, Copy(plan.task.source, plan.task.writer, grid, plan.task.io_threads), pure=False
         ).result()
     return {"mpix_per_s": edge**2 / 1e6 / seconds, "seconds": seconds}
 
 
 def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
-    """How far the same job on a processor and on the device are apart, of the largest pixel."""
+    """How far the same job on a CPU and on the device are apart, of the largest pixel."""
     import numpy as np
     import zarr
 
@@ -203,7 +203,7 @@ def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
         for number, each in enumerate(("cpu", device)):
             output = fresh(folder / f"agreement-{number}.zarr")
             run(
-                make_plan(job_of(Subject.of(subject), picture(folder, edge), output, each, 1)),
+                make_plan(job_of(Subject.of(subject), image(folder, edge), output, each, 1)),
                 cluster=cluster,
             )
             results.append(np.asarray(zarr.open_array(output, mode="r")[...]))
@@ -265,7 +265,7 @@ def _bare_rates(
 
 
 def one_precision(benchmark: bool) -> None:
-    """As a job computes: float32 without TF32, on one thread where it is a processor."""
+    """As a job computes: float32 without TF32, on one thread where it is a CPU."""
     import torch
 
     torch.set_num_threads(1)
@@ -281,7 +281,7 @@ def seconds_of(call: Callable[[], Any], device: str, least_seconds: float = 0.5)
     with torch.inference_mode():
         for _ in range(2):
             once = _timed(call, device, 1)
-        # One is enough of a processor, whose figures nobody reads.
+        # One is enough of a CPU, whose figures nobody reads.
         count = min(50, max(3, math.ceil(least_seconds / once))) if device == "cuda" else 1
         return _timed(call, device, count)
 
@@ -308,7 +308,7 @@ def synchronize(device: str) -> None:
 
 
 def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]:
-    """The model as plain torch, in the memory layout in which the bare forward is faster, and the whole picture, on the device."""
+    """The model as plain torch, in the memory layout in which the bare forward is faster, and the whole image, on the device."""
     import torch
     import zarr
 
@@ -318,7 +318,7 @@ def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]
     last = not known.exists() or json.loads(known.read_text())[0][3]
     layout = torch.channels_last if last else torch.contiguous_format
     model = model.to(device=device, memory_format=layout)
-    pixels = torch.from_numpy(zarr.open_array(picture(folder, edge), mode="r")[...])[None, None]
+    pixels = torch.from_numpy(zarr.open_array(image(folder, edge), mode="r")[...])[None, None]
 
     def forward(windows: Any) -> Any:
         return model(windows.contiguous(memory_format=layout))
@@ -336,7 +336,7 @@ def _peer_rate(call: Callable[[], Any], device: str, edge: int) -> Result:
 
 
 def monai(folder: Path, edge: int, device: str, subject: str, overlap: str) -> Result:
-    """MONAI's sliding window with picture and result on the device: the least overlap without seams, or its default."""
+    """MONAI's sliding window with image and result on the device: the least overlap without seams, or its default."""
     from monai.inferers import sliding_window_inference
 
     forward, pixels = _peer(folder, edge, device, subject)
@@ -349,7 +349,7 @@ def monai(folder: Path, edge: int, device: str, subject: str, overlap: str) -> R
 
 
 def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) -> Result:
-    """deepinv.distributed in one process with picture and result on the device: large patches, or its defaults."""
+    """deepinv.distributed in one process with image and result on the device: large patches, or its defaults."""
     from deepinv.distributed import DistributedContext, distribute
     from deepinv.models import Denoiser
 
@@ -379,7 +379,7 @@ def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) ->
 # --- the machine ------------------------------------------------------------------------------------
 
 
-def card(folder: Path, edge: int, device: str) -> Result:
+def gpu(folder: Path, edge: int, device: str) -> Result:
     """What the device is called, and what is installed for it. Asked in a process of its own: the driver never begins with CUDA."""
     import torch
 

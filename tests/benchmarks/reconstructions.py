@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
-from tests.benchmarks.data import CNN, network, picture, weights
+from tests.benchmarks.data import CNN, image, network, weights
 from tests.benchmarks.measuring import Result, fresh, main, warm
 from tests.benchmarks.stacks import kernel
 
@@ -25,7 +25,7 @@ CHUNK = 512
 
 
 def measurement(folder: Path, edge: int, number: int) -> Path:
-    """What one of the blurs makes of the picture; blurred row by row of chunks, so that no size is too large."""
+    """What one of the blurs makes of the image; blurred row by row of chunks, so that no size is too large."""
     import zarr
 
     from halotile.storage.grid import Region
@@ -33,7 +33,7 @@ def measurement(folder: Path, edge: int, number: int) -> Path:
 
     path = folder / f"blurred-{edge}-{number}.zarr"
     if not path.exists():
-        source = zarr.open_array(picture(folder, edge), mode="r")
+        source = zarr.open_array(image(folder, edge), mode="r")
         size = EDGES[number]
         np.save(folder / f"kernel-{number}.npy", kernel(size))
         seen = Blur(kernel=kernel(size), boundary="circular").forward(_Stored(source))
@@ -197,7 +197,7 @@ def by_hand(folder: Path, edge: int) -> Result:
 
 
 def by_hand_channels_last(folder: Path, edge: int) -> Result:
-    """The same with the network channels last, which suits the processor better."""
+    """The same with the network channels last, which suits the CPU better."""
     torch, model = _torch(), network(folder)
     return _by_hand(folder, edge, lambda x: model(x.contiguous(memory_format=torch.channels_last)))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.data import picture
+from tests.benchmarks.data import image
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -68,7 +68,7 @@ def program(name: str, folder: Path, edge: int, *more: str) -> dict[str, float]:
 
 
 def memory_growth(name: str) -> Callable[[Path], float]:
-    """MB that the peak of a program grows by when the picture has 16 times the pixels."""
+    """MB that the peak of a program grows by when the image has 16 times the pixels."""
 
     def measure(folder: Path) -> float:
         small, large = (program(name, folder, edge)["peak_bytes"] for edge in (4096, 16384))
@@ -118,7 +118,7 @@ def planned(build: str, **options: int) -> Callable[[Path], float]:
     def measure(folder: Path) -> float:
         job = folder / "network.yaml"
         job.write_text(
-            f"version: 1\njob: denoise\ninput: {{path: {picture(folder, 1024)}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
+            f"version: 1\njob: denoise\ninput: {{path: {image(folder, 1024)}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
             f"denoiser: {{name: torch, import: '{build}', options: {json.dumps(options)}}}\n"
         )
         with tempfile.TemporaryDirectory() as nothing_kept:
@@ -136,11 +136,11 @@ def planned(build: str, **options: int) -> Callable[[Path], float]:
 
 def noop(blocks: int, figure: str) -> Callable[[Path], float]:
     """A figure of a run of blocks that do nothing; runs of one number of blocks serve all figures."""
-    asked = itertools.count()
+    requested = itertools.count()
 
     def measure(folder: Path) -> float:
         runs = _noop_runs.setdefault(blocks, [])
-        number = next(asked)
+        number = next(requested)
         while len(runs) <= number:
             runs.append(program("denoising.ours_noop", folder, blocks))
         return runs[number][figure]

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from numpy.typing import NDArray
 
-from tests.benchmarks.data import picture
+from tests.benchmarks.data import image
 from tests.benchmarks.denoising import run_job
 from tests.benchmarks.measuring import Result, fresh, main
 
@@ -32,7 +32,7 @@ def share(folder: Path, edge: int) -> Result:
     Claimed._told = timed(Claimed._told)  # type: ignore[method-assign]
     in_workers: list[float] = []
     job = run_job(
-        picture(folder, edge),
+        image(folder, edge),
         fresh(folder / "safe-copy.zarr"),
         GivenFunction(call=same, depth=0),
         before=lambda client: client.run(time_digests),

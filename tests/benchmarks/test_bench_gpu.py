@@ -1,4 +1,4 @@
-"""The table of a card, rehearsed on the processor: every program runs, every row is there, nothing is made up."""
+"""The table of a GPU, rehearsed on the CPU: every program runs, every row is there, nothing is made up."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_program_runs_on_the_processor(
     assert table.count("end to end, one worker") == 3
     assert table.count("monai is not installed") == 4
     assert table.count("| while blocks stream / pure copy | ≥ 0.8 | **") == 1
-    assert table.count("| largest difference from the processor | ≤ 1e-05 | **0** |") == 3
+    assert table.count("| largest difference from the CPU | ≤ 1e-05 | **0** |") == 3
     assert f"residual U-Net, {unets.parameters(2) / 1e6:.3g} M parameters 64²" in table
 
 

@@ -45,7 +45,7 @@ IDLE_SECONDS = 8.0
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of processor time for each task of so many blocks."""
+    """Seconds of CPU time for each task of so many blocks."""
 
     workers: int
     blocks: int
@@ -74,7 +74,7 @@ class Fixed(Grouping):
 
 
 class Timed(Stream):
-    """A stream that knows the processor time of its thread in each of its two halves."""
+    """A stream that knows the CPU time of its thread in each of its two halves."""
 
     filling = 0.0
     collecting = 0.0

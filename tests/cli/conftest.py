@@ -1,4 +1,4 @@
-"""Folders with pictures, each with the configuration of a job on them."""
+"""Folders with images, each with the configuration of a job on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ cluster:  {kind: local}
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """The configuration of the README, beside the picture it names."""
+    """The configuration of the README, beside the image it names."""
     np.save(tmp_path / "noisy.npy", np.zeros((96, 80), np.float32))
     path = tmp_path / "config.yaml"
     path.write_text(README_CONFIG)

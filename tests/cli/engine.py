@@ -91,7 +91,7 @@ class Engine:
         refuse: bool = True,
         same_input: bool = False,
         probe: bool = False,
-        say: Callable[[str], object] = print,
+        report: Callable[[str], object] = print,
     ) -> FakePlan:
         self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
         if refuse:

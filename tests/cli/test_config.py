@@ -59,7 +59,7 @@ LIES = [
     ),
     ("overwrite: false", "overwite: false", 4, "did you mean overwrite?"),
     ("codec: lz4", "codec: lz44", 4, "is not lz4, zstd or none; did you mean lz4?"),
-    ("codec: lz4", "dtype: complex64", 4, "cannot hold a denoised picture"),
+    ("codec: lz4", "dtype: complex64", 4, "cannot hold a denoised image"),
     ("codec: lz4", "dtype: flot32", 4, "did you mean float32?"),
     ("codec: lz4", "depth: 3", 4, "output.depth: unknown key; did you mean tile.depth?"),
     (

@@ -1,4 +1,4 @@
-"""A picture is described without being read, with a configuration that works as it stands."""
+"""An image is described without being read, with a configuration that works as it stands."""
 
 from __future__ import annotations
 

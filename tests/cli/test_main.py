@@ -124,7 +124,7 @@ def test_plan_prints_its_figures(config: Path, engine: Engine) -> None:
     shown = [" ".join(line.split()) for line in text.splitlines()]
     assert "blocks 400 of 4,096 × 4,096" in shown
     assert "depth 8 pixels, declared by tv" in shown
-    assert "read 1.01 × the picture" in shown
+    assert "read 1.01 × the image" in shown
     assert "memory 768 MiB at the peak in each worker, of 4 GiB allowed" in shown
     assert "disk up to 9.1 GiB of output, no scratch; 93.1 GiB free" in shown
     assert "note a note" in shown

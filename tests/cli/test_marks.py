@@ -106,7 +106,7 @@ def test_a_second_signal_hurries_and_the_first_one_counts() -> None:
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)  # the same, by another way
-        assert (signals.asked, signals.hurried, signals.name) == (True, False, "SIGUSR1")
+        assert (signals.requested, signals.hurried, signals.name) == (True, False, "SIGUSR1")
         time.sleep(1.1)
         os.kill(os.getpid(), signal.SIGTERM)
         assert (signals.hurried, signals.name) == (True, "SIGUSR1")

@@ -125,12 +125,12 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_link_to_nothing_in_a_job_is_told_as_that(config: Path) -> None:
-    picture = config.with_name("noisy.npy")
-    picture.unlink()
-    picture.symlink_to("moved.npy")
+    image = config.with_name("noisy.npy")
+    image.unlink()
+    image.symlink_to("moved.npy")
     result = RUNNER.invoke(app, ["validate", str(config)])
     assert result.exit_code == BAD_DATA
     assert (
-        f"input.path: {picture} does not exist: {picture} is a link to moved.npy, where nothing is"
+        f"input.path: {image} does not exist: {image} is a link to moved.npy, where nothing is"
         in result.stderr
     )

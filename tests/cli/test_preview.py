@@ -1,4 +1,4 @@
-"""`recon-cli preview` makes any picture viewable, and refuses what cannot be in plain words."""
+"""`recon-cli preview` makes any image viewable, and refuses what cannot be in plain words."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def invoke(*words: str) -> Any:
     return RUNNER.invoke(app, ["preview", *words])
 
 
-def image(path: Path) -> Any:
+def read_png(path: Path) -> Any:
     return np.asarray(Image.open(path))
 
 
 def test_the_whole_is_drawn_small(folder: Path) -> None:
     result = invoke("a.npy", "a.png", "--size", "30")
-    assert (result.exit_code, image(folder / "a.png").shape) == (0, (24, 30))
+    assert (result.exit_code, read_png(folder / "a.png").shape) == (0, (24, 30))
     assert result.stdout.startswith(
         "a.png: 30 × 24 pixels (width × height), each the mean of 3 × 3; black is "
     )
@@ -49,13 +49,13 @@ def test_a_region_is_drawn_with_the_contrast_asked_for(folder: Path) -> None:
     result = invoke("a.npy", "a.png", "--region", "10:30,5:50", "--range", "-1000", "4000")
     assert result.exit_code == 0
     part = PIXELS[10:30, 5:50].astype(float)
-    assert np.array_equal(image(folder / "a.png"), ((part + 1000) / 5000 * 255).round())
+    assert np.array_equal(read_png(folder / "a.png"), ((part + 1000) / 5000 * 255).round())
 
 
 def test_two_pictures_are_laid_side_by_side(folder: Path) -> None:
     np.save(folder / "b.npy", PIXELS // 2)
     assert invoke("a.npy", "a.png", "--against", "b.npy", "--range", "0", "4000").exit_code == 0
-    both = image(folder / "a.png").astype(int)
+    both = read_png(folder / "a.png").astype(int)
     assert np.abs(both[:, :90] - 2 * both[:, -90:]).max() <= 2
 
 
@@ -65,7 +65,7 @@ def test_a_plane_is_chosen_by_its_axis(folder: Path) -> None:
     )
     assert first.stdout.endswith("; plane z=0\n")
     assert second.stdout.endswith("; plane z=1\n")
-    assert np.array_equal(image(folder / "0.png"), image(folder / "1.png")[::-1])
+    assert np.array_equal(read_png(folder / "0.png"), read_png(folder / "1.png")[::-1])
     assert invoke("stack.npy", "default.png").stdout.endswith("; plane z=0\n")
 
 
@@ -101,11 +101,11 @@ def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) 
         (["a.npy", "a"], 2, "no suffix says what to write"),
         (["a.npy", "no/a.png"], 2, "there is no directory no"),
         (["a.npy", "a.png", "--region", "1:2"], 2, "--region 1:2: not rows and columns"),
-        (["a.npy", "a.png", "--region", "0:71,0:9"], 2, "the picture has 70 rows and 90 columns"),
+        (["a.npy", "a.png", "--region", "0:71,0:9"], 2, "the image has 70 rows and 90 columns"),
         (["a.npy", "a.png", "--region", "0:7,0:9", "--size", "5"], 2, "Leave one of them out"),
-        (["a.npy", "a.png", "--size", "0"], 2, "--size 0: a picture needs a pixel"),
+        (["a.npy", "a.png", "--size", "0"], 2, "--size 0: an image needs a pixel"),
         (["a.npy", "a.png", "--plane", "z"], 2, "--plane z: not a number for each axis"),
-        (["a.npy", "a.png", "--plane", "z=0"], 2, "the picture's axes are yx"),
+        (["a.npy", "a.png", "--plane", "z=0"], 2, "the image's axes are yx"),
         (["stack.npy", "a.png", "--plane", "z=0,z=1"], 2, "each axis once"),
         (["stack.npy", "a.png", "--plane", "z=2"], 2, "Write 0 to 1"),
         (["a.npy", "a.png", "--range", "5", "5"], 2, "--range 5 5: what is black must be less"),
@@ -117,8 +117,8 @@ def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) 
         (["a.npy", "a.tif", "--size", "5"], 2, "--size with a.tif: a TIFF keeps every pixel"),
         (["a.npy", "a.tif", "--against", "a.npy"], 2, "--against with a.tif"),
         (["a.npy", "a.tif", "--range", "0", "1"], 2, "--range with a.tif"),
-        (["scan.tif", "scan.tif", "--overwrite"], 2, "it is the picture scan.tif, or inside it"),
-        (["p.zarr", "p.zarr/a.png"], 2, "it is the picture p.zarr, or inside it"),
+        (["scan.tif", "scan.tif", "--overwrite"], 2, "it is the image scan.tif, or inside it"),
+        (["p.zarr", "p.zarr/a.png"], 2, "it is the image p.zarr, or inside it"),
         (["gone.npy", "a.png"], 4, "nothing is there"),
         (["damaged.zarr", "a.png"], 4, "damaged"),
     ],
@@ -153,12 +153,12 @@ def test_every_format_is_drawn_alike(folder: Path, form: str) -> None:
         import h5py
 
         with h5py.File(folder / "b.h5", "w") as file:
-            file["picture"] = pixels
+            file["image"] = pixels
     assert invoke(f"b.{form}", "b.png").exit_code == 0
-    picture = image(folder / "b.png")
-    assert (picture[:, :10] == 0).all()
-    assert (np.diff(picture[0, 10:].astype(int)) >= 0).all()
-    assert picture[0, -1] == 255
+    image = read_png(folder / "b.png")
+    assert (image[:, :10] == 0).all()
+    assert (np.diff(image[0, 10:].astype(int)) >= 0).all()
+    assert image[0, -1] == 255
 
 
 def test_quiet_says_nothing(folder: Path) -> None:

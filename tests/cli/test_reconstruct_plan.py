@@ -116,7 +116,7 @@ def test_a_plan_tells_an_inferred_shape_that_is_larger_than_the_data(
     ("name", "shape", "code", "words"),
     [
         ("y0", (50, 80), 2, "y0.npy has shape [50, 80], but blur of an image of shape [96, 80] gives [96, 80]. Write shape"),
-        ("y0", (80,), 4, "y0.npy: the array's shape is (80,): a picture has at least the axes y and x"),
+        ("y0", (80,), 4, "y0.npy: the array's shape is (80,): an image has at least the axes y and x"),
         ("m", (20, 20), 2, "operators[1]: the mask has shape (20, 20) and the image (96, 80). Give it the image's shape"),
         ("truth", (50, 80), 4, "truth.npy has shape [50, 80], and the image has [96, 80]. Give one of that shape."),
     ],

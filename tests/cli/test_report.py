@@ -14,9 +14,9 @@ from halotile.cli.screens.progress_report import (
     Live,
     Silence,
     figures,
+    image,
     line,
     make_report,
-    picture,
 )
 from halotile.graphs.runs.progress import Progress
 
@@ -97,7 +97,7 @@ def test_a_message_is_shown_at_once() -> None:
 @pytest.mark.parametrize("done", [0, 100, 150, 399, 400])
 def test_the_picture_is_two_lines_at_any_width(width: int, done: int) -> None:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, no_color=True, record=True)
-    console.print(picture(moment(done=done, resumed=min(done, 100), total=400), width))
+    console.print(image(moment(done=done, resumed=min(done, 100), total=400), width))
     lines = console.export_text().splitlines()
     assert len(lines) == 2
     assert max(map(len, lines)) <= width
@@ -105,7 +105,7 @@ def test_the_picture_is_two_lines_at_any_width(width: int, done: int) -> None:
 
 def test_an_80_column_terminal_shows_every_figure() -> None:
     console = Console(file=io.StringIO(), width=80, record=True)
-    console.print(picture(moment(retried=1), 80))
+    console.print(image(moment(retried=1), 80))
     text = console.export_text()
     assert "150 of 400 blocks (100 resumed, 1 retried)" in text
     assert "38 % · 5 Mpix/s · 50 MB/s · 50 s left · 4 workers · 768 MiB peak" in text

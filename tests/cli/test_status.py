@@ -245,7 +245,7 @@ def test_of_many_bad_blocks_the_first_five_are_named(directory: RunDirectory) ->
 def test_bad_blocks_of_a_damaged_picture_are_redone_as_the_same_input(directory: RunDirectory) -> None:
     give_up(directory, 7, error="DamagedData: noisy.zarr/c/0/0 is cut short")
     record(directory, state="finished", failed=1, done=399)
-    words = f"when the picture is mended, run `recon-cli resume {directory.path} --same-input`"
+    words = f"when the image is mended, run `recon-cli resume {directory.path} --same-input`"
     assert words in shown_by_status(directory)
 
 

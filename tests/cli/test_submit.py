@@ -143,7 +143,7 @@ def slow(pixels, folder):
 
 
 def make_reconstruction(job: HpcJob, iterations: int) -> None:
-    """In the place of the denoising: a blurred picture whose iterations take a while each."""
+    """In the place of the denoising: a blurred image whose iterations take a while each."""
     np.save(job.folder / "psf.npy", np.full((5, 5), 1 / 25, np.float32))
     np.save(job.folder / "y.npy", np.random.default_rng(3).random((3 * EDGE, 3 * EDGE), np.float32))
     (job.folder / "slow.py").write_text(SLOW)

@@ -15,7 +15,7 @@ from tests.support import job_of
 
 
 def main(folder: Path, kind: str, device: str) -> None:
-    """Run the job of ``in.zarr`` to ``out.zarr`` there, on the first card."""
+    """Run the job of ``in.zarr`` to ``out.zarr`` there, on the first GPU."""
     options = {
         "import": "tests.gpu.models:told",
         "options": {"folder": str(folder)},

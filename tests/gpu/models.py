@@ -11,8 +11,8 @@ import torch
 from tests.networks import convolutions
 
 
-class Told(torch.nn.Module):  # type: ignore[misc]
-    """A small network that tells a folder which process it runs in and which cards that sees, and takes its time there."""
+class Faults(torch.nn.Module):  # type: ignore[misc]
+    """A small network that tells a folder which process it runs in and which GPUs that sees, and takes its time there."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -32,4 +32,4 @@ class Told(torch.nn.Module):  # type: ignore[misc]
 
 def told(folder: str) -> torch.nn.Module:
     """One that tells."""
-    return Told(folder)
+    return Faults(folder)

@@ -1,4 +1,4 @@
-"""Whole jobs on a card: the processor's pixels, and the same bits however they are run."""
+"""Whole jobs on a GPU: the processor's pixels, and the same bits however they are run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from halotile.graphs.jobs.sections import Job
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from tests.faults import REPOSITORY, members, until
-from tests.support import Picture, dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr
+from tests.support import Image, dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 
@@ -40,11 +40,11 @@ def job(folder: Path, output: str, name: str, device: str, **parts: Any) -> Job:
     """A job of several blocks, on workers of this machine."""
     source = folder / "in.zarr"
     if not source.exists():
-        write_zarr(source, noisy_picture((700, 610)))
+        write_zarr(source, noisy_image((700, 610)))
     options = {
         key: str(_weights(folder)) if value == "WEIGHTS" else value for key, value in DENOISERS[name].items()
     }
-    # A card that is tried may choose another tile and batch each time, and so other last bits.
+    # A GPU that is tried may choose another tile and batch each time, and so other last bits.
     tile = {"block": 256, "size": 128, "batch": 4, "channels_last": False}
     made = job_of(source, folder / output, name, options, tile=tile, run={"device": device} | parts)
     return replace(made, cluster=Choice(kind="local"))
@@ -55,7 +55,7 @@ def _weights(folder: Path) -> Path:
     return path if path.exists() else dncnn_weights(path)
 
 
-def denoised(wanted: Job, cluster: Cluster) -> Picture:
+def denoised(wanted: Job, cluster: Cluster) -> Image:
     """What it writes."""
     outcome = run(make_plan(wanted), cluster=cluster)
     assert outcome.done == outcome.total > 1
@@ -89,7 +89,7 @@ def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
     gpu: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "pace").write_text("0")
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((512, 512)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((512, 512)))
 
     def wanted(output: str) -> Job:
         options = {

@@ -1,4 +1,4 @@
-"""A card that is full: the batch is halved, stays so, and nothing is lost."""
+"""A GPU that is full: the batch is halved, stays so, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from halotile.storage.grid import Region
-from halotile.tasks.devices.gpu import Card
+from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.inner_tiles import TileRunner, Tiling
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,7 @@ FORM = Tiling(
     depth=((0, 0), (0, 0)),
     align=(1, 1),
     least=(1, 1),
-    picture=WHOLE.shape,
+    image=WHOLE.shape,
     scale=1,
     batch=16,
     range=None,
@@ -30,7 +30,7 @@ FORM = Tiling(
 PIXELS = np.random.default_rng(0).random((1, *WHOLE.shape), dtype=np.float32)
 
 
-def test_the_batch_is_halved_when_the_model_runs_out_of_memory(card: Card) -> None:
+def test_the_batch_is_halved_when_the_model_runs_out_of_memory(gpu_device: Gpu) -> None:
     batches: list[int] = []
 
     def hungry(batch: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def test_the_batch_is_halved_when_the_model_runs_out_of_memory(card: Card) -> No
             raise torch.OutOfMemoryError("CUDA out of memory")
         return batch
 
-    runner = TileRunner(hungry, card, FORM, "hungry")
+    runner = TileRunner(hungry, gpu_device, FORM, "hungry")
     np.testing.assert_array_equal(runner(PIXELS, WHOLE, WHOLE, 1, {}), PIXELS)
     assert batches[:3] == [16, 8, 4]
     assert runner.batch == 4
@@ -49,9 +49,9 @@ def test_the_batch_is_halved_when_the_model_runs_out_of_memory(card: Card) -> No
 
 @pytest.fixture
 def little_memory(gpu: str) -> Iterator[None]:
-    """What torch has already taken of the card, and room for a quarter of what the whole batch takes."""
+    """What torch has already taken of the GPU, and room for a quarter of what the whole batch takes."""
     if gpu == "cpu":
-        pytest.skip("a rehearsal on the processor: its memory cannot be limited")
+        pytest.skip("a rehearsal on the CPU: its memory cannot be limited")
     torch.cuda.empty_cache()
     room = FORM.batch * 128 * 128 * 4 * CHANNELS // 4 + 64 * 2**20
     total = torch.cuda.get_device_properties(0).total_memory
@@ -64,10 +64,10 @@ def little_memory(gpu: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_the_batch_is_halved_when_the_card_itself_says_so(card: Card) -> None:
+def test_the_batch_is_halved_when_the_card_itself_says_so(gpu_device: Gpu) -> None:
     def wide(batch: torch.Tensor) -> torch.Tensor:
         return batch.repeat(1, CHANNELS, 1, 1)[:, :1]
 
-    runner = TileRunner(wide, card, FORM, "wide")
+    runner = TileRunner(wide, gpu_device, FORM, "wide")
     np.testing.assert_array_equal(runner(PIXELS, WHOLE, WHOLE, 1, {}), PIXELS)
     assert 1 <= runner.batch <= FORM.batch // 4

@@ -1,4 +1,4 @@
-"""The way of pixels to a real card and back, and what a block becomes on it."""
+"""The way of pixels to a real GPU and back, and what a block becomes on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from halotile.storage.grid import Region
 from halotile.tasks.devices.device import Device
-from halotile.tasks.devices.gpu import Card
+from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.inner_tiles import TileRunner, Tiling
 from tests.faults import REPOSITORY
 from tests.support import DTYPES
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 WHOLE = Region.whole((300, 260))
 
 
-def picture(dtype: str) -> np.ndarray[Any, Any]:
+def image(dtype: str) -> np.ndarray[Any, Any]:
     """Noise, large enough to go the way of large pieces."""
     return (np.random.default_rng(0).random((2, 1, *WHOLE.shape)) * 100).astype(dtype)
 
@@ -34,7 +34,7 @@ def tiling(batch: int = 4, values: tuple[float, float] | None = (0.0, 100.0)) ->
         depth=((3, 3), (3, 3)),
         align=(1, 1),
         least=(1, 1),
-        picture=WHOLE.shape,
+        image=WHOLE.shape,
         scale=1,
         batch=batch,
         range=values,
@@ -55,20 +55,22 @@ class Blur(torch.nn.Module):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pixels_of_every_type_get_there_and_back(card: Card, dtype: str) -> None:
-    pixels = picture(dtype)
+def test_pixels_of_every_type_get_there_and_back(gpu_device: Gpu, dtype: str) -> None:
+    pixels = image(dtype)
     given = [pixels, pixels[..., ::-1], np.asfortranarray(pixels), pixels[..., :1]]
     for _ in range(3):  # pinned memory is used again
-        back = [card.give(card.take(card.stage(each))) for each in given[:2]]
+        back = [gpu_device.give(gpu_device.take(gpu_device.stage(each))) for each in given[:2]]
         for got, want in zip(back, given, strict=False):
             np.testing.assert_array_equal(got.pixels(), want)
         for each in given[2:]:
-            np.testing.assert_array_equal(card.give(card.take(card.stage(each))).pixels(), each)
+            np.testing.assert_array_equal(
+                gpu_device.give(gpu_device.take(gpu_device.stage(each))).pixels(), each
+            )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_block_comes_out_as_on_the_processor(any_card: Card, dtype: str) -> None:
-    pixels, core = picture(dtype), Region((20, 30), (290, 200))
+def test_a_block_comes_out_as_on_the_processor(any_card: Gpu, dtype: str) -> None:
+    pixels, core = image(dtype), Region((20, 30), (290, 200))
     want, got = (
         TileRunner(device.place(Blur()), device, tiling(), "blur")(pixels, WHOLE, core, 1, {})
         for device in (Device(), any_card)
@@ -77,13 +79,13 @@ def test_a_block_comes_out_as_on_the_processor(any_card: Card, dtype: str) -> No
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_recorded_has_the_same_bits(card: Card) -> None:
-    recording = card.recording()
-    asked, recorded = (
-        TileRunner(Blur(), device, tiling(), "blur")(picture("uint16"), WHOLE, WHOLE, 1, {})
-        for device in (card, recording)
+def test_what_is_recorded_has_the_same_bits(gpu_device: Gpu) -> None:
+    recording = gpu_device.recording()
+    requested, recorded = (
+        TileRunner(Blur(), device, tiling(), "blur")(image("uint16"), WHOLE, WHOLE, 1, {})
+        for device in (gpu_device, recording)
     )
-    np.testing.assert_array_equal(recorded, asked)
+    np.testing.assert_array_equal(recorded, requested)
     assert recording.records, "it could be recorded"
 
 
@@ -93,13 +95,13 @@ def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> N
         "import sys, numpy as np\n"
         "from halotile.tasks.devices.gpu import Card\n"
         "from halotile.tasks.inner_tiles import TileRunner\n"
-        "from tests.gpu.test_pixels import WHOLE, picture, tiling\n"
+        "from tests.gpu.test_pixels import WHOLE, image, tiling\n"
         "card = Card(sys.argv[1]).recording()\n"
         "looking = lambda batch: batch * (2.0 if float(batch.max()) > 0 else 1.0)\n"
         "for _ in range(2):\n"
-        "    got = TileRunner(looking, card, tiling(values=None), 'looking')(picture('float32'), WHOLE, WHOLE, 1, {})\n"
-        "    np.testing.assert_allclose(got, 2 * picture('float32'), rtol=1e-6)\n"
-        "assert card.records == (card.kind == 'cpu')\n"
+        "    got = TileRunner(looking, GPU, tiling(values=None), 'looking')(image('float32'), WHOLE, WHOLE, 1, {})\n"
+        "    np.testing.assert_allclose(got, 2 * image('float32'), rtol=1e-6)\n"
+        "assert GPU.records == (GPU.kind == 'cpu')\n"
     )
     device = "cuda:0" if gpu == "cuda" else "cpu"
     done = subprocess.run(
@@ -112,17 +114,17 @@ def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_card: Card) -> None:
+def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_card: Gpu) -> None:
     """The next one is sent while one is computed and the one before comes back."""
-    card = any_card
-    runner = TileRunner(card.place(Blur()), card, tiling(values=None), "blur")
+    gpu_device = any_card
+    runner = TileRunner(gpu_device.place(Blur()), gpu_device, tiling(values=None), "blur")
     plain = TileRunner(Blur(), Device(), tiling(values=None), "blur")
-    pictures = [picture("float32") + 1000 * number for number in range(6)]
-    staged, before = runner.stage(pictures[0], {}), None
-    for number, pixels in enumerate(pictures):
+    images = [image("float32") + 1000 * number for number in range(6)]
+    staged, before = runner.stage(images[0], {}), None
+    for number, pixels in enumerate(images):
         computed = runner.launch(staged, WHOLE, WHOLE, 1)
-        if number + 1 < len(pictures):
-            staged = runner.stage(pictures[number + 1], {})
+        if number + 1 < len(images):
+            staged = runner.stage(images[number + 1], {})
         if before is not None:
             np.testing.assert_allclose(before[0].collect(), before[1], rtol=1e-5)
             assert before[0].seconds > 0
@@ -131,13 +133,13 @@ def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_card: Card) -> None
     np.testing.assert_allclose(before[0].collect(), before[1], rtol=1e-5)
 
 
-def test_nan_on_finite_pixels_is_found_on_the_card(card: Card) -> None:
+def test_nan_on_finite_pixels_is_found_on_the_card(gpu_device: Gpu) -> None:
     from halotile.errors import BlockFailed
 
-    runner = TileRunner(lambda batch: batch / 0, card, tiling(), "wrong")
+    runner = TileRunner(lambda batch: batch / 0, gpu_device, tiling(), "wrong")
     with pytest.raises(BlockFailed, match="NaN or infinity on finite pixels"):
-        runner(picture("float32"), WHOLE, WHOLE, 1, {})
-    pixels = picture("float32")
+        runner(image("float32"), WHOLE, WHOLE, 1, {})
+    pixels = image("float32")
     pixels[0, 0, 5, 5] = np.nan
-    kept = TileRunner(lambda batch: batch, card, tiling(), "same")(pixels, WHOLE, WHOLE, 1, {})
+    kept = TileRunner(lambda batch: batch, gpu_device, tiling(), "same")(pixels, WHOLE, WHOLE, 1, {})
     assert np.isnan(kept).sum() == 1

@@ -1,4 +1,4 @@
-"""Reconstructions whose prior denoises on a card: the processor's image, the same bits each time, within what was planned of the card."""
+"""Reconstructions whose prior denoises on a GPU: the processor's image, the same bits each time, within what was planned of the GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from halotile.graphs.jobs.sections import (
 )
 from halotile.graphs.runs.outcome import Outcome
 from tests.graphs.solving import kernel
-from tests.support import Picture, dncnn_weights, noisy_picture, read_zarr, write_zarr
+from tests.support import Image, dncnn_weights, noisy_image, read_zarr, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 
@@ -35,7 +35,7 @@ def job(folder: Path, output: str, device: str, tile: Tile) -> Reconstruction:
     """A deblurring with a network, of nine blocks."""
     data, weights = folder / "y.zarr", folder / "w.safetensors"
     if not data.exists():
-        write_zarr(data, noisy_picture((700, 610), "float32"), chunk=128)
+        write_zarr(data, noisy_image((700, 610), "float32"), chunk=128)
         dncnn_weights(weights, 5, 8)
     network = DenoiserChoice(name="dncnn", options={"weights": str(weights), "depth": 5, "width": 8})
     return Reconstruction(
@@ -49,7 +49,7 @@ def job(folder: Path, output: str, device: str, tile: Tile) -> Reconstruction:
     )
 
 
-def done(wanted: Reconstruction, cluster: Cluster) -> tuple[ReconstructionPlan, Outcome, Picture]:
+def done(wanted: Reconstruction, cluster: Cluster) -> tuple[ReconstructionPlan, Outcome, Image]:
     """Its plan, how it ended, and what it wrote."""
     plan = make_reconstruction_plan(wanted)
     outcome = reconstruct(plan, cluster=cluster)
@@ -59,7 +59,7 @@ def done(wanted: Reconstruction, cluster: Cluster) -> tuple[ReconstructionPlan, 
 def test_a_reconstruction_agrees_with_the_processor_and_with_itself(
     gpu: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    # What a trial of a card chooses may be another tile each time, and so other last bits.
+    # What a trial of a GPU chooses may be another tile each time, and so other last bits.
     tile = Tile(block=256, size=128, batch=4, channels_last=False)
     _, _, want = done(job(tmp_path, "cpu.zarr", "cpu", tile), cluster)
     _, _, got = done(job(tmp_path, "gpu.zarr", gpu, tile), cluster)

@@ -1,4 +1,4 @@
-"""A real card tried: what is found there holds in the run that follows."""
+"""A real GPU tried: what is found there holds in the run that follows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.sections import Cluster as Choice
 from halotile.graphs.jobs.sections import Job
-from halotile.tasks.devices.gpu import Card
-from halotile.tasks.trials.gpu_findings import Wish
+from halotile.tasks.devices.gpu import Gpu
+from halotile.tasks.trials.gpu_findings import TrialRequest
 from halotile.tasks.trials.gpu_trial import PRECISIONS, tune
-from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 pytestmark = pytest.mark.gpu
 
 
 def job(folder: Path, device: str) -> Job:
-    """A network on a picture of nine blocks."""
-    source = write_zarr(folder / "in.zarr", noisy_picture((3000, 3000), "uint16"), chunk=512)
+    """A network on an image of nine blocks."""
+    source = write_zarr(folder / "in.zarr", noisy_image((3000, 3000), "uint16"), chunk=512)
     weights = dncnn_weights(folder / "w.safetensors", 7, 32)
     options = {"weights": str(weights), "depth": 7, "width": 32}
     given = job_of(
@@ -38,15 +38,15 @@ def job(folder: Path, device: str) -> Job:
     return replace(given, cluster=Choice(kind="local"))
 
 
-def test_a_trial_tells_speed_memory_and_errors(card: Card, tmp_path: Path) -> None:
+def test_a_trial_tells_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path) -> None:
     task = make_plan(job(tmp_path, "cpu")).task
-    found = tune(task, Wish(tiles=((512, 512), (256, 256)), batch=2, compare=True), card)
-    assert found.device == card.title
+    found = tune(task, TrialRequest(tiles=((512, 512), (256, 256)), batch=2, compare=True), gpu_device)
+    assert found.device == gpu_device.title
     assert [each.name for each in found.precisions] == list(PRECISIONS)
     errors = {each.name: each.error for each in found.precisions}
     assert errors["float32"] is not None
     assert errors["float32"] <= 1e-5, "TF32 is off"
-    if card.kind == "cuda":
+    if gpu_device.kind == "cuda":
         assert all(each.batch_bytes > 2 * 512 * 512 * 32 for each in found.tried if each.tile == (512, 512))
         assert found.free_bytes is not None
         assert 0 < found.device_bytes < found.free_bytes

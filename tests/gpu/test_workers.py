@@ -1,4 +1,4 @@
-"""A worker on a card of its own, from a driver that never begins with CUDA."""
+"""A worker on a GPU of its own, from a driver that never begins with CUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from halotile.graphs.clusters.detection.gpus import gpus_here, has_dask_cuda
 from tests.faults import REPOSITORY
-from tests.support import noisy_picture, read_zarr, write_zarr
+from tests.support import noisy_image, read_zarr, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 
@@ -23,19 +23,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 def test_a_run_computes_on_the_card_and_its_driver_does_not(gpu: str, kind: str, tmp_path: Path) -> None:
     if kind == "local-cuda":
         if gpu == "cpu":
-            pytest.skip("a rehearsal on the processor: local-cuda has no card to give to a worker")
+            pytest.skip("a rehearsal on the CPU: local-cuda has no GPU to give to a worker")
         if not has_dask_cuda():
             pytest.skip("dask-cuda is not installed")
     (tmp_path / "pace").write_text("0")
-    pixels = noisy_picture((300, 260))
+    pixels = noisy_image((300, 260))
     write_zarr(tmp_path / "in.zarr", pixels)
     told = driven(tmp_path, kind, gpu)
     assert told["done"] == told["total"] > 1
     assert not told["began_with_cuda"]
     seen = {path.name: path.read_text() for path in tmp_path.glob("seen-*")}
-    seen.pop(f"seen-{told['pid']}", None)  # the planner tries the network, on the processor
+    seen.pop(f"seen-{told['pid']}", None)  # the planner tries the network, on the CPU
     assert seen
-    for each in seen.values():  # of the worker, and of the process that tried the card
+    for each in seen.values():  # of the worker, and of the process that tried the GPU
         device, _, visible = each.partition(" ")
         assert device == gpu
         if kind == "local-cuda":

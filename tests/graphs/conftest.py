@@ -13,7 +13,7 @@ import zarr
 from halotile import DistributedContext
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.runs.verify import verify
-from tests.faults import BLOCKS, Scene, picture, truth
+from tests.faults import BLOCKS, Scene, image, truth
 from tests.graphs.trials import FOUND, TWO, finding
 
 
@@ -45,7 +45,7 @@ def check_whole(scene: Scene, undisturbed: dict[str, bytes]) -> Callable[[], Non
 
     def check() -> None:
         assert scene.files() == undisturbed
-        np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(picture()))
+        np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(image()))
         assert verify(scene.output).problems == ()
         assert scene.journalled() == set(range(BLOCKS))
         assert scene.status()["state"] == "finished"
@@ -71,6 +71,6 @@ def check_resumes(scene: Scene, cluster: Cluster, check_whole: Callable[[], None
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What trials of cards are asked for, which end as it is told."""
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What trials of GPUs are asked for, which end as it is told."""
     return finding(monkeypatch, FOUND, TWO)

@@ -1,4 +1,4 @@
-"""Stacks, networks and pictures for tests of distributed objects."""
+"""Stacks, networks and images for tests of distributed objects."""
 
 from __future__ import annotations
 

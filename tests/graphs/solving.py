@@ -31,7 +31,7 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors import NoPrior, Prior
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import Sight, StepTask
+from halotile.tasks.step import StepTask, View
 
 Pixels = NDArray[Any]
 
@@ -63,7 +63,7 @@ def terms_of(image: Pixels, operators: tuple[Operator, ...], noise: float = 0.01
 
 
 def scene(shape: tuple[int, int] = (150, 133)) -> Pixels:
-    """A picture of waves and a little noise."""
+    """An image of waves and a little noise."""
     rng = np.random.default_rng(1)
     y, x = np.mgrid[: shape[0], : shape[1]]
     pixels: Pixels = (np.sin(y / 9) * np.cos(x / 7) / 3 + 0.5 + 0.05 * rng.random(shape)).astype("float32")
@@ -140,8 +140,8 @@ def iterations_of(
         Vectors(folder, layout, {**solver.vectors, **options.pop("copies", {})}),
         Grid(shape, tuple(min(block, n) for n in shape), ((0, 0), (0, 0))),
         "a job",
-        sight=Sight(halo),
-        slack=16,
+        view=View(halo),
+        margin=16,
         overlap=False,
         sweep=options.pop("sweep", inline),
         **options,
@@ -195,9 +195,9 @@ def iterations_of_plan(plan: ReconstructionPlan, sweep: Callable[..., None]) -> 
         plan.vectors(plan.solver, "iterate"),
         plan.grid,
         "a job",
-        sight=plan.form.sight(plan.prior.reach()),
-        slack=plan.form.fused_reach,
-        own_sight=plan.form.own_sight(),
+        view=plan.form.view(plan.prior.reach()),
+        margin=plan.form.fused_reach,
+        own_view=plan.form.own_view(),
         overlap=False,
         sweep=sweep,
         by_shard=plan.form.by_shard,

@@ -47,7 +47,7 @@ from tests.support import write_zarr
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that are put back into the queue."""
     numbers: list[str] = []
     monkeypatch.setattr(slurm, "requeue", numbers.append)
@@ -74,7 +74,7 @@ def run(tmp_path: Path) -> Callable[[float], RunDirectory]:
 
 
 def test_an_output_that_a_lost_machine_holds_is_asked_for_again(
-    run: Callable[[float], RunDirectory], asked: list[str]
+    run: Callable[[float], RunDirectory], requested: list[str]
 ) -> None:
     made = run(60)
 
@@ -85,11 +85,11 @@ def test_an_output_that_a_lost_machine_holds_is_asked_for_again(
         Stopped, match=r"in use\. Nothing has been heard of it, so this job is asked for again"
     ):
         attend(made, held)
-    assert asked == ["7"]
+    assert requested == ["7"]
     assert BatchFiles(made).failure() is None
 
 
-def test_not_for_ever(run: Callable[[float], RunDirectory], asked: list[str]) -> None:
+def test_not_for_ever(run: Callable[[float], RunDirectory], requested: list[str]) -> None:
     made = run(SILENCE_SECONDS + 60)
 
     def held(*_: object) -> None:
@@ -97,12 +97,12 @@ def test_not_for_ever(run: Callable[[float], RunDirectory], asked: list[str]) ->
 
     with pytest.raises(OutputInUse):
         attend(made, held)
-    assert not asked
+    assert not requested
     assert "in use" in str(BatchFiles(made).failure())
 
 
 def test_another_driver_at_work_has_the_run_to_itself(
-    run: Callable[[float], RunDirectory], asked: list[str]
+    run: Callable[[float], RunDirectory], requested: list[str]
 ) -> None:
     made = run(60)
 
@@ -112,7 +112,7 @@ def test_another_driver_at_work_has_the_run_to_itself(
 
     with pytest.raises(OutputInUse):
         attend(made, held)
-    assert not asked
+    assert not requested
     assert BatchFiles(made).failure() is None
 
 
@@ -144,12 +144,12 @@ def _tear(number: int, _: FrameType | None) -> NoReturn:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
     """The signal that comes while a lock is waited for, for as long as a batch job waits."""
-    asked: list[signal.Signals] = []
+    requested: list[signal.Signals] = []
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
-    monkeypatch.setattr(claim, "log_line", lambda _: os.kill(os.getpid(), asked[0]))
+    monkeypatch.setattr(claim, "log_line", lambda _: os.kill(os.getpid(), requested[0]))
     monkeypatch.setenv("PBS_JOBID", "7")
     before = {number: signal.signal(number, _tear) for number in (signal.SIGUSR1, signal.SIGTERM)}
-    yield asked
+    yield requested
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -183,7 +183,7 @@ def test_a_wait_that_lasts_until_time_is_up_is_gone_on_with_in_another_attempt(
     tmp_path: Path,
     told: list[signal.Signals],
     run: Callable[[float], RunDirectory],
-    asked: list[str],
+    requested: list[str],
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
     told.append(signal.SIGUSR1)
@@ -192,7 +192,7 @@ def test_a_wait_that_lasts_until_time_is_up_is_gone_on_with_in_another_attempt(
         pytest.raises(Stopped, match=r"Nothing has been heard of it, so this job is asked for again"),
     ):
         attend(made, running(scene))
-    assert asked == ["7"]
+    assert requested == ["7"]
     assert BatchFiles(made).failure() is None
 
 
@@ -202,13 +202,13 @@ def test_a_job_that_is_ended_while_it_waits_is_not_asked_for_again(
     tmp_path: Path,
     told: list[signal.Signals],
     run: Callable[[float], RunDirectory],
-    asked: list[str],
+    requested: list[str],
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
     told.append(signal.SIGTERM)
     with held_by(holder, scene.directory), pytest.raises(Stopped, match="stopped on SIGTERM while it waited"):
         attend(made, running(scene))
-    assert not asked
+    assert not requested
     assert BatchFiles(made).failure() is None
 
 
@@ -250,7 +250,7 @@ def test_every_kind_of_run_hears_signals_while_it_waits(
     told.append(number)
     with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
         go()
-    assert stopped.value.asked_by == number.name
+    assert stopped.value.requested_by == number.name
     assert not plan.output.exists()
 
 

@@ -14,7 +14,7 @@ import zarr
 
 from halotile.errors import BlockFailed, BlockInputFailed, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
-from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, picture, truth
+from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, image, truth
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +35,7 @@ def others(*bad: int) -> set[int]:
     [
         ("raise", "ValueError: poisoned by raise-19"),
         ("nan", r"gave NaN or infinity on finite pixels at .*64.*96"),
-        ("shape", r"the function made \(31, 32\) of a picture of shape \(32, 32\)"),
+        ("shape", r"the function made \(31, 32\) of an image of shape \(32, 32\)"),
         ("die", "every worker that took it died"),
         ("missing", r"FileNotFoundError: .*calibration\.npy"),
     ],
@@ -117,7 +117,7 @@ def test_a_flaky_block_is_tried_again(
 def test_a_nan_of_the_input_stays_where_it_is(scene: Scene, cluster: Cluster) -> None:
     put_nan(scene, 19)
     scene.run(cluster)
-    expected = picture()
+    expected = image()
     expected[2 * BLOCK + 5, 3 * BLOCK + 7] = np.nan
     np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(expected))
 
@@ -131,7 +131,7 @@ def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene
         scene.run(cluster, on_nan="fail")
     failed.match("1 of 64 blocks failed for its input")
     failed.match(
-        "Run again with run.on_nan: propagate to do only these. Once the picture is mended, run with --same-input"
+        "Run again with run.on_nan: propagate to do only these. Once the image is mended, run with --same-input"
     )
     assert scene.events("retry") == []
     assert scene.journalled() == others(19)
@@ -150,11 +150,11 @@ def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Clu
     chunk.write_bytes(content[: len(content) // 2])
     with pytest.raises(BlockInputFailed, match=r"4 of 64 blocks failed after 0 retries") as failed:
         scene.run(cluster, retries=0)
-    failed.match("Once the picture is mended, run with --same-input: only these are redone")
+    failed.match("Once the image is mended, run with --same-input: only these are redone")
     failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
     chunk.write_bytes(content)
     with pytest.raises(
-        ResumeRefused, match=r"input\.[\s\S]*same pictures, mended or copied, run with --same-input"
+        ResumeRefused, match=r"input\.[\s\S]*same images, mended or copied, run with --same-input"
     ):
         scene.run(cluster)
     done = scene.run(cluster, same_input=True)

@@ -24,7 +24,7 @@ from halotile.graphs.watching.board import (
 )
 
 COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
-"""Blocks along each axis: a line, a picture, a stack, channels last, more than a map has room for."""
+"""Blocks along each axis: a line, an image, a stack, channels last, more than a map has room for."""
 
 
 def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, Any], dict[int, float]]:

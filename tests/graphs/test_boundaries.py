@@ -28,7 +28,7 @@ from halotile.graphs.jobs.sections import (
 )
 from halotile.graphs.plans import devices
 from tests.graphs.distributing import image, kernel
-from tests.support import dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -115,7 +115,7 @@ def test_a_tensor_that_crosses_is_noticed(
 def test_none_crosses_in_a_denoising_run(
     cluster: Cluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
 ) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     weights = dncnn_weights(tmp_path / "w.safetensors")
     plan = make_plan(
         job_of(source, tmp_path / "o.zarr", "dncnn", {"weights": str(weights), "depth": 5, "width": 8})
@@ -125,11 +125,11 @@ def test_none_crosses_in_a_denoising_run(
 
 
 def cards_of_the_processor() -> None:
-    """From now on workers of this process have a card that is the processor."""
+    """From now on workers of this process have a GPU that is the CPU."""
     from halotile.tasks import denoise_block
-    from halotile.tasks.devices.gpu import Card
+    from halotile.tasks.devices.gpu import Gpu
 
-    vars(denoise_block)["open_device"] = lambda kind, *options: Card("cpu", *options)
+    vars(denoise_block)["open_device"] = lambda kind, *options: Gpu("cpu", *options)
 
 
 def devices_as_they_are() -> None:
@@ -147,7 +147,7 @@ def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(devices, "gpus_here", lambda: Gpus(("0",)))
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260), "uint16"))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260), "uint16"))
     written = []
     for device in ("cpu", "cuda"):
         job = job_of(source, tmp_path / f"{device}.zarr", "tv", {"strength": 0.1}, run={"device": device})
@@ -166,7 +166,7 @@ def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
 def test_none_crosses_in_a_reconstruction(
     cluster: Cluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
 ) -> None:
-    measured = write_zarr(tmp_path / "y.zarr", noisy_picture((128, 128)))
+    measured = write_zarr(tmp_path / "y.zarr", noisy_image((128, 128)))
     blur = OperatorChoice(
         name="blur", data=str(measured), options={"kernel": np.full((3, 3), 1 / 9), "boundary": "circular"}
     )

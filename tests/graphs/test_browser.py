@@ -122,9 +122,9 @@ def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: Cluster, browser:
         assert len(browser.execute_script(COLOURS, "seconds")) > 2
         assert text(browser, "name") == "clean.zarr"
         assert text(browser, "word") == "running"
-        picture = tmp_path / "page.png"
-        assert browser.save_screenshot(str(picture))
-        assert picture.stat().st_size > 10_000
+        image = tmp_path / "page.png"
+        assert browser.save_screenshot(str(image))
+        assert image.stat().st_size > 10_000
         scene.set_pace(0)
         follows(browser, lambda: text(browser, "word") == "the run is over")
         assert text(browser, "done") == "63"

@@ -104,14 +104,14 @@ def test_a_call_with_a_wrong_argument_starts_nothing(
     monkeypatch.setattr(main_job, "run", lambda *_, **__: pytest.fail("was started"))
     np.save(tmp_path / "in.npy", np.zeros((40, 30), np.float32))
     monkeypatch.chdir(tmp_path)
-    wish: dict[str, Any] = {
+    request: dict[str, Any] = {
         "source": "in.npy",
         "output": "out.zarr",
         "denoiser": "tv",
         "strength": 0.1,
     } | changes
     with pytest.raises(ConfigError, match=words):
-        halotile.denoise(**wish)
+        halotile.denoise(**request)
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
 
 

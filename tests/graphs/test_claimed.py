@@ -27,7 +27,7 @@ from halotile.storage.disk import ownership
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
 from halotile.storage.sharded import output
-from tests.faults import BLOCK, BLOCKS, Scene, picture, truth
+from tests.faults import BLOCK, BLOCKS, Scene, image, truth
 from tests.support import write_zarr
 
 pytestmark = pytest.mark.cluster
@@ -126,7 +126,7 @@ def test_a_journal_that_is_overwritten_is_whole_again_when_the_run_ends(
 
 
 def rewrite(scene: Scene) -> None:
-    zarr.open_array(scene.source, mode="r+")[...] = picture() + np.float32(0.25)
+    zarr.open_array(scene.source, mode="r+")[...] = image() + np.float32(0.25)
 
 
 def write_in_place(scene: Scene) -> None:
@@ -168,7 +168,7 @@ def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
     for block in kept:
         y, x = (BLOCK * place for place in divmod(block, BLOCKS // 8))
         here = np.s_[y : y + BLOCK, x : x + BLOCK]
-        assert np.array_equal(pixels[here], truth(picture())[here])
+        assert np.array_equal(pixels[here], truth(image())[here])
     scene.set_pace(0)
     if scene.source.exists():
         with pytest.raises(HalotileError):
@@ -192,7 +192,7 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
 
 
 def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: Cluster) -> None:
-    mask = write_zarr(scene.folder / "mask.zarr", np.ones(picture().shape, "uint8"))
+    mask = write_zarr(scene.folder / "mask.zarr", np.ones(image().shape, "uint8"))
     scene.set_pace(0.02)
     with pytest.raises(InputError, match=r"mask\.zarr was written to"):
         scene.run(

@@ -22,13 +22,13 @@ from distributed.core import connect
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
+from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
 from halotile.graphs.clusters.workers import fork_server
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs import sections
 from halotile.graphs.jobs.denoise.plan import make_plan
 from tests.faults import REPOSITORY
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -175,7 +175,7 @@ def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: 
 
 
 def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     options = {"import": "tests.networks:remembering", "receptive_field": 1, "alignment": 1}
     with pytest.raises(ConfigError, match="keeps state"):
         make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
@@ -202,7 +202,7 @@ def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(
 
 def told_of(cause: Exception) -> str:
     """What is told of a cluster that does not start, wrapped as Dask does it."""
-    with pytest.raises(ConfigError) as caught, in_words_of_config():
+    with pytest.raises(ConfigError) as caught, config_errors_described():
         raise RuntimeError("Cluster failed to start") from cause
     return str(caught.value)
 

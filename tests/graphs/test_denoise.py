@@ -15,13 +15,13 @@ from scipy.ndimage import uniform_filter
 import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.runs.progress import Progress
-from tests.support import noisy_picture, read_zarr, run_inline, write_zarr
+from tests.support import noisy_image, read_zarr, run_inline, write_zarr
 
 pytestmark = pytest.mark.cluster
 
 
 def test_a_function_of_the_callers_own_runs_on_every_tile(tmp_path: Path) -> None:
-    pixels = noisy_picture((700, 650))
+    pixels = noisy_image((700, 650))
     source = write_zarr(tmp_path / "in.zarr", pixels)
     seen: list[Progress] = []
     outcome = halotile.denoise(
@@ -71,7 +71,7 @@ def test_a_function_is_told_by_its_code_in_every_process() -> None:
 def test_half_precision_is_close_and_asked_for(precision: str, most: float, tmp_path: Path) -> None:
     from tests.support import dncnn_weights, job_of
 
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
     exact = run_inline(job_of(source, tmp_path / "a.zarr", "dncnn", options))
     rough = run_inline(job_of(source, tmp_path / "b.zarr", "dncnn", options, run={"precision": precision}))
@@ -91,7 +91,7 @@ def test_what_computes_and_how_exactly_can_be_said(
     monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((64, 64)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
     with pytest.raises(ConfigError, match=said):
         halotile.denoise(source, tmp_path / "out.zarr", "gaussian", sigma=1, **words)
 
@@ -114,7 +114,7 @@ def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
 def test_a_relative_path_is_kept_whole_so_that_a_run_goes_on_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_zarr(tmp_path / "in.zarr", noisy_picture((64, 64)))
+    write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("halotile.graphs.jobs.denoise.call.run", lambda plan, observer: plan.job_json())
     job: Any = halotile.denoise("in.zarr", "out.zarr", "gaussian", sigma=1.0, workers=1)

@@ -16,7 +16,7 @@ from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, OutputRefused, TaskFailed
 from halotile.graphs.clusters.base import Cluster
 from tests.graphs.distributing import STACKS, Smooth, image, one_bright_pixel, refuse_bright, tiled
-from tests.support import noisy_picture, write_zarr
+from tests.support import noisy_image, write_zarr
 
 physics = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
@@ -74,7 +74,7 @@ def test_what_iterates_wants_numbers(ctx: DistributedContext) -> None:
 
 
 def test_a_path_in_is_a_path_out(ctx: DistributedContext, tmp_path: Path) -> None:
-    parts, pixels = STACKS["circular blurs"](), noisy_picture((1, 1, 40, 24))
+    parts, pixels = STACKS["circular blurs"](), noisy_image((1, 1, 40, 24))
     source = write_zarr(tmp_path / "x.zarr", pixels)
     stack = distribute(parts, ctx)
     y = stack.A(source)
@@ -85,7 +85,7 @@ def test_a_path_in_is_a_path_out(ctx: DistributedContext, tmp_path: Path) -> Non
 
 
 def test_a_stored_image_of_two_axes_comes_out_with_two(ctx: DistributedContext, tmp_path: Path) -> None:
-    pixels = noisy_picture((40, 24))
+    pixels = noisy_image((40, 24))
     stack = distribute(STACKS["circular blurs"](), ctx)
     write_zarr(tmp_path / "x", pixels)  # a name without a suffix
     y = stack.A(str(tmp_path / "x"))
@@ -125,7 +125,7 @@ def test_numbers_keep_their_type(ctx: DistributedContext, dtype: torch.dtype) ->
 
 
 def test_results_of_paths_stay_where_they_are_wanted(cluster: Cluster, tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    source = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24)))
     kept = tmp_path / "kept"
     for _ in range(2):
         with DistributedContext(cluster=cluster, device_mode="cpu", results=kept) as opened:
@@ -138,7 +138,7 @@ def test_results_of_paths_stay_where_they_are_wanted(cluster: Cluster, tmp_path:
 
 
 def test_results_that_are_not_asked_for_go_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    source = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24)))
     with DistributedContext(cluster=cluster, device_mode="cpu") as opened:
         found = Path(tiled(opened, torch.nn.Tanh())(source))
         assert found.name == "denoised-0001.zarr"
@@ -147,7 +147,7 @@ def test_results_that_are_not_asked_for_go_with_the_context(cluster: Cluster, tm
 
 
 def test_a_folder_of_results_that_is_a_file_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "x.zarr", noisy_picture((1, 1, 20, 24)))
+    source = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24)))
     (tmp_path / "taken").write_text("")
     with (
         DistributedContext(cluster=cluster, device_mode="cpu", results=tmp_path / "taken") as opened,

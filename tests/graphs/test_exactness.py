@@ -1,4 +1,4 @@
-"""The tiled result has the bits of the whole picture, however it is cut and whoever computes it."""
+"""The tiled result has the bits of the whole image, however it is cut and whoever computes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from halotile.graphs.jobs.denoise.run import run
 from tests.support import (
     dncnn_weights,
     job_of,
-    noisy_picture,
+    noisy_image,
     read_zarr,
     run_inline,
     whole_picture,
@@ -48,7 +48,7 @@ def options_of(name: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", DENOISERS)
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16", "float16"])
 def test_tiles_have_the_bits_of_the_whole_picture(name: str, dtype: str, tmp_path: Path) -> None:
-    pixels = noisy_picture((301, 270), dtype)
+    pixels = noisy_image((301, 270), dtype)
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
     )
@@ -59,7 +59,7 @@ def test_tiles_have_the_bits_of_the_whole_picture(name: str, dtype: str, tmp_pat
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("name", DENOISERS)
 def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_path: Path) -> None:
-    pixels = noisy_picture((301, 270))
+    pixels = noisy_image((301, 270))
     source = write_zarr(tmp_path / "in.zarr", pixels)
     options = options_of(name, tmp_path)
     plain = job_of(source, tmp_path / "out.zarr", name, options)
@@ -74,7 +74,7 @@ def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_p
 def test_activations_have_their_bits_wherever_a_tile_ends(
     name: str, kernel: int, cut: dict[str, Any], tmp_path: Path
 ) -> None:
-    pixels = noisy_picture((253, 277), "float32")
+    pixels = noisy_image((253, 277), "float32")
     source = write_zarr(tmp_path / "in.zarr", pixels)
     options = {"import": "tests.networks:activated", "options": {"name": name, "kernel": kernel}}
     job = job_of(source, tmp_path / "out.zarr", "torch", options, tile=cut)
@@ -84,7 +84,7 @@ def test_activations_have_their_bits_wherever_a_tile_ends(
 @pytest.mark.parametrize("shape", [(17, 19), (64, 200), (1, 300), (129, 130), (300, 3)], ids=str)
 @pytest.mark.parametrize("name", DENOISERS)
 def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
-    pixels = noisy_picture(shape)
+    pixels = noisy_image(shape)
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
     )
@@ -94,7 +94,7 @@ def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, in
 
 @pytest.mark.parametrize("name", ["gaussian", "median", "tv"])
 def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
-    pixels = noisy_picture((40, 70, 60))
+    pixels = noisy_image((40, 70, 60))
     source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx")
     job = job_of(source, tmp_path / "out.zarr", name, DENOISERS[name], shard=32, chunk=16, tile={"size": 24})
     plan = make_plan(job)
@@ -105,7 +105,7 @@ def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
 
 
 def test_other_axes_are_looped_plane_by_plane(tmp_path: Path) -> None:
-    pixels = noisy_picture((2, 3, 150, 140), "uint16")
+    pixels = noisy_image((2, 3, 150, 140), "uint16")
     source = write_zarr(tmp_path / "in.zarr", pixels, axes="tcyx")
     job = job_of(source, tmp_path / "out.zarr", "tv", DENOISERS["tv"])
     depth = make_plan(job).task.tiling.depth[0][0]
@@ -113,7 +113,7 @@ def test_other_axes_are_looped_plane_by_plane(tmp_path: Path) -> None:
 
 
 def test_channels_last_pictures_keep_their_axis_order(tmp_path: Path) -> None:
-    pixels = noisy_picture((150, 140, 3), "uint8")
+    pixels = noisy_image((150, 140, 3), "uint8")
     source = write_zarr(tmp_path / "in.zarr", pixels, axes="yxc")
     job = job_of(source, tmp_path / "out.zarr", "gaussian", DENOISERS["gaussian"])
     depth = make_plan(job).task.tiling.depth[0][0]
@@ -124,7 +124,7 @@ def test_channels_last_pictures_keep_their_axis_order(tmp_path: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["tv", "dncnn"])
 def test_workers_give_the_same_bits(name: str, cluster: Cluster, tmp_path: Path) -> None:
-    pixels = noisy_picture((601, 530))
+    pixels = noisy_image((601, 530))
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
     )
@@ -138,7 +138,7 @@ def test_workers_give_the_same_bits(name: str, cluster: Cluster, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 4])
 def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path) -> None:
-    pixels = noisy_picture((401, 330))
+    pixels = noisy_image((401, 330))
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels),
         tmp_path / "out.zarr",
@@ -160,7 +160,7 @@ def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path)
 def test_networks_of_the_widths_that_people_use_have_the_bits_of_the_whole(
     tmp_path: Path, shape: tuple[int, int], depth: int, width: int, tile: int
 ) -> None:
-    pixels = noisy_picture(shape)
+    pixels = noisy_image(shape)
     weights = str(dncnn_weights(tmp_path / "w.safetensors", depth, width))
     options = {"weights": weights, "depth": depth, "width": width}
     source = write_zarr(tmp_path / "in.zarr", pixels)

@@ -118,9 +118,9 @@ def test_exact_means_direct_convolutions() -> None:
     image = scene()
     terms = terms_of(image, blurs("reflect", (3, 31)))
     exact, fast = (choose_form(terms, image.dtype, exact=exact) for exact in (True, False))
-    assert "plain, 3 operators" not in exact.in_words()
-    assert exact.in_words() == "plain, 2 operators there and back; direct convolutions"
-    assert fast.in_words() == "normal, all operators in one kernel of 61 × 61; Fourier transforms"
+    assert "plain, 3 operators" not in exact.describe()
+    assert exact.describe() == "plain, 2 operators there and back; direct convolutions"
+    assert fast.describe() == "normal, all operators in one kernel of 61 × 61; Fourier transforms"
     assert fast.reach > exact.reach
 
 
@@ -129,8 +129,8 @@ def test_a_plan_tells_of_convolutions_where_there_are_some() -> None:
     mask = Mask(mask=InMemory(np.ones_like(image)))
     inside = Composition((mask, *blurs("reflect", (31,))))
     alone, within = (choose_form(terms_of(image, (o,)), image.dtype, exact=False) for o in (mask, inside))
-    assert (alone.in_words(), alone.is_fft) == ("plain, 1 operator there and back", False)
-    assert within.in_words() == "plain, 1 operator there and back; Fourier transforms where kernels are large"
+    assert (alone.describe(), alone.is_fft) == ("plain, 1 operator there and back", False)
+    assert within.describe() == "plain, 1 operator there and back; Fourier transforms where kernels are large"
     assert within.is_fft
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.cluster
 
 
 def job_in(folder: Path, solver: SolverChoice, **changes: Any) -> Reconstruction:
-    """A blurred picture of a few blocks."""
+    """A blurred image of a few blocks."""
     y, x = np.mgrid[:96, :80]
     image = (0.5 + 0.4 * np.sign(np.sin(y / 7) * np.cos(x / 5))).astype("float32")
     blurred = read_all(Blur(kernel=kernel(5), boundary="reflect").forward(InMemory(image)))
@@ -153,9 +153,9 @@ def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, 
 def test_dual_steps_make_another_job_of_tv_alone(tmp_path: Path, cluster: Cluster, name: str) -> None:
     job = job_in(tmp_path, SolverChoice(name=name, iterations=1))
     go(job, cluster)
-    asked = directory(job).read_job() or {}
-    asked["prior"]["iterations"] += 20
-    directory(job).write_job(asked)
+    requested = directory(job).read_job() or {}
+    requested["prior"]["iterations"] += 20
+    directory(job).write_job(requested)
     fresh = make_reconstruction_plan(job, fresh=True)
     if name == "pgd":
         with pytest.raises(OutputRefused, match="another job's"):

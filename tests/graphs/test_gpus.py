@@ -1,4 +1,4 @@
-"""A worker on each GPU: which there are, which are meant, and the real dask-cuda with cards that are made up."""
+"""A worker on each GPU: which there are, which are meant, and the real dask-cuda with GPUs that are made up."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from halotile.graphs.plans import devices
 from halotile.graphs.plans.devices import chosen, device_of
 from halotile.graphs.runs.identity import differences
 from halotile.tasks.denoisers.function import GivenFunction
-from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 TWO = Gpus(("0", "1"))
 
 
 class Nvml:
-    """NVML of a machine with some cards, or a driver that does not answer."""
+    """NVML of a machine with some GPUs, or a driver that does not answer."""
 
     class NVMLError(Exception):
         """What it raises."""
@@ -123,7 +123,7 @@ def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
             None,
             False,
             "note",
-            "none (NVML finds none): workers compute on processors; where there are GPUs: pip install 'halotile[cuda]'",
+            "none (NVML finds none): workers compute on CPUs; where there are GPUs: pip install 'halotile[cuda]'",
         ),
     ],
 )
@@ -149,14 +149,14 @@ def test_the_doctor_tells_of_gpus_or_why_there_is_none(
     ("asked", "names"),
     [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))],
 )
-def test_gpus_are_named_by_their_place(asked: Any, names: tuple[str, ...]) -> None:
-    assert chosen(Cluster(gpus=asked), TWO) == names
+def test_gpus_are_named_by_their_place(requested: Any, names: tuple[str, ...]) -> None:
+    assert chosen(Cluster(gpus=requested), TWO) == names
 
 
 @pytest.mark.parametrize("asked", [3, (0, 2), ()])
-def test_gpus_that_are_not_there_are_refused(asked: Any) -> None:
+def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
     with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
-        chosen(Cluster(gpus=asked), TWO)
+        chosen(Cluster(gpus=requested), TWO)
 
 
 def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     plain, on_cards = (
         make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda")
@@ -302,7 +302,7 @@ def test_a_plan_for_a_card_that_is_not_there_is_refused(
 ) -> None:
     for module in (devices, cluster_kind):
         monkeypatch.setattr(module, "gpus_here", lambda *_: Gpus(why_none="NVML finds none"))
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
         make_plan(replace(job, run=run, cluster=Cluster(kind=kind, gpus=gpus)))
@@ -310,9 +310,9 @@ def test_a_plan_for_a_card_that_is_not_there_is_refused(
 
 def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
-    given = GivenFunction(call=lambda picture: picture, depth=1)
+    given = GivenFunction(call=lambda image: image, depth=1)
     plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
     assert plan.task.device == "cpu"
     assert any("computes on processors" in note for note in plan.notes)
@@ -323,7 +323,7 @@ def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(("name", "options"), [("tv", {"strength": 0.1}), ("gaussian", {"sigma": 1})])
 def test_precision_is_of_networks(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     plain, half = (
         make_plan(replace(job_of(source, tmp_path / "out.zarr", name, options), run=Run(precision=precision)))
         for precision in ("float32", "float16")
@@ -333,7 +333,7 @@ def test_precision_is_of_networks(tmp_path: Path, name: str, options: dict[str, 
 
 
 def test_a_network_of_another_precision_is_another_job(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
     before, now = (
         make_plan(
@@ -376,7 +376,7 @@ def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyP
 def test_dask_cuda_gives_each_worker_a_card_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
     monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
-    # There is no card to ask for its memory and its cores.
+    # There is no GPU to ask for its memory and its cores.
     monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")
     order = Order(workers=2, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
     with local_cuda.start(order) as cluster:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.watching.allowed_hosts import LEFT_OUT, answer_only_told
+from halotile.graphs.watching.allowed_hosts import LEFT_OUT, answer_allowed_only
 from halotile.graphs.watching.page import ADDRESS
 from halotile.graphs.watching.page_feed import Watch
 
@@ -66,7 +66,7 @@ def test_pages_that_name_folders_or_fail_are_left_out(cluster: Cluster, page: st
 def test_what_dasks_configuration_links_to_was_told_too() -> None:
     """As where a hub of notebooks stands before it."""
     here = SimpleNamespace(http_server=SimpleNamespace(), http_application=lambda request: None)
-    answer_only_told(here, "https://Hub.example/user/ada/proxy/40001/status")
+    answer_allowed_only(here, "https://Hub.example/user/ada/proxy/40001/status")
     (rule,) = here.http_server.request_callback.rules
 
     def answered(host: str, origin: str) -> bool:

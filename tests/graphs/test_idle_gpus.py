@@ -17,11 +17,11 @@ from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 ALONE = "GPUs are left alone: nothing of this job computes on them"
 ASKED = "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each"
-ONE_EACH = "operators and solver compute on processors, one for each GPU on cluster local-cuda"
+ONE_EACH = "operators and solver compute on CPUs, one for each GPU on cluster local-cuda"
 L1 = PriorChoice(name="l1")
 
 
@@ -36,7 +36,14 @@ L1 = PriorChoice(name="l1")
     ],
 )
 def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do(
-    asked: list[Any], tmp_path: Path, prior: Any, cluster: Any, run: Any, where: str, workers: int, said: str
+    requested: list[Any],
+    tmp_path: Path,
+    prior: Any,
+    cluster: Any,
+    run: Any,
+    where: str,
+    workers: int,
+    said: str,
 ) -> None:
     plan = make_reconstruction_plan(deblurring(tmp_path, prior=prior, cluster=cluster, run=run))
     assert (plan.cluster.kind, plan.run.workers) == (where, workers)
@@ -44,8 +51,8 @@ def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do
     assert plan.job_json()["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
 
 
-def test_measurements_are_made_on_processors(asked: list[Any], tmp_path: Path) -> None:
-    write_zarr(tmp_path / "truth.zarr", noisy_picture((256, 256), "float32"), 64)
+def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Path) -> None:
+    write_zarr(tmp_path / "truth.zarr", noisy_image((256, 256), "float32"), 64)
     given = replace(
         deblurring(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5)
     )
@@ -54,16 +61,16 @@ def test_measurements_are_made_on_processors(asked: list[Any], tmp_path: Path) -
     assert (plan.cluster.kind, plan.run.workers) == ("local", 5)
 
 
-def test_a_function_of_arrays_leaves_gpus_alone(asked: list[Any], tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     given = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
-    plan = make_plan(replace(given, denoiser=GivenFunction(call=lambda picture: picture, depth=1)))
+    plan = make_plan(replace(given, denoiser=GivenFunction(call=lambda image: image, depth=1)))
     assert plan.cluster.kind == "local"
     assert ALONE in plan.notes
     assert make_plan(given).cluster.kind == "auto"
 
 
-def test_what_is_asked_of_no_denoiser_is_told(asked: list[Any], tmp_path: Path) -> None:
+def test_what_is_asked_of_no_denoiser_is_told(requested: list[Any], tmp_path: Path) -> None:
     run = Run(device="cuda", precision="bfloat16", workers=1)
     notes = make_reconstruction_plan(deblurring(tmp_path, prior=L1, run=run)).notes
     assert "run.precision is bfloat16, which is for networks: this job has none" in notes

@@ -28,7 +28,7 @@ from halotile.graphs.jobs import sections
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
 from tests.faults import REPOSITORY
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -72,7 +72,7 @@ def trusted(own: Credentials) -> Iterator[None]:
 
 @pytest.mark.usefixtures("trusted")
 def test_a_job_runs_on_it_and_leaves_it_running(running: LocalCluster, tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}))
     with scheduler.start(order(address=running.scheduler_address)) as cluster:
         assert cluster.workers == 1
@@ -102,13 +102,13 @@ def test_workers_that_lack_our_environment_are_told_of(
     for name in ALLOCATOR_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     said: list[str] = []
-    asked = dataclasses.replace(order(address=running.scheduler_address), say=said.append)
-    with scheduler.start(asked):
+    requested = dataclasses.replace(order(address=running.scheduler_address), report=said.append)
+    with scheduler.start(requested):
         assert any("Start them as: MALLOC_MMAP_THRESHOLD_=" in line for line in said)
     for name, value in ALLOCATOR_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     said.clear()
-    with scheduler.start(asked):
+    with scheduler.start(requested):
         assert said == []
 
 
@@ -179,7 +179,7 @@ print(asyncio.run(knock(address, arguments(certificate) if theirs is None else t
 def test_another_user_is_refused(running: LocalCluster, own: Credentials, how: str, tmp_path: Path) -> None:
     address = running.scheduler_address
     with credentials(tmp_path) as other:
-        asked, certificate, reader, said = {
+        requested, certificate, reader, said = {
             "plain": (address.replace("tls://", "tcp://"), "", "nobody", ""),
             "no certificate": (address, "", "nobody", "TypeError"),
             # Read beforehand: they are theirs, wherever they lie.
@@ -187,7 +187,7 @@ def test_another_user_is_refused(running: LocalCluster, own: Credentials, how: s
             "the files themselves": (address, own.paths[0], "nobody", "Permission denied"),
         }[how]
         done = subprocess.run(
-            [sys.executable, "-c", KNOCK, address, own.paths[0], asked, certificate, reader],
+            [sys.executable, "-c", KNOCK, address, own.paths[0], requested, certificate, reader],
             env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
             capture_output=True,
             text=True,

@@ -255,17 +255,17 @@ def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(
 ) -> None:
     for block in range(BLOCKS):
         scene.make_trouble("die", block)
-    asked: list[float] = []
+    requested: list[float] = []
 
     def ask(progress: Progress) -> None:
-        if not asked and len(scene.seen()) >= 2:
-            asked.append(time.monotonic())
+        if not requested and len(scene.seen()) >= 2:
+            requested.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Nanny, "_on_worker_exit_sync", lambda *_: None)
     with pytest.raises(Stopped, match="stopped on SIGTERM with 0 of 64 blocks done"):
         scene.run(observer=ask)
-    assert time.monotonic() - asked[0] < 20
+    assert time.monotonic() - requested[0] < 20
 
 
 def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(scene: Scene) -> None:

@@ -77,12 +77,12 @@ class Free:
     available = 2**28
 
 psutil.virtual_memory = Free
-def hungry(picture):
-    return picture + np.ones(2**26)[:1]  # 512 MiB
+def hungry(image):
+    return image + np.ones(2**26)[:1]  # 512 MiB
 try:
     tried(GivenFunction(call=hungry, depth=0), Tile(), (500, 500), None, run=Run(), say=silent)
 except MemoryRefused as error:
-    print("needs more memory than is free for a picture of shape" in str(error))
+    print("needs more memory than is free for an image of shape" in str(error))
 print(resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, hungry(0).nbytes)
 """
 

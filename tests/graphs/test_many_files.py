@@ -19,13 +19,13 @@ from halotile.graphs.plans.sizes import MOST_FILES
 from halotile.graphs.runs.claim import kept_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout, create_output
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 ELSEWHERE = Cluster(kind="slurm")
 
 
 def huge(folder: Path, edge: int, dtype: str = "float32", **layout: Any) -> Path:
-    """A picture of which nothing is written."""
+    """An image of which nothing is written."""
     path = folder / "huge.zarr"
     stored: Any = {"chunks": (512, 512)} | layout
     zarr.create_array(path, shape=(edge, edge), dtype=dtype, dimension_names=["y", "x"], **stored)
@@ -121,7 +121,7 @@ def test_of_shards_that_were_asked_for_nothing_is_noted(tmp_path: Path) -> None:
 
 
 def test_files_and_inodes_are_told(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64))
     figures = plan.summary()
     assert (figures["files"], figures["inodes"]) == (25, 25 + 5 + 2 + 2)
@@ -133,7 +133,7 @@ def test_more_than_a_file_system_has_room_for_are_refused(
     total: int, free: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """btrfs, which does not count, has none and none free."""
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64)
     known = list(os.statvfs(tmp_path))
     known[5], known[6], known[7] = total, free, free

@@ -13,7 +13,7 @@ import pytest
 
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.denoise.plan import make_plan
-from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 MIB = 2**20
 SLACK_BYTES = 48 * MIB
@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
-    write_zarr(folder / "in.zarr", noisy_picture((3072, 1500)), chunk=512)
+    write_zarr(folder / "in.zarr", noisy_image((3072, 1500)), chunk=512)
     dncnn_weights(folder / "w.safetensors", 7, 32)
     return folder
 
@@ -70,8 +70,8 @@ def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, t
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
 def test_results_are_larger_than_what_is_stored_of_them(tmp_path: Path) -> None:
-    """Pictures of bytes are computed in four bytes a pixel, and stay so until they are encoded."""
-    source = write_zarr(tmp_path / "bytes.zarr", noisy_picture((4096, 8192), "uint8"), chunk=512)
+    """Images of bytes are computed in four bytes a pixel, and stay so until they are encoded."""
+    source = write_zarr(tmp_path / "bytes.zarr", noisy_image((4096, 8192), "uint8"), chunk=512)
     check(source, tmp_path, "gaussian", {"sigma": 2}, 4096)
 
 
@@ -79,7 +79,7 @@ def test_a_thin_block_at_the_edge_tells_nothing_of_the_others(tmp_path: Path) ->
     """Of two rows of blocks the second may be a few pixels high."""
     needed = []
     for rows in (260, 512):
-        source = write_zarr(tmp_path / f"{rows}.zarr", noisy_picture((rows, 512)))
+        source = write_zarr(tmp_path / f"{rows}.zarr", noisy_image((rows, 512)))
         job = job_of(
             source,
             tmp_path / "out.zarr",

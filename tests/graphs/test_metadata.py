@@ -15,13 +15,13 @@ from ome_zarr_models.v05.image import Image
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.sharded.output import create_output
-from tests.support import job_of, noisy_picture, read_zarr, run_inline, write_zarr
+from tests.support import job_of, noisy_image, read_zarr, run_inline, write_zarr
 
 CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, "min": 0, "max": 999}}
 
 
 def ome_zarr(path: Path, pixels: Any, axes: str, **more: Any) -> Path:
-    """A picture of one level, half a pixel beside the origin."""
+    """An image of one level, half a pixel beside the origin."""
     group = zarr.open_group(path, mode="w")
     group.create_array("0", data=pixels)
     steps = [
@@ -29,12 +29,12 @@ def ome_zarr(path: Path, pixels: Any, axes: str, **more: Any) -> Path:
         {"type": "translation", "translation": [1.0] * len(axes)},
     ]
     kinds = {"t": "time", "c": "channel"}
-    picture = {
+    image = {
         "axes": [{"name": axis, "type": kinds.get(axis, "space")} for axis in axes],
         "datasets": [{"path": "0", "coordinateTransformations": steps}],
         "name": "cells",
     }
-    group.attrs["ome"] = {"version": "0.5", "multiscales": [picture], **more}
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [image], **more}
     return path
 
 
@@ -51,7 +51,7 @@ def gaussian(source: Path, output: Path, **parts: Any) -> Any:
 def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
     words: Any = {"axes": "TCYX", "PhysicalSizeX": 0.1, "PhysicalSizeXUnit": "µm", "TimeIncrement": 3}
     source = tmp_path / "in.ome.tif"
-    tifffile.imwrite(source, noisy_picture((2, 3, 64, 48), "uint16"), ome=True, metadata=words)
+    tifffile.imwrite(source, noisy_image((2, 3, 64, 48), "uint16"), ome=True, metadata=words)
     group = output_of(gaussian(source, tmp_path / "o.zarr"))
     multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
     assert [(axis.name, axis.type, axis.unit) for axis in multiscale.axes] == [
@@ -66,7 +66,7 @@ def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
 
 def microscope_tiff(folder: Path, axes: str, shape: tuple[int, ...], **options: Any) -> tuple[Path, Any]:
     """An OME-TIFF with its axes in some order, and its pixels as they were written."""
-    pixels = noisy_picture(shape, "uint8")
+    pixels = noisy_image(shape, "uint8")
     words: Any = {"axes": axes, "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
     kind = "rgb" if "S" in axes else "minisblack"
     path = folder / "in.ome.tif"
@@ -129,7 +129,7 @@ def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path, kept: Any) 
 
 def test_name_place_and_channels_of_an_ome_zarr_are_kept(tmp_path: Path) -> None:
     source = ome_zarr(
-        tmp_path / "in.zarr", noisy_picture((2, 64, 48)), "cyx", omero={"channels": [CHANNEL] * 2}
+        tmp_path / "in.zarr", noisy_image((2, 64, 48)), "cyx", omero={"channels": [CHANNEL] * 2}
     )
     group = output_of(gaussian(source, tmp_path / "o.zarr"))
     multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
@@ -141,7 +141,7 @@ def test_name_place_and_channels_of_an_ome_zarr_are_kept(tmp_path: Path) -> None
 
 
 def test_finer_pixels_have_their_centres_elsewhere(tmp_path: Path) -> None:
-    source = ome_zarr(tmp_path / "in.zarr", noisy_picture((64, 48)), "yx")
+    source = ome_zarr(tmp_path / "in.zarr", noisy_image((64, 48)), "yx")
     options = {"import": "tests.networks:doubler", "scale": 2}
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
     # A pixel of 2 around 1 goes from 0 to 2; its halves lie around 0.5 and 1.5.
@@ -149,7 +149,7 @@ def test_finer_pixels_have_their_centres_elsewhere(tmp_path: Path) -> None:
 
 
 def test_names_of_channels_that_are_no_longer_there_are_left_out(tmp_path: Path) -> None:
-    source = ome_zarr(tmp_path / "in.zarr", noisy_picture((64, 48)), "yx", omero={"channels": [CHANNEL]})
+    source = ome_zarr(tmp_path / "in.zarr", noisy_image((64, 48)), "yx", omero={"channels": [CHANNEL]})
     one = make_plan(gaussian(source, tmp_path / "o.zarr"))
     assert one.layout.omero == {"channels": [CHANNEL]}
     options = {"import": "tests.networks:colouring", "channels": [1, 3]}
@@ -160,7 +160,7 @@ def test_names_of_channels_that_are_no_longer_there_are_left_out(tmp_path: Path)
 
 
 def test_a_mask_becomes_numbers_between_0_and_1(tmp_path: Path) -> None:
-    mask = noisy_picture((64, 48)) > 0.5
+    mask = noisy_image((64, 48)) > 0.5
     plain = run_inline(gaussian(write_zarr(tmp_path / "m.zarr", mask), tmp_path / "o.zarr"))
     assert plain.dtype == np.float32
     run_inline(gaussian(write_zarr(tmp_path / "f.zarr", mask.astype("float32")), tmp_path / "p.zarr"))

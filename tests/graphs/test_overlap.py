@@ -225,14 +225,14 @@ def test_several_stores_are_aligned_as_dask_does(shapes: Any, chunks: Any, bound
 
 
 def test_each_store_has_its_own_depth_and_an_axis_of_one_pixel_is_broadcast() -> None:
-    picture, row = stored((12, 8), (4, 4)), stored((1, 8), (1, 4))
+    image, row = stored((12, 8), (4, 4)), stored((1, 8), (1, 4))
 
     def add(x: Pixels, y: Pixels) -> Pixels:
         return running_sum(x) + y
 
-    result = map_overlap(add, picture, row, depth=[{0: 2}, 0])
-    same(result, map_overlap(lambda y, x: add(x, y), row, picture, depth=[0, {0: 2}]))
-    alone = map_overlap(running_sum, picture, depth={0: 2})
+    result = map_overlap(add, image, row, depth=[{0: 2}, 0])
+    same(result, map_overlap(lambda y, x: add(x, y), row, image, depth=[0, {0: 2}]))
+    alone = map_overlap(running_sum, image, depth={0: 2})
     np.testing.assert_array_equal(compute(result), compute(alone) + row.pixels)
 
 
@@ -346,7 +346,7 @@ def test_an_uncompressed_tiff_is_cut_as_dask_cuts(tmp_path: Path, options: dict[
 
 def test_a_contiguous_hdf5_dataset_is_cut_as_dask_cuts(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("picture", data=noise((300, 200)))
+        file.create_dataset("image", data=noise((300, 200)))
     assert map_overlap(neighbours, tmp_path / "a.h5", depth=2).chunks == ((300,), (200,))
 
 

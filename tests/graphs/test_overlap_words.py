@@ -138,7 +138,7 @@ def test_axes_below_zero_count_from_the_last() -> None:
     )
 
 
-def told_dtype(window: Pixels, block_info: Any = None) -> Pixels:
+def stated_dtype(window: Pixels, block_info: Any = None) -> Pixels:
     told = repr(block_info[None]["dtype"]) if block_info else ""
     return np.full(window.shape, sum(map(ord, told)) % 997, "float32")
 
@@ -150,8 +150,8 @@ def test_the_function_is_told_the_dtype_that_dask_tells(words: dict[str, Any]) -
     store = stored((12, 10), (4, 5))
     array = da.from_array(store.pixels, chunks=store.chunks)
     same(
-        map_overlap(told_dtype, store, depth=1, boundary="reflect", **words),
-        da.map_overlap(told_dtype, array, depth=1, boundary="reflect", **words),
+        map_overlap(stated_dtype, store, depth=1, boundary="reflect", **words),
+        da.map_overlap(stated_dtype, array, depth=1, boundary="reflect", **words),
     )
 
 

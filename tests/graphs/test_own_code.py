@@ -28,7 +28,7 @@ from halotile.graphs.runs.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import deblurring
-from tests.support import dncnn_weights, job_of, noisy_picture, read_zarr, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
 
 NETWORKS = '''
 import sys
@@ -84,14 +84,14 @@ def leaving():
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a picture and two modules of the user's own, which nobody can import yet."""
+    """A folder with an image and two modules of the user's own, which nobody can import yet."""
     monkeypatch.setattr(sys, "path", sys.path[:])
     for name in ("own_networks", "sibling", "own_exit"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "own_networks.py").write_text(NETWORKS)
     (tmp_path / "sibling.py").write_text("WIDTH = 3\n")
     (tmp_path / "own_exit.py").write_text("raise SystemExit(3)\n")
-    write_zarr(tmp_path / "in.zarr", noisy_picture((140, 130)))
+    write_zarr(tmp_path / "in.zarr", noisy_image((140, 130)))
     return tmp_path
 
 
@@ -164,7 +164,7 @@ def test_weights_that_cannot_be_used_are_refused_before_an_output_is_replaced(
     folder: Path, denoiser: tuple[str, dict[str, Any]], make: Any, words: str
 ) -> None:
     name, options = denoiser
-    write_zarr(folder / "out.zarr", noisy_picture((9, 9)))
+    write_zarr(folder / "out.zarr", noisy_image((9, 9)))
     job = own(folder, "", name)
     from dataclasses import replace
 
@@ -205,7 +205,7 @@ def test_weights_in_safetensors_are_checked_without_torch(folder: Path) -> None:
         ),
         ("leaving", "torch", {}, "own_networks:leaving .* failed: SystemExit: 3"),
         ("Leaving", "torch", {}, "own_networks:Leaving failed on a window .*SystemExit: 3"),
-        ("leaving", "function", {"depth": 0}, "own_networks:leaving failed on a picture"),
+        ("leaving", "function", {"depth": 0}, "own_networks:leaving failed on an image"),
         ("nowhere", "function", {"depth": 0}, "Write a name that the module defines"),
     ],
 )
@@ -225,11 +225,11 @@ def test_a_module_that_ends_the_program_is_refused(folder: Path) -> None:
 def test_a_given_function_that_keeps_state_is_refused_while_planning(folder: Path) -> None:
     calls: list[int] = []
 
-    def count(picture: Any) -> Any:
+    def count(image: Any) -> Any:
         calls.append(1)
-        return picture + len(calls)
+        return image + len(calls)
 
-    with pytest.raises(ConfigError, match=r"test_own_code:.*count gave one picture two results"):
+    with pytest.raises(ConfigError, match=r"test_own_code:.*count gave one image two results"):
         make_plan(given(folder, count))
 
 
@@ -272,7 +272,7 @@ def test_a_network_that_is_built_with_other_numbers_does_not_go_on(folder: Path)
 
 
 def times(factor: float) -> Callable[[Any], Any]:
-    return lambda picture: picture * np.float32(factor)
+    return lambda image: image * np.float32(factor)
 
 
 def test_a_given_function_with_another_closure_does_not_go_on(folder: Path) -> None:
@@ -291,9 +291,9 @@ def test_an_option_that_has_no_default_is_asked_for(folder: Path) -> None:
 @pytest.mark.cluster
 def test_workers_import_from_the_folder_of_the_job(folder: Path, cluster: Cluster) -> None:
     with (folder / "own_networks.py").open("a") as opened:
-        opened.write("\ndef brighter(picture):\n    return picture + WIDTH\n")
+        opened.write("\ndef brighter(image):\n    return image + WIDTH\n")
     run(make_plan(own(folder, "own_networks:brighter", "function", depth=0)), cluster=cluster)
-    np.testing.assert_array_equal(read_zarr(folder / "out.zarr"), noisy_picture((140, 130)) + 3)
+    np.testing.assert_array_equal(read_zarr(folder / "out.zarr"), noisy_image((140, 130)) + 3)
 
 
 def test_a_job_that_may_not_import_leaves_the_path_alone(folder: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_worker_takes_no_weights_but_those_of_the_plan(folder: Path, cluster: 
 
 @pytest.mark.cluster
 def test_a_worker_that_comes_late_ends_a_run_whose_weights_changed(folder: Path) -> None:
-    source = write_zarr(folder / "large.zarr", noisy_picture((512, 512)))
+    source = write_zarr(folder / "large.zarr", noisy_image((512, 512)))
     options = {"weights": str(dncnn_weights(folder / "w.safetensors", 9, 64)), "depth": 9, "width": 64}
     plan = make_plan(job_of(source, folder / "out.zarr", "dncnn", options, tile={"block": 128}))
     with local.start(Order(workers=1, memory_bytes=4 * 2**30)) as one_worker:

@@ -24,14 +24,14 @@ from tests.support import (
     dncnn_weights,
     job_of,
     load_denoising,
-    noisy_picture,
+    noisy_image,
     write_zarr,
 )
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    return write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
 
 
 def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_no_more_tiles_are_computed_at_once_than_a_block_has(
 
 
 def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((2, 300, 260), "uint16"), axes="zyx")
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260), "uint16"), axes="zyx")
     denoisers: dict[str, dict[str, Any]] = {
         "gaussian": {"sigma": 1.5},
         "dncnn": {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8},
@@ -69,7 +69,7 @@ def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> Non
         file = tmp_path / f"{number}.yaml"
         file.write_text(json.dumps(plan.resolved_json()))
         again = make_plan(load_denoising(file))
-        decided = replace(again.job.tile, channels_last=False)  # that is of cards
+        decided = replace(again.job.tile, channels_last=False)  # that is of GPUs
         assert "auto" not in decided.__dict__.values()
         ours, theirs = plan.identity, again.identity
         told = {"denoiser", "noise_level"}  # as a number, where it was estimated
@@ -176,7 +176,7 @@ def test_sizes_shrink_to_what_the_machine_has_for_each_worker(
 
 
 def test_a_window_that_is_cut_at_the_picture_needs_no_more_than_the_picture(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((700, 900)), chunk=250)
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((700, 900)), chunk=250)
     options = {"strength": 0.1, "iterations": 5000}
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", options, shard="auto", chunk="auto"))
     assert plan.task.tiling.depth[0] >= (5000, 5000)
@@ -196,7 +196,7 @@ def test_a_refusal_for_memory_names_a_depth_that_is_to_blame(tmp_path: Path) -> 
 def test_an_input_of_one_compressed_piece_is_counted_and_noted(
     tmp_path: Path, rows: int | None, noted: bool
 ) -> None:
-    pixels = (noisy_picture((2048, 2048)) * 1000).astype("uint16")
+    pixels = (noisy_image((2048, 2048)) * 1000).astype("uint16")
     tifffile.imwrite(tmp_path / "a.tif", pixels, compression="zlib", rowsperstrip=rows or 2048)
     job = job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 1}, shard=256)
     plan = make_plan(job)

@@ -22,7 +22,7 @@ from halotile.graphs.jobs.denoise.plan import make_plan
 from tests.support import (
     dncnn_weights,
     job_of,
-    noisy_picture,
+    noisy_image,
     run_inline,
     whole_picture,
     write_zarr,
@@ -33,7 +33,7 @@ NETWORK = "tests.networks:"
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    return write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
 
 
 def network(name: str, **more: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[HalotileError], str]] = {
     "shard of half chunks": ({"shard": 100, "chunk": 64}, ConfigError, "a shard holds whole chunks"),
     "no tile": ({"tile": {"size": 0}}, ConfigError, "tile.size: 0 is too small"),
     "no batch": ({"tile": {"batch": 0}}, ConfigError, "tile.batch: 0 is too small"),
-    "unknown axis": ({"tile": {"axes": "zq"}}, ConfigError, "picture's axes are 'yx'"),
+    "unknown axis": ({"tile": {"axes": "zq"}}, ConfigError, "image's axes are 'yx'"),
     "axis twice": ({"tile": {"axes": "yy"}}, ConfigError, "one different letter for each"),
     "one axis": ({"tile": {"axes": "y"}}, ConfigError, "works on 3 or 2 axes"),
     "reversed range": ({"input": {"range": (1.0, 0.0)}}, ConfigError, "runs backwards"),
@@ -115,7 +115,7 @@ def test_a_users_network_is_probed(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_strided_network_is_aligned_and_exact(tmp_path: Path) -> None:
-    pixels = noisy_picture((501, 470))
+    pixels = noisy_image((501, 470))
     source = write_zarr(tmp_path / "in.zarr", pixels)
     job = job_of(source, tmp_path / "o.zarr", "torch", network("unet"), tile={"size": 150})
     plan = make_plan(job)
@@ -124,22 +124,22 @@ def test_a_strided_network_is_aligned_and_exact(tmp_path: Path) -> None:
 
 
 def test_a_strided_network_that_loses_the_ragged_edge_is_refused(tmp_path: Path) -> None:
-    ragged = write_zarr(tmp_path / "ragged.zarr", noisy_picture((302, 260)))
-    with pytest.raises(ConfigError, match=r"total stride of 4, and the picture's sides \[302, 260\]"):
+    ragged = write_zarr(tmp_path / "ragged.zarr", noisy_image((302, 260)))
+    with pytest.raises(ConfigError, match=r"total stride of 4, and the image's sides \[302, 260\]"):
         make_plan(job_of(ragged, tmp_path / "o.zarr", "torch", network("cropping")))
-    pixels = noisy_picture((300, 260))
+    pixels = noisy_image((300, 260))
     even = write_zarr(tmp_path / "even.zarr", pixels)
     job = job_of(even, tmp_path / "o.zarr", "torch", network("cropping"))
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, 0))
 
 
 def test_a_network_that_looks_everywhere_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="whole picture"):
+    with pytest.raises(ConfigError, match="whole image"):
         make_plan(job_of(source, tmp_path / "o.zarr", "torch", network("whole_norm")))
 
 
 def test_super_resolution_doubles_the_output(tmp_path: Path) -> None:
-    pixels = noisy_picture((301, 270))
+    pixels = noisy_image((301, 270))
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels),
         tmp_path / "o.zarr",
@@ -161,7 +161,7 @@ def test_super_resolution_doubles_the_output(tmp_path: Path) -> None:
 
 
 def test_new_channels_become_an_axis(tmp_path: Path) -> None:
-    pixels = noisy_picture((200, 190))
+    pixels = noisy_image((200, 190))
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels),
         tmp_path / "o.zarr",
@@ -176,13 +176,13 @@ def test_new_channels_become_an_axis(tmp_path: Path) -> None:
 def test_channels_that_do_not_match_are_refused(tmp_path: Path) -> None:
     weights = str(dncnn_weights(tmp_path / "w.safetensors", channels=(3, 3)))
     options = {"weights": weights, "depth": 5, "width": 8, "channels": (3, 3)}
-    grey = write_zarr(tmp_path / "grey.zarr", noisy_picture((200, 190)))
-    with pytest.raises(InputError, match="takes 3 channels, the picture has axes 'yx'"):
+    grey = write_zarr(tmp_path / "grey.zarr", noisy_image((200, 190)))
+    with pytest.raises(InputError, match="takes 3 channels, the image has axes 'yx'"):
         make_plan(job_of(grey, tmp_path / "o.zarr", "dncnn", options))
-    four = write_zarr(tmp_path / "four.zarr", noisy_picture((4, 200, 190)), axes="cyx")
-    with pytest.raises(InputError, match="takes 3 channels, the picture has 4"):
+    four = write_zarr(tmp_path / "four.zarr", noisy_image((4, 200, 190)), axes="cyx")
+    with pytest.raises(InputError, match="takes 3 channels, the image has 4"):
         make_plan(job_of(four, tmp_path / "o.zarr", "dncnn", options))
-    three = write_zarr(tmp_path / "three.zarr", noisy_picture((200, 190, 3)), axes="yxc")
+    three = write_zarr(tmp_path / "three.zarr", noisy_image((200, 190, 3)), axes="yxc")
     job = job_of(three, tmp_path / "o.zarr", "dncnn", options)
     assert run_inline(job).shape == (200, 190, 3)
 
@@ -194,9 +194,9 @@ def test_the_noise_level_is_estimated_once_for_the_whole_picture(source: Path, t
 
 
 def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
-    pixels = noisy_picture((300, 260))
+    pixels = noisy_image((300, 260))
     source = write_zarr(tmp_path / "in.zarr", pixels)
-    side = noisy_picture((300, 260), seed=5)
+    side = noisy_image((300, 260), seed=5)
     sigma = write_zarr(tmp_path / "sigma.zarr", side)
     job = job_of(
         source,
@@ -209,7 +209,7 @@ def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
 
 
 def test_masked_pixels_stay_as_they_were(tmp_path: Path) -> None:
-    pixels = noisy_picture((2, 300, 260), "uint16")
+    pixels = noisy_image((2, 300, 260), "uint16")
     mask = np.zeros((300, 260), "uint8")
     mask[50:200, 100:170] = 1
     source = write_zarr(tmp_path / "in.zarr", pixels, axes="tyx")
@@ -261,7 +261,7 @@ def test_a_noise_level_in_counts_is_refused_for_a_picture_that_is_mapped(tmp_pat
     source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), "uint16"))
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 150.0})
     with pytest.raises(
-        ConfigError, match=r"sigma is 150. The picture's 0 to 65535 .* as 0 to 1.*Write sigma: 0.00229"
+        ConfigError, match=r"sigma is 150. The image's 0 to 65535 .* as 0 to 1.*Write sigma: 0.00229"
     ):
         make_plan(job)
 
@@ -273,7 +273,7 @@ def test_so_is_a_strength_that_stands_in_the_place_of_one(tmp_path: Path, name: 
     job = job_of(source, tmp_path / "o.zarr", name, {"strength": 2000.0})
     with pytest.raises(
         ConfigError,
-        match=r"strength is 2000. The picture's 0 to 65535 .*strength counts in that.*Write strength: 0.0305, or sigma: auto",
+        match=r"strength is 2000. The image's 0 to 65535 .*strength counts in that.*Write strength: 0.0305, or sigma: auto",
     ):
         make_plan(job)
     make_plan(job_of(floats, tmp_path / "o.zarr", name, {"strength": 2000.0}))

@@ -1,4 +1,4 @@
-"""The denoiser of a prior on a card: tried, planned, kept and gone on with as that of a denoising job is."""
+"""The denoiser of a prior on a GPU: tried, planned, kept and gone on with as that of a denoising job is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.noise.draws import RandomImage
 from tests.graphs.solving import inline, iterations_of_plan, kernel
 from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_of_memory_once
-from tests.support import dncnn_weights, noisy_picture, write_zarr
+from tests.support import dncnn_weights, noisy_image, write_zarr
 
 
 def cut_of(plan: ReconstructionPlan) -> Cut:
@@ -51,7 +51,7 @@ def denoised(plan: ReconstructionPlan) -> Denoised:
     return found
 
 
-def test_a_plan_takes_what_was_found(asked: list[Any], tmp_path: Path) -> None:
+def test_a_plan_takes_what_was_found(requested: list[Any], tmp_path: Path) -> None:
     plan = make_reconstruction_plan(deblurring(tmp_path))
     made = denoised(plan)
     assert (made.tiling.tile, made.tiling.batch) == ((32, 48), 6)
@@ -62,31 +62,31 @@ def test_a_plan_takes_what_was_found(asked: list[Any], tmp_path: Path) -> None:
     written = plan.resolved_json()["tile"]
     assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
     assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
-    assert (asked[0].tiles, asked[0].batch, asked[0].compare) == (((128, 128),), None, False)
+    assert (requested[0].tiles, requested[0].batch, requested[0].compare) == (((128, 128),), None, False)
 
 
-def test_what_is_written_is_what_is_tried(asked: list[Any], tmp_path: Path) -> None:
+def test_what_is_written_is_what_is_tried(requested: list[Any], tmp_path: Path) -> None:
     make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, size=64, batch=3)))
-    assert (asked[0].tiles, asked[0].batch) == (((64, 64),), 3)
+    assert (requested[0].tiles, requested[0].batch) == (((64, 64),), 3)
 
 
-def test_nothing_is_tried_for_processors(asked: list[Any], tmp_path: Path) -> None:
+def test_nothing_is_tried_for_processors(requested: list[Any], tmp_path: Path) -> None:
     plan = make_reconstruction_plan(deblurring(tmp_path, "cpu"))
-    assert (asked, plan.tuned) == ([], None)
+    assert (requested, plan.tuned) == ([], None)
     plan = make_reconstruction_plan(deblurring(tmp_path, "cpu"), probe=True)
-    assert asked[0].compare
+    assert requested[0].compare
     assert denoised(plan).tiling.tile != FOUND.tile, "a processor's tile is by rule"
     assert "tile" not in plan.identity, "it decides about no bit there"
 
 
-def test_a_run_goes_on_with_what_it_has(asked: list[Any], tmp_path: Path) -> None:
+def test_a_run_goes_on_with_what_it_has(requested: list[Any], tmp_path: Path) -> None:
     plan = make_reconstruction_plan(deblurring(tmp_path))
     directory = RunDirectory(plan.run_directory)
     with claim(plan, directory):
         pass
     directory.remember(batch=3)
     again = make_reconstruction_plan(deblurring(tmp_path))
-    assert len(asked) == 1
+    assert len(requested) == 1
     assert again.resumes, again.differs
     assert (denoised(again).tiling.batch, again.identity["batch"]) == (3, 6), (
         "memory ran out, and it is the same job"
@@ -102,17 +102,17 @@ def test_a_trial_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["none", "l1"])
-def test_there_has_to_be_something_to_try(asked: list[Any], tmp_path: Path, name: Any) -> None:
+def test_there_has_to_be_something_to_try(requested: list[Any], tmp_path: Path, name: Any) -> None:
     plan = make_reconstruction_plan(deblurring(tmp_path, prior=PriorChoice(name=name)))
-    assert (asked, plan.tuned, plan.identity.get("device")) == ([], None, None)
+    assert (requested, plan.tuned, plan.identity.get("device")) == ([], None, None)
     with pytest.raises(ConfigError, match=f"--probe tries a denoiser, and prior.name is {name}"):
         make_reconstruction_plan(deblurring(tmp_path, prior=PriorChoice(name=name)), probe=True)
 
 
-def test_functions_of_arrays_stay_on_processors(asked: list[Any], tmp_path: Path) -> None:
-    given = PriorChoice(name="pnp", denoiser=GivenFunction(call=lambda picture: picture, depth=1))
+def test_functions_of_arrays_stay_on_processors(requested: list[Any], tmp_path: Path) -> None:
+    given = PriorChoice(name="pnp", denoiser=GivenFunction(call=lambda image: image, depth=1))
     plan = make_reconstruction_plan(deblurring(tmp_path, prior=given))
-    assert (asked, denoised(plan).device) == ([], "cpu")
+    assert (requested, denoised(plan).device) == ([], "cpu")
     assert any("function of arrays and computes on processors" in note for note in plan.notes)
 
 
@@ -167,8 +167,8 @@ def test_an_image_that_could_be_an_iterate_is_denoised_in_a_trial(tmp_path: Path
 
 
 def probed(folder: Path, *prior: str, options: Sequence[str] = ()) -> str:
-    """What `plan --probe` shows of a prior, on this processor."""
-    write_zarr(folder / "y.zarr", noisy_picture((128, 128), "float32"), 64)
+    """What `plan --probe` shows of a prior, on this CPU."""
+    write_zarr(folder / "y.zarr", noisy_image((128, 128), "float32"), 64)
     np.save(folder / "k.npy", kernel(3))
     lines = [
         "version: 1",
@@ -188,7 +188,7 @@ def test_the_precisions_of_a_prior_can_be_tried(tmp_path: Path) -> None:
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
     choice = f"{{name: dncnn, weights: {weights}, depth: 3, width: 8}}"
     said = probed(tmp_path, f"prior: {{name: pnp, denoiser: {choice}}}")
-    assert "pnp with dncnn, on processors in float32" in said
+    assert "pnp with dncnn, on CPUs in float32" in said
     assert "tried on" in said
     assert "bfloat16" in said
     assert "of GPUs only" in said, "tf32"
@@ -220,7 +220,7 @@ def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
     assert kept["batch"] == 2
 
 
-def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(asked: list[Any], tmp_path: Path) -> None:
+def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(requested: list[Any], tmp_path: Path) -> None:
     plan = make_reconstruction_plan(deblurring(tmp_path))
     with claim(plan, RunDirectory(plan.run_directory)):
         pass
@@ -240,18 +240,20 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
     given = deblurring(tmp_path, size=2048, run=run, tile=Tile())
     blocks = []
     for found in (FOUND, large):
-        asked = finding(monkeypatch, found, TWO)
+        requested = finding(monkeypatch, found, TWO)
         plan = make_reconstruction_plan(given)
         assert plan.memory_bytes <= 3000 * MIB
         blocks.append(np.prod(plan.grid.block))
-    assert len(asked) == 2, "the smaller block is tried too"
+    assert len(requested) == 2, "the smaller block is tried too"
     assert blocks[1] < blocks[0]
 
 
-def test_workers_with_a_card_read_and_write_with_several_threads(asked: list[Any], tmp_path: Path) -> None:
+def test_workers_with_a_card_read_and_write_with_several_threads(
+    requested: list[Any], tmp_path: Path
+) -> None:
     where = Cluster(kind="slurm", gpus=1, cores=6)
-    assert make_reconstruction_plan(deblurring(tmp_path, cluster=where)).hands == 6
-    assert make_reconstruction_plan(deblurring(tmp_path, "cpu", cluster=where)).hands == 1
+    assert make_reconstruction_plan(deblurring(tmp_path, cluster=where)).io_threads == 6
+    assert make_reconstruction_plan(deblurring(tmp_path, "cpu", cluster=where)).io_threads == 1
 
 
 @pytest.mark.parametrize(
@@ -289,12 +291,12 @@ def test_a_small_image_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert make_reconstruction_plan(given).differs == ()
 
 
-def test_an_operator_of_the_whole_image_has_a_card_beside_it(asked: list[Any], tmp_path: Path) -> None:
+def test_an_operator_of_the_whole_image_has_a_card_beside_it(requested: list[Any], tmp_path: Path) -> None:
     plan = make_reconstruction_plan(deblurring(tmp_path))
     plain = make_reconstruction_plan(deblurring(tmp_path, "cpu"))
     needed = [
         footprint_of_operator(
-            each.form.terms[0], (256, 256), np.dtype("float32"), each.footprint, on_card=each is plan
+            each.form.terms[0], (256, 256), np.dtype("float32"), each.footprint, on_gpu=each is plan
         )
         for each in (plain, plan)
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from halotile.graphs.clusters.base import Cluster
 from halotile.tasks.devices import cpu_kind as module
-from halotile.tasks.devices.cpu_kind import processor
+from halotile.tasks.devices.cpu_kind import cpu_kind
 from tests.faults import Scene
 
 CPUINFO = """processor\t: 0
@@ -30,15 +30,15 @@ def warnings(scene: Scene) -> list[str]:
 @pytest.mark.cluster
 def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, cluster: Cluster) -> None:
     scene.run(cluster)
-    assert scene.directory.whole_plan()["processors"] == [processor()]  # type: ignore[index]
+    assert scene.directory.whole_plan()["processors"] == [cpu_kind()]  # type: ignore[index]
     assert not warnings(scene)
-    scene.directory.remember(processors=["another kind"])
+    scene.directory.remember(cpu_kinds=["another kind"])
     for shard in list((scene.output / "c").rglob("*/0"))[:2]:
         shard.unlink()
     scene.run(cluster)
     (said,) = warnings(scene)
-    assert said.endswith(f"{processor()}; before: another kind")
-    assert scene.directory.whole_plan()["processors"] == ["another kind", processor()]  # type: ignore[index]
+    assert said.endswith(f"{cpu_kind()}; before: another kind")
+    assert scene.directory.whole_plan()["processors"] == ["another kind", cpu_kind()]  # type: ignore[index]
 
 
 def test_a_processor_is_named_by_what_libraries_choose_by(
@@ -56,6 +56,6 @@ def test_a_processor_is_named_by_what_libraries_choose_by(
         (tmp_path / "cpuinfo").write_text(CPUINFO.format(more=flag))
         (tmp_path / "size").write_text(f"{cache}\n")
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-        names.add(processor.__wrapped__())
+        names.add(cpu_kind.__wrapped__())
     assert len(names) == 4
     assert all(name.startswith("GenuineIntel 6 143, AVX") and "clock" not in name for name in names)

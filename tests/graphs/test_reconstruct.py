@@ -52,7 +52,7 @@ run: {workers: 2, memory_per_worker: 3GiB}
 
 @dataclass(frozen=True)
 class Scene:
-    """A blurred picture, twice, and a job that makes it sharp."""
+    """A blurred image, twice, and a job that makes it sharp."""
 
     folder: Path
 

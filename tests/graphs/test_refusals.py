@@ -19,7 +19,7 @@ from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output
 from halotile.storage.run_directory.journal import Journal
-from tests.faults import BLOCKS, Scene, picture
+from tests.faults import BLOCKS, Scene, image
 from tests.support import job_of, write_zarr
 
 pytestmark = pytest.mark.cluster
@@ -56,7 +56,7 @@ def gaussian(source: Path, output: Path | str, *, overwrite: bool = False) -> Jo
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write_zarr(tmp_path / "noisy.zarr", picture())
+    return write_zarr(tmp_path / "noisy.zarr", image())
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -110,21 +110,21 @@ def test_what_is_not_ours_stays(
         place.mkdir()
         (place / "thesis.txt").write_text("years")
     elif kind == "symlink":
-        write_zarr(theirs, picture())
+        write_zarr(theirs, image())
         place.symlink_to(theirs)
     elif kind == "dangling link":
         place.symlink_to(theirs)
     else:
-        write_zarr(place, picture())
+        write_zarr(place, image())
         if kind == "zarr with a link":
-            write_zarr(theirs, picture())
+            write_zarr(theirs, image())
             (place / "more").symlink_to(theirs)
     with refused(tmp_path, OutputRefused, r"output\.path is .*/clean\.zarr"):
         run(make_plan(gaussian(source, place, overwrite=overwrite), fresh=fresh))
 
 
 def test_a_zarr_is_replaced_where_that_is_asked_for(tmp_path: Path, source: Path, cluster: Cluster) -> None:
-    write_zarr(tmp_path / "clean.zarr", picture()[:10])
+    write_zarr(tmp_path / "clean.zarr", image()[:10])
     outcome = run(make_plan(gaussian(source, tmp_path / "clean.zarr", overwrite=True)), cluster=cluster)
     assert outcome.done == outcome.total
 
@@ -152,7 +152,7 @@ def test_a_run_directory_that_is_not_ours_stays(tmp_path: Path, source: Path, ki
 
 
 def test_an_output_that_holds_a_side_input_is_refused(tmp_path: Path, source: Path) -> None:
-    mask = write_zarr(tmp_path / "clean.zarr" / "mask", np.ones(picture().shape, "uint8"))
+    mask = write_zarr(tmp_path / "clean.zarr" / "mask", np.ones(image().shape, "uint8"))
     (tmp_path / "clean.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     job = Job(
         input=Input(path=str(source), sides={"mask": str(mask)}),
@@ -204,7 +204,7 @@ def test_starting_over_discards_no_other_job(
         finished.directory.job_path.unlink()
     other = finished.job(parts={"output": {"codec": "zstd"}} if change == "output" else {})
     if change == "input":
-        other = replace(other, input=Input(path=str(write_zarr(finished.folder / "o.zarr", picture()))))
+        other = replace(other, input=Input(path=str(write_zarr(finished.folder / "o.zarr", image()))))
     elif change == "denoiser":
         other = replace(other, denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
     with refused(finished.folder, OutputRefused, r"another job's.*--fresh discards only.*output\.overwrite"):
@@ -229,7 +229,7 @@ def test_starting_over_discards_no_other_job(
 def test_starting_over_discards_the_same_job_computed_in_another_way(
     finished: Scene, cluster: Cluster, parts: dict[str, dict[str, object]]
 ) -> None:
-    (finished.source / "c" / "0" / "0").touch()  # a picture that was mended is the same one here
+    (finished.source / "c" / "0" / "0").touch()  # an image that was mended is the same one here
     assert finished.run(cluster, fresh=True, parts=parts).resumed == 0
 
 
@@ -260,12 +260,12 @@ def test_every_difference_is_listed(finished: Scene) -> None:
 def test_a_changed_input_is_noticed(finished: Scene, how: str) -> None:
     if how == "replaced":
         finished.source.rename(finished.folder / "first.zarr")
-        write_zarr(finished.source, picture() + 1)
+        write_zarr(finished.source, image() + 1)
     else:
         import zarr
 
-        zarr.open_array(finished.source, mode="r+")[...] = picture() + 1
-    with refused(finished.output, ResumeRefused, r"input\.[\s\S]*same pictures, .* run with --same-input"):
+        zarr.open_array(finished.source, mode="r+")[...] = image() + 1
+    with refused(finished.output, ResumeRefused, r"input\.[\s\S]*same images, .* run with --same-input"):
         finished.run()
 
 
@@ -283,7 +283,7 @@ def test_a_picture_that_was_moved_is_the_same_where_that_is_said(finished: Scene
 
 def test_a_picture_of_another_shape_is_another_one_whatever_is_said(finished: Scene) -> None:
     finished.source.rename(finished.folder / "first.zarr")
-    write_zarr(finished.source, picture()[:-1])
+    write_zarr(finished.source, image()[:-1])
     with refused(finished.output, ResumeRefused, r"input\.shape") as failed:
         finished.run(same_input=True)
     assert "--same-input" not in str(failed.value)

@@ -42,7 +42,7 @@ from tests.graphs.test_stages import WholeBlur
 Pixels = NDArray[Any]
 
 
-def picture() -> Pixels:
+def image() -> Pixels:
     """Stripes between 0.2 and 0.8."""
     y, x = np.mgrid[:200, :150]
     waves: Pixels = (0.5 + 0.3 * np.sin(y / 5) * np.cos(x / 9)).astype("float32")
@@ -60,7 +60,7 @@ def choices(folder: Path) -> tuple[OperatorChoice, ...]:
 
 def job_in(folder: Path, **changes: Any) -> Reconstruction:
     """A job whose measurements are yet to be made."""
-    np.save(folder / "truth.npy", picture())
+    np.save(folder / "truth.npy", image())
     job = Reconstruction(
         output=Output(path=str(folder / "x.zarr"), shard=64, chunk=32),
         operators=choices(folder),
@@ -78,7 +78,7 @@ def made(folder: Path) -> list[Pixels]:
 @pytest.mark.parametrize("noise", ["gaussian", "poisson", "none"])
 @pytest.mark.parametrize("block", [32, 67])
 def test_any_tiling_gives_the_same_bits(noise: Any, block: int) -> None:
-    blurred = Blur(kernel=kernel(7), boundary="reflect").forward(InMemory(picture()))
+    blurred = Blur(kernel=kernel(7), boundary="reflect").forward(InMemory(image()))
     whole = Simulated(blurred, noise, level=0.05, background=0.1, seed=4, operator=2)
     pieces = np.empty(whole.shape, whole.dtype)
     for piece in Grid(whole.shape, (block, block), ((0, 0), (0, 0))):
@@ -126,7 +126,7 @@ def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
     blurred = Simulated(
-        Blur(kernel=kernel(7)).forward(InMemory(picture())), "gaussian", level=0.05, seed=5, operator=0
+        Blur(kernel=kernel(7)).forward(InMemory(image())), "gaussian", level=0.05, seed=5, operator=0
     )
     np.testing.assert_array_equal(one[0], read_all(blurred))
 
@@ -212,7 +212,7 @@ def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: 
     plans = make_simulation_plans(job, NoiseChoice(seed=1), overwrite=True)
     run_simulation(plans, cluster=cluster)
     after = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
-    clean = picture()[11:71, 7:57]
+    clean = image()[11:71, 7:57]
     np.testing.assert_array_equal(
         after, gaussian(clean, Region.whole((60, 50)), sigma=0.01, seed=1, operator=0)
     )
@@ -288,10 +288,10 @@ def test_a_job_that_cannot_be_simulated_is_told_why(
 
 
 def test_an_operator_that_sees_the_whole_image_measures_once(tmp_path: Path) -> None:
-    np.save(tmp_path / "truth.npy", picture())
+    np.save(tmp_path / "truth.npy", image())
     seen = halotile.measurement(WholeBlur(blur=Blur(kernel=kernel(5))), tmp_path / "y.zarr", noise_sigma=0.1)
     (plan,) = make_simulation_plans(job_in(tmp_path, operators=(seen,)), NoiseChoice())
-    assert plan.grid.block == plan.grid.shape == picture().shape
+    assert plan.grid.block == plan.grid.shape == image().shape
 
 
 def test_a_block_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -304,14 +304,14 @@ def test_counts_have_the_background_of_their_fidelity(tmp_path: Path) -> None:
     fidelity = FidelityChoice(name="poisson", background=0.25)
     job = job_in(tmp_path, fidelity=fidelity, start=str(tmp_path / "truth.npy"))
     plan = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))[2]
-    clean = picture()[11:71, 7:57]
+    clean = image()[11:71, 7:57]
     assert read_all(plan.measured).mean() == pytest.approx(clean.mean() + 0.25, abs=0.01)
 
 
 @pytest.mark.cluster
 def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: Cluster) -> None:
     job = job_in(tmp_path, operators=choices(tmp_path)[:1], run=Run(workers=2))
-    below = picture()
+    below = image()
     below[130:, :40] = -0.25
     np.save(tmp_path / "truth.npy", below)
     plans = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))

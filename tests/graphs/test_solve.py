@@ -25,7 +25,7 @@ from tests.graphs.solving import kernel
 
 @pytest.fixture
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OperatorChoice:
-    """A blurred picture, named as a script in its folder would."""
+    """A blurred image, named as a script in its folder would."""
     monkeypatch.chdir(tmp_path)
     np.save("y.npy", np.random.default_rng(0).random((64, 48), np.float32))
     np.save("psf.npy", kernel(3))
@@ -70,7 +70,7 @@ def test_a_job_from_python_keeps_whole_paths(
 @pytest.mark.cluster
 def test_a_lambda_is_a_prior(seen: OperatorChoice, plans: list[ReconstructionPlan]) -> None:
     strength = 0.5
-    denoiser = {"name": "function", "call": lambda picture: strength * picture, "depth": 0}
+    denoiser = {"name": "function", "call": lambda image: strength * image, "depth": 0}
     solver = {"name": "pgd", "iterations": 2, "step": 0.01}
     outcome = halotile.reconstruct(
         [seen], "x.zarr", prior={"name": "pnp", "denoiser": denoiser}, solver=solver

@@ -29,7 +29,7 @@ from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
-from halotile.tasks.step import Sight
+from halotile.tasks.step import View
 from tests.graphs.solving import (
     blurs,
     denoised_by,
@@ -105,8 +105,8 @@ def test_tiles_of_any_size_in_one_pass_or_two_have_the_bits_of_whole_images(
     form = Form(terms, apart=True)
     apart = replace(problem, gradient=form.map("gradient"), normal=form.map("normal"))
     for name, each in (("one", problem), ("two", apart)):
-        folder, sight = tmp_path / name, Sight(reach=16)
-        run = iterations_of(ProximalGradient(), each, folder, block=128, shard=128, own_sight=sight)
+        folder, view = tmp_path / name, View(reach=16)
+        run = iterations_of(ProximalGradient(), each, folder, block=128, shard=128, own_view=view)
         assert len(list(run.run(2, lambda *_: False))) == 2
         assert np.array_equal(read_all(run.image()), expected)
 

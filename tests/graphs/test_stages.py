@@ -39,7 +39,7 @@ from halotile.tasks.operators.base import InMemory, Kind, Shape, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors import NoPrior, Plugged
-from halotile.tasks.step import Sight, StepTask
+from halotile.tasks.step import StepTask, View
 from tests.graphs.solving import (
     Interrupted,
     blurs,
@@ -119,7 +119,7 @@ def test_two_passes_have_the_bits_of_one(tmp_path: Path, solver: str) -> None:
     problem = problem_of(image, terms, plain, 0.5)
     told = []
     for name, each in (("one", problem), ("two", staged(problem, Form(terms, apart=True)))):
-        run = iterations_of(SOLVERS[solver], each, tmp_path / name, own_sight=Sight(reach=16))
+        run = iterations_of(SOLVERS[solver], each, tmp_path / name, own_view=View(reach=16))
         rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run.run(3, lambda *_: False)]
         told.append((rows, read_all(run.image())))
     assert told[0][0] == told[1][0]
@@ -330,8 +330,8 @@ def test_an_operator_that_sees_everything_has_to_fit(tmp_path: Path) -> None:
 def test_a_wide_prior_takes_the_operators_apart_unless_it_is_told_otherwise(tmp_path: Path) -> None:
     local = tuple(each.blur for each in tree(2))
     far = PriorChoice(name="tv", weight=1.0, iterations=12)
-    for asked, apart in (("auto", True), (True, False), (False, True)):
-        plan = make_reconstruction_plan(job_of(tmp_path, local, prior=far, fuse=asked))
+    for requested, apart in (("auto", True), (True, False), (False, True)):
+        plan = make_reconstruction_plan(job_of(tmp_path, local, prior=far, fuse=requested))
         assert plan.form.apart == apart
         assert plan.summary()["passes"] == 1 + apart
     near = PriorChoice(name="tv", weight=1.0, iterations=1)

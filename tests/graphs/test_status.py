@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.runs.outcome import bad_blocks_in_words
+from halotile.graphs.runs.outcome import describe_bad_blocks
 from halotile.graphs.runs.progress import Progress
 from halotile.graphs.runs.status import StatusFile
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 
 @pytest.fixture
 def status(tmp_path: Path) -> StatusFile:
     """The status of a run that has not begun."""
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((40, 30)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((40, 30)))
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", {"strength": 0.1}))
     directory = RunDirectory(plan.run_directory)
     directory.create()
@@ -83,7 +83,7 @@ def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: StatusFile)
     shown: list[str] = []
     status = StatusFile(status.directory, status.plan, lambda progress: shown.append(progress.message))
     message = "block 7 failed: ValueError: poisoned\nby hand"
-    status.say(message)
+    status.report(message)
     status.tell(status.progress("denoise", done=0, failed=0))
     assert shown == ["block 7 failed: ValueError: poisoned"]
     assert [event["text"] for event in status.directory.read_events()] == [message]
@@ -92,7 +92,7 @@ def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: StatusFile)
 def test_a_bad_block_takes_one_line_of_the_message(status: StatusFile) -> None:
     block = status.plan.grid.block_at(0)
     bad = BadBlock(0, block.index, block.core, "ValueError: poisoned\nby hand", "", "task")
-    first, line, last = bad_blocks_in_words(status.plan, (bad,)).splitlines()
+    first, line, last = describe_bad_blocks(status.plan, (bad,)).splitlines()
     assert len(status.plan.grid) == 1
     assert first.startswith("1 of 1 block failed after 3 retries")
     assert line.endswith("): ValueError: poisoned")

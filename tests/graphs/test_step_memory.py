@@ -19,9 +19,9 @@ from halotile.graphs.jobs.reconstruct.memory import StepFootprint
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.sections import Reconstruction
 from halotile.graphs.plans import devices
-from halotile.graphs.plans.memory import card_bytes
+from halotile.graphs.plans.memory import gpu_bytes
 from tests.graphs.solving import kernel
-from tests.support import dncnn_weights, noisy_picture, write_zarr
+from tests.support import dncnn_weights, noisy_image, write_zarr
 
 MIB = 2**20
 SLACK_BYTES = 48 * MIB
@@ -111,7 +111,7 @@ def job(folder: Path, case: dict[str, Any]) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
-    write_zarr(folder / "y.zarr", noisy_picture(SHAPE), chunk=512)
+    write_zarr(folder / "y.zarr", noisy_image(SHAPE), chunk=512)
     dncnn_weights(folder / "w.safetensors", 7, 32)
     for size in (5, 9, 13, 21):
         np.save(folder / f"k{size}.npy", kernel(size))
@@ -145,12 +145,12 @@ def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
     monkeypatch.setattr(devices, "gpus_here", lambda: Gpus(("0",)))
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    here, card, without = (
+    here, gpu, without = (
         footprint(job(tmp_path, CASES[case] if case else {}), device)
         for case, device in (("network", "cpu"), ("network", "cuda"), ("", "cuda"))
     )
-    assert card.imports_bytes == here.imports_bytes + card_bytes(None)
-    assert card.tiles_bytes < here.tiles_bytes
+    assert gpu.imports_bytes == here.imports_bytes + gpu_bytes(None)
+    assert gpu.tiles_bytes < here.tiles_bytes
     assert without.imports_bytes == here.imports_bytes, "nothing is computed there"
 
 

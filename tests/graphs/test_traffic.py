@@ -30,7 +30,7 @@ from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors import NoPrior
 from halotile.tasks.shared import Scope, Shared
-from halotile.tasks.step import Sight
+from halotile.tasks.step import View
 from tests.graphs.solving import iterations_of_plan, kernel
 from tests.support import write_zarr
 
@@ -140,7 +140,7 @@ def test_what_is_read_ahead_is_all_that_a_block_reads(halo: int, exact: bool) ->
     assert form.is_fft is not exact
     image, core = Shared(zeros, form.fused_reach), Region((1024, 1024), (2048, 1536))
     with Scope([]) as scope:
-        image.hold(form.sight(halo).window(core, shape))
+        image.hold(form.view(halo).window(core, shape))
         ahead = scope.read_bytes
         form.gradient(image, zeros).read(core.grow(((halo, halo),) * 2))
     assert scope.read_bytes == ahead
@@ -165,8 +165,8 @@ def test_shards_that_are_computed_each_for_itself_compute_more_twice() -> None:
 
 def test_transforms_read_whole_cells() -> None:
     grid = Grid((4096, 4096), (1024, 4096), ((0, 0), (0, 0)))
-    assert pixels_read(grid, Sight(20, 8, cells=True)) == pixels_read(grid, Sight(32 + 8))
-    assert pixels_read(grid, Sight(40, 8, cells=True)) > 1.4 * pixels_read(grid, Sight(40 + 8)), (
+    assert pixels_read(grid, View(20, 8, cells=True)) == pixels_read(grid, View(32 + 8))
+    assert pixels_read(grid, View(40, 8, cells=True)) > 1.4 * pixels_read(grid, View(40 + 8)), (
         "into the cell after"
     )
 

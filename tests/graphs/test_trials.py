@@ -20,7 +20,7 @@ from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.sections import DenoiserChoice, Job, PriorChoice, Tile
 from tests.graphs.trials import deblurring
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 NETWORKS = '''
 import functools
@@ -142,7 +142,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("elsewhere", "later"):
         (tmp_path / "other" / f"{name}.py").write_text("FACTOR = 2\n")
     (tmp_path / "tried_networks.py").write_text(NETWORKS)
-    write_zarr(tmp_path / "in.zarr", noisy_picture((140, 130)))
+    write_zarr(tmp_path / "in.zarr", noisy_image((140, 130)))
     return tmp_path
 
 
@@ -154,7 +154,7 @@ def job(folder: Path, build: str, memory: str = "4GiB") -> Job:
 @pytest.mark.parametrize(
     ("build", "error", "words"),
     [
-        ("Attention", ConfigError, "looks at the whole picture, or at least 31 pixels far"),
+        ("Attention", ConfigError, "looks at the whole image, or at least 31 pixels far"),
         (
             "Hungry",
             MemoryRefused,
@@ -227,9 +227,9 @@ def test_want_of_memory_is_told_in_words(folder: Path, memory: str) -> None:
 
 
 def tiled(folder: Path, build: str, shape: tuple[int, int], tile: int) -> Job:
-    source = write_zarr(folder / f"{shape}.zarr", noisy_picture(shape))
-    asked = job(folder, build)
-    return replace(asked, tile=Tile(size=tile), input=replace(asked.input, path=str(source)))
+    source = write_zarr(folder / f"{shape}.zarr", noisy_image(shape))
+    requested = job(folder, build)
+    return replace(requested, tile=Tile(size=tile), input=replace(requested.input, path=str(source)))
 
 
 def test_a_network_that_takes_its_tiles_needs_not_take_more(folder: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_network_that_takes_its_tiles_needs_not_take_more(folder: Path) -> Non
 
 
 def test_one_that_fails_on_a_small_picture_is_refused_in_words(folder: Path) -> None:
-    words = "failed on a picture of 508 x 516 pixels, or a tile of it: ValueError: too large for me"
+    words = "failed on an image of 508 x 516 pixels, or a tile of it: ValueError: too large for me"
     with pytest.raises(ConfigError, match=words):
         make_plan(tiled(folder, "pickier", (700, 900), 200))
 
@@ -286,8 +286,8 @@ def calls_of(folder: Path, build: str, source: str = "in.zarr") -> int:
     """How often a network is called while a plan is made."""
     calls = folder / "calls"
     calls.write_text("")
-    asked = job(folder, build)
-    plan = make_plan(replace(asked, input=replace(asked.input, path=str(folder / source))))
+    requested = job(folder, build)
+    plan = make_plan(replace(requested, input=replace(requested.input, path=str(folder / source))))
     assert plan.reach.probed == (2, 1)
     return len(calls.read_text())
 
@@ -325,7 +325,7 @@ def test_nothing_is_kept_of_a_network_that_is_not_all_to_be_seen(folder: Path, b
 
 
 def test_a_picture_of_other_lengths_is_tried_anew(folder: Path) -> None:
-    write_zarr(folder / "other.zarr", noisy_picture((141, 130)))
+    write_zarr(folder / "other.zarr", noisy_image((141, 130)))
     assert calls_of(folder, "Network") > 0
     assert calls_of(folder, "Network", "other.zarr") > 0
     assert calls_of(folder, "Network", "other.zarr") == 0
@@ -339,6 +339,6 @@ def test_another_level_of_vectors_is_another_processor(folder: Path, monkeypatch
 
 def test_the_network_of_a_prior_is_tried_likewise(folder: Path) -> None:
     choice = DenoiserChoice(name="torch", options={"import": "tried_networks:Hungry"})
-    asked = deblurring(folder, "cpu", PriorChoice(name="pnp", denoiser=choice))
+    requested = deblurring(folder, "cpu", PriorChoice(name="pnp", denoiser=choice))
     with pytest.raises(MemoryRefused, match="Hungry needs more than that to be tried"):
-        make_reconstruction_plan(replace(asked, allow_import=True, import_folder=str(folder)))
+        make_reconstruction_plan(replace(requested, allow_import=True, import_folder=str(folder)))

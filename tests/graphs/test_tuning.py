@@ -1,4 +1,4 @@
-"""What a trial of a card decides for a run: kept, gone on with, and told where there was none."""
+"""What a trial of a GPU decides for a run: kept, gone on with, and told where there was none."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.trials.gpu_findings import Tuned
 from tests.graphs.trials import FOUND, answering, finding, out_of_memory_once
-from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 NO_CHOICE: Any = None
-"""What tiles of a processor would have to heed, if there were any to choose from."""
+"""What tiles of a CPU would have to heed, if there were any to choose from."""
 
 
 def job(folder: Path, device: Literal["cpu", "cuda"] = "cuda", **tile: Any) -> Job:
     """A job of four blocks."""
     source = folder / "in.zarr"
     if not source.exists():
-        write_zarr(source, noisy_picture((256, 256)))
+        write_zarr(source, noisy_image((256, 256)))
     given = job_of(source, folder / "out.zarr", "gaussian", {"sigma": 1}, tile={"block": 128} | tile)
     return replace(given, run=Run(device=device, workers=1), cluster=Cluster(kind="local"))
 
 
 def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = finding(monkeypatch, FOUND)
+    requested = finding(monkeypatch, FOUND)
     plan = make_plan(job(tmp_path))
     assert (plan.task.tiling.tile, plan.task.tiling.batch) == ((32, 48), 6)
     assert (plan.identity["tile"], plan.identity["batch"]) == ([32, 48], 6)
@@ -50,24 +50,28 @@ def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
     assert (plan.task.records, plan.task.channels_last) == (True, True)
     assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
-    assert asked[0].tiles == ((128, 128),), "no tile is larger than a block"
-    assert asked[0].batch is None
+    assert requested[0].tiles == ((128, 128),), "no tile is larger than a block"
+    assert requested[0].batch is None
 
 
 def test_what_is_written_is_what_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = finding(monkeypatch, FOUND)
+    requested = finding(monkeypatch, FOUND)
     make_plan(job(tmp_path, size=64, batch=3))
-    assert (asked[0].tiles, asked[0].batch, asked[0].layouts) == (((64, 64),), 3, False)
+    assert (requested[0].tiles, requested[0].batch, requested[0].layouts) == (((64, 64),), 3, False)
     make_plan(replace(job(tmp_path), run=Run(device="cuda", workers=3)))
-    assert [each.sharing for each in asked] == [1, 3], "three workers of this machine use one card"
+    assert [each.sharing for each in requested] == [1, 3], "three workers of this machine use one card"
 
 
 def test_nothing_is_tried_for_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = finding(monkeypatch, FOUND)
+    requested = finding(monkeypatch, FOUND)
     plan = make_plan(job(tmp_path, "cpu"))
-    assert (asked, plan.tuned, plan.summary()["tuned"]) == ([], None, None)
+    assert (requested, plan.tuned, plan.summary()["tuned"]) == ([], None, None)
     plan = make_plan(job(tmp_path, "cpu"), probe=True)
-    assert (asked[0].tiles, asked[0].batch, asked[0].compare) == ((plan.task.tiling.tile,), 1, True)
+    assert (requested[0].tiles, requested[0].batch, requested[0].compare) == (
+        (plan.task.tiling.tile,),
+        1,
+        True,
+    )
     assert plan.task.tiling.tile != FOUND.tile, "a processor's tile is by rule"
 
 
@@ -84,15 +88,13 @@ def test_a_trial_that_takes_a_while_is_told_of(
 
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", slow)
     said: list[str] = []
-    make_plan(job(tmp_path), say=said.append)
+    make_plan(job(tmp_path), report=said.append)
     assert ("trying gaussian on a GPU" in said) == (not seconds)
 
 
 def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def begun_with() -> None:
-        raise AssertionError(
-            "a process that has begun with CUDA holds some of the card, and cannot be forked"
-        )
+        raise AssertionError("a process that has begun with CUDA holds some of the GPU, and cannot be forked")
 
     finding(monkeypatch, FOUND)
     monkeypatch.setattr(torch.cuda, "_lazy_init", begun_with)
@@ -126,17 +128,17 @@ def begun(plan: Any) -> RunDirectory:
 
 
 def test_a_run_goes_on_with_what_was_found_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = finding(monkeypatch, FOUND)
+    requested = finding(monkeypatch, FOUND)
     begun(make_plan(job(tmp_path)))
     again = make_plan(job(tmp_path))
-    assert len(asked) == 1
+    assert len(requested) == 1
     assert (again.resumes, again.tuned, again.task.tiling.tile) == (True, FOUND, (32, 48))
     make_plan(job(tmp_path), probe=True)
-    assert (asked[1].tiles, asked[1].batch) == (((32, 48),), 6), (
+    assert (requested[1].tiles, requested[1].batch) == (((32, 48),), 6), (
         "a probe of a run that has begun changes nothing"
     )
     make_plan(job(tmp_path), fresh=True)
-    assert asked[2].tiles == ((128, 128),)
+    assert requested[2].tiles == ((128, 128),)
 
 
 @pytest.mark.parametrize("edge", [256, 512])
@@ -171,7 +173,7 @@ def test_a_job_that_is_as_it_was_goes_on(
 def test_smaller_blocks_fit_by_the_larger_of_two_trials(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, breaks: bool
 ) -> None:
-    source = write_zarr(tmp_path / "large.zarr", noisy_picture((4096, 4096), "uint8"), chunk=512)
+    source = write_zarr(tmp_path / "large.zarr", noisy_image((4096, 4096), "uint8"), chunk=512)
     given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard=512, chunk=256, tile={})
     run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
     finding(monkeypatch, FOUND)
@@ -196,7 +198,7 @@ def test_a_small_picture_goes_on_by_rule(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: tuple[int, int], options: dict[str, Any]
 ) -> None:
     finding(monkeypatch, NotTried("a trial broke"))
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture(shape))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image(shape))
     given = job_of(
         source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard="auto", chunk="auto", tile=options
     )
@@ -209,13 +211,13 @@ def test_a_batch_that_the_rule_does_not_grant_goes_on_without_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     finding(monkeypatch, NotTried("a trial broke"))
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((100, 90)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
     network = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", depth=3, width=8))}
     tiles = {"size": 64, "batch": 3}
     given = job_of(source, tmp_path / "out.zarr", "dncnn", network | {"depth": 3, "width": 8}, tile=tiles)
     given = replace(given, run=Run(device="cuda", workers=1), cluster=Cluster(kind="local"))
     plan = make_plan(given)
-    assert plan.task.tiling.batch == 1  # of pictures this small
+    assert plan.task.tiling.batch == 1  # of images this small
     begun(plan)
     assert make_plan(given).differs == ()
 
@@ -226,10 +228,10 @@ def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(
     finding(monkeypatch, NotTried("a trial broke"))
     plan = make_plan(job(tmp_path))
     begun(plan)
-    asked = finding(monkeypatch, FOUND)
+    requested = finding(monkeypatch, FOUND)
     probed = make_plan(job(tmp_path), probe=True)
     assert (probed.differs, probed.task.tiling) == ((), plan.task.tiling)
-    assert (asked[0].tiles, asked[0].batch) == ((plan.task.tiling.tile,), plan.task.tiling.batch)
+    assert (requested[0].tiles, requested[0].batch) == ((plan.task.tiling.tile,), plan.task.tiling.batch)
 
 
 def test_a_probe_that_fails_says_what_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -243,10 +245,10 @@ def test_a_probe_that_fails_says_what_stays(monkeypatch: pytest.MonkeyPatch, tmp
 def test_what_a_card_found_is_nothing_to_a_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finding(monkeypatch, FOUND)
     begun(make_plan(job(tmp_path)))
-    asked = finding(monkeypatch, FOUND)
+    requested = finding(monkeypatch, FOUND)
     assert make_plan(job(tmp_path, "cpu")).tuned is None
     probed = make_plan(job(tmp_path, "cpu"), probe=True)
-    assert (asked[0].tiles, asked[0].batch) == ((probed.task.tiling.tile,), probed.task.tiling.batch)
+    assert (requested[0].tiles, requested[0].batch) == ((probed.task.tiling.tile,), probed.task.tiling.batch)
     assert probed.task.tiling.tile != FOUND.tile
     assert probed.differs == ('run.device was "cuda", is "cpu"',)
 
@@ -254,9 +256,9 @@ def test_what_a_card_found_is_nothing_to_a_processor(monkeypatch: pytest.MonkeyP
 def test_a_run_that_began_by_rule_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finding(monkeypatch, NotTried("a trial broke"))
     begun(make_plan(job(tmp_path)))
-    asked = finding(monkeypatch, FOUND)
+    requested = finding(monkeypatch, FOUND)
     assert make_plan(job(tmp_path)).resumes
-    assert asked == []
+    assert requested == []
 
 
 def test_a_run_that_came_down_to_a_smaller_batch_goes_on_with_that(
@@ -284,17 +286,17 @@ def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(
 def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = write_zarr(tmp_path / "large.zarr", noisy_picture((4096, 4096), "uint8"), chunk=512)
+    source = write_zarr(tmp_path / "large.zarr", noisy_image((4096, 4096), "uint8"), chunk=512)
     given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard=512, chunk=256, tile={})
     run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
     given = replace(given, run=run, cluster=Cluster(kind="local"))
     blocks = []
     for host_bytes in (800, 2960):
-        asked = finding(monkeypatch, replace(FOUND, host_bytes=host_bytes * 2**20))
+        requested = finding(monkeypatch, replace(FOUND, host_bytes=host_bytes * 2**20))
         plan = make_plan(given)
         assert plan.footprint.total_bytes <= 3000 * 2**20
         blocks.append(math.prod(plan.grid.block))
-    assert len(asked) == 2, "the smaller block is tried too"
+    assert len(requested) == 2, "the smaller block is tried too"
     assert blocks[1] < blocks[0]
 
 
@@ -316,9 +318,9 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     """The model is a script's own, and the process is told where its imports are."""
     here = os.getpid()
 
-    def told(picture: Any) -> Any:
+    def told(image: Any) -> Any:
         assert os.getpid() != here
-        return picture * 2
+        return image * 2
 
     plan = make_plan(job(tmp_path, "cpu"))
     task = replace(plan.task, denoiser=GivenFunction(call=told, depth=1))
@@ -332,9 +334,9 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "limit", "said"),
     [
-        (lambda picture: os._exit(7), 60.0, "a trial broke: exit code 7"),
-        (lambda picture: 1 / 0, 60.0, "a trial broke: ZeroDivisionError: division by zero"),
-        (lambda picture: time.sleep(60), 5.0, "a trial did not end within 5 s"),
+        (lambda image: os._exit(7), 60.0, "a trial broke: exit code 7"),
+        (lambda image: 1 / 0, 60.0, "a trial broke: ZeroDivisionError: division by zero"),
+        (lambda image: time.sleep(60), 5.0, "a trial did not end within 5 s"),
     ],
 )
 def test_a_trial_that_breaks_says_how(
@@ -349,6 +351,6 @@ def test_a_trial_that_breaks_says_how(
 
 def test_what_is_wrong_with_the_job_is_said_as_a_run_says_it(tmp_path: Path) -> None:
     plan = make_plan(job(tmp_path, "cpu"))
-    task = replace(plan.task, denoiser=GivenFunction(call=lambda picture: picture[1:], depth=1))
+    task = replace(plan.task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1))
     with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
         tuned_for(plan.job, task, NO_CHOICE, compare=False)

@@ -17,7 +17,7 @@ from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.checksummed_lines import sealed
 from tests.faults import BLOCKS, Scene, flip_bit, until
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -208,7 +208,7 @@ def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene)
 def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
     cluster: Cluster, tmp_path: Path, network: str, channels: list[int], shape: tuple[int, ...]
 ) -> None:
-    source = write_zarr(tmp_path / "noisy.zarr", noisy_picture((128, 160)))
+    source = write_zarr(tmp_path / "noisy.zarr", noisy_image((128, 160)))
     options = {
         "import": f"tests.networks:{network}",
         "scale": 2 if network == "doubler" else 1,

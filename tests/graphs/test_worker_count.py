@@ -18,7 +18,7 @@ from halotile.graphs.plans import worker_count
 from halotile.graphs.plans.devices import device_of
 from halotile.graphs.plans.memory import machine_bytes
 from halotile.graphs.plans.worker_count import check_allocation, workers_of
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 GIB = 2**30
 HERE = Cluster(kind="local")
@@ -113,11 +113,11 @@ def test_an_allocation_is_taken_as_a_whole(
     ],
 )
 def test_an_allocation_without_the_gpus_that_are_asked_for_is_refused(
-    run: Run, cluster: Cluster, asked: str, has: list[str]
+    run: Run, cluster: Cluster, requested: str, has: list[str]
 ) -> None:
     assert device_of(run, cluster, ALLOCATED) == "cuda"
     with pytest.raises(
-        ConfigError, match=rf"^{asked}, and Slurm tells of no GPU .*--gres.*, write run\.workers"
+        ConfigError, match=rf"^{requested}, and Slurm tells of no GPU .*--gres.*, write run\.workers"
     ):
         workers_of(run, cluster, "cuda", ALLOCATED)
     assert workers_of(replace(run, workers=2), cluster, "cuda", ALLOCATED).workers == 2
@@ -143,7 +143,7 @@ def test_memory_that_slurm_does_not_account_for_is_not_refused(has: list[str]) -
 def test_a_plan_has_no_worker_for_which_there_is_no_block(
     machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = replace(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}), run=Run(), cluster=HERE)
     plan = make_plan(replace(job, output=replace(job.output, shard="auto", chunk="auto")))
     assert (plan.run.workers, plan.summary()["workers_from"]) == (1, "one for each block")

@@ -1,4 +1,4 @@
-"""Trials of a card that end as a test wants, on cards that are made up."""
+"""Trials of a GPU that end as a test wants, on GPUs that are made up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from halotile.graphs.plans import devices, gpu_trials
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.trials.gpu_findings import Tried, Tuned
 from tests.graphs.solving import kernel
-from tests.support import noisy_picture, write_zarr
+from tests.support import noisy_image, write_zarr
 
 TWO = Gpus(("0", "1"))
 GAUSSIAN = PriorChoice(name="pnp", denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
@@ -45,22 +45,22 @@ FOUND = Tuned(
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, here: Gpus = Gpus(("0",))) -> None:
-    """Trials find the first tile that they are asked for, as a trial of a card that likes large ones would."""
+    """Trials find the first tile that they are asked for, as a trial of a GPU that likes large ones would."""
     finding(monkeypatch, FOUND, here)
 
-    def answer(_: Any, task: Any, wish: Any, __: Any) -> Tuned:
-        batch = FOUND.batch if wish.batch is None else wish.batch
-        return replace(FOUND, tile=wish.tiles[0], batch=batch, channels_last=task.channels_last)
+    def answer(_: Any, task: Any, request: Any, __: Any) -> Tuned:
+        batch = FOUND.batch if request.batch is None else request.batch
+        return replace(FOUND, tile=request.tiles[0], batch=batch, channels_last=task.channels_last)
 
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", answer)
 
 
 def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",))) -> list[Any]:
     """Trials end so; returns what was asked for."""
-    asked = []
+    requested = []
 
-    def instead(_: Any, task: Any, wish: Any, __: Any) -> Any:
-        asked.append(wish)
+    def instead(_: Any, task: Any, request: Any, __: Any) -> Any:
+        requested.append(request)
         if isinstance(found, BaseException):
             raise found
         return found
@@ -69,17 +69,17 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
         monkeypatch.setattr(module, "gpus_here", lambda *_: here)
     monkeypatch.setattr(cluster_kind, "has_dask_cuda", lambda: True)
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", instead)
-    return asked
+    return requested
 
 
 def out_of_memory_once(folder: Path) -> GivenFunction:
     """A denoiser of tiles of 32 pixels that changes nothing, and for which memory runs out at one of them."""
 
-    def hungry(picture: Any, marker: Path = folder / "once") -> Any:
-        if picture.shape == (34, 34) and not marker.exists():
+    def hungry(image: Any, marker: Path = folder / "once") -> Any:
+        if image.shape == (34, 34) and not marker.exists():
             marker.touch()
             raise MemoryError
-        return picture
+        return image
 
     return GivenFunction(call=hungry, depth=1)
 
@@ -96,7 +96,7 @@ def deblurring(
     """A blur of an image of a few blocks."""
     data = folder / "y.zarr"
     if not data.exists():
-        write_zarr(data, noisy_picture((size, size), "float32"), 64)
+        write_zarr(data, noisy_image((size, size), "float32"), 64)
     operator = OperatorChoice(
         name="blur", data=str(data), options={"kernel": kernel(edge), "boundary": "reflect"}
     )

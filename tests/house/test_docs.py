@@ -178,11 +178,11 @@ def check_target(target: str, *_: str) -> None:
 def check_pip(words: list[str]) -> None:
     """The extras and files of a command that would install or fetch something, or look at what is installed."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = {
+    requested = {
         extra for word in words for listed in re.findall(r"\[(.*?)\]", word) for extra in listed.split(",")
     }
     assert words[0] in ("install", "download", "wheel", "check")
-    assert asked <= set(extras)
+    assert requested <= set(extras)
     for option, value in itertools.pairwise(words):
         assert option not in ("-r", "-c") or (ROOT / value).exists()
 

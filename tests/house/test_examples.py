@@ -1,4 +1,4 @@
-"""The examples do what they say: the scene is a function of coordinates, the demo improves the picture."""
+"""The examples do what they say: the scene is a function of coordinates, the demo improves the image."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def test_a_trained_network_is_one_that_a_job_can_use(tmp_path: Path) -> None:
     stack = trainer.network(depth=3, width=4)
     checksum = trainer.save(stack, tmp_path / "tiny.safetensors")
     model = DnCNN(weights=str(tmp_path / "tiny.safetensors"), sha256=checksum, depth=3, width=4).build()
-    picture = torch.rand(1, 1, 20, 20)
+    image = torch.rand(1, 1, 20, 20)
     with torch.no_grad():
-        assert torch.allclose(model(picture), picture - stack(picture), atol=1e-6)
+        assert torch.allclose(model(image), image - stack(image), atol=1e-6)
 
 
 def said_by(name: str, options: list[str], capsys: pytest.CaptureFixture[str], **names: object) -> str:

@@ -1,4 +1,4 @@
-"""The page of examples/reconstruct does what it says: its commands, typed in order, on a smaller picture."""
+"""The page of examples/reconstruct does what it says: its commands, typed in order, on a smaller image."""
 
 from __future__ import annotations
 
@@ -112,15 +112,15 @@ class Reader:
         found = sorted(path for path in self.output.rglob("*") if path.is_file())
         return {str(path.relative_to(self.output)): path.read_bytes() for path in found}
 
-    def picture(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    def image(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         pixels: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = zarr.open_array(
             self.folder / "deblur" / f"{name}.zarr", mode="r"
         )[...]
         return pixels
 
     def psnr(self, name: str) -> float:
-        """How near a picture is to the true one."""
-        return float(-10 * np.log10(np.mean((self.picture(name) - self.picture("truth")) ** 2)))
+        """How near an image is to the true one."""
+        return float(-10 * np.log10(np.mean((self.image(name) - self.image("truth")) ** 2)))
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +152,9 @@ def test_a_picture_is_deblurred_killed_and_deblurred_again_to_the_same_bits(read
 def test_the_other_jobs_of_the_page_run(reader: Reader) -> None:
     others = commands()[10:]
     assert [line.split()[1] for line in others] == ["examples/train_dncnn.py", "run", "simulate"]
-    before = reader.picture("y0"), reader.picture("y1")
+    before = reader.image("y0"), reader.image("y1")
     for command in others:
         reader.type(command)
-    assert reader.picture("sharp-pnp").shape == (200, 200)
-    assert not np.array_equal(before[0], reader.picture("y0"))
-    assert np.array_equal(before[1], reader.picture("y1"))
+    assert reader.image("sharp-pnp").shape == (200, 200)
+    assert not np.array_equal(before[0], reader.image("y0"))
+    assert np.array_equal(before[1], reader.image("y1"))

@@ -53,7 +53,7 @@ def _write_hdf5(folder: Path) -> None:
         "gzip": {"chunks": (1, 16, 16), "compression": "gzip", "fletcher32": True},
     }.items():
         with h5py.File(folder / f"{name}.h5", "w") as file:
-            file.create_dataset("picture", data=_PIXELS, **options)
+            file.create_dataset("image", data=_PIXELS, **options)
 
 
 def _write_tiff(folder: Path) -> None:
@@ -115,13 +115,13 @@ def _write_ome_zarr(folder: Path) -> None:
     for version in (2, 3):
         group = zarr.open_group(folder / f"v{version}.zarr", mode="w", zarr_format=version)
         steps = [{"type": "scale", "scale": [1, 0.5, 0.5]}, _PLACE]
-        picture = {
+        image = {
             "axes": [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"],
             "datasets": [{"path": "0", "coordinateTransformations": steps}],
             "coordinateTransformations": steps,
         }
         channels = {"channels": [{"color": "00FF00", "window": {"start": 0, "end": 9, "min": 0, "max": 9}}]}
-        said = {"multiscales": [picture], "omero": channels}
+        said = {"multiscales": [image], "omero": channels}
         group.attrs.update(said if version == 2 else {"ome": said | {"version": "0.5"}})
         group.create_array("0", data=_PIXELS, chunks=(1, 16, 16))
 
@@ -149,7 +149,7 @@ def _read_tiff(path: Path) -> Any:
 
 def _read_hdf5(path: Path) -> Any:
     with h5py.File(path) as file:
-        return file["picture"][...]
+        return file["image"][...]
 
 
 def _read_zarr(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Pictures in files of every format."""
+"""Images in files of every format."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ import tifffile
 import zarr
 from numpy.typing import NDArray
 
-Picture = NDArray[np.generic]
-Save = Callable[[Path, Picture], Path]
+Image = NDArray[np.generic]
+Save = Callable[[Path, Image], Path]
 
 
-def save_npy(folder: Path, picture: Picture) -> Path:
-    np.save(folder / "a.npy", picture)
+def save_npy(folder: Path, image: Image) -> Path:
+    np.save(folder / "a.npy", image)
     return folder / "a.npy"
 
 
-def save_hdf5(folder: Path, picture: Picture) -> Path:
+def save_hdf5(folder: Path, image: Image) -> Path:
     with h5py.File(folder / "a.h5", "w") as file:
-        file.create_dataset("picture", data=picture, chunks=tuple(min(n, 16) for n in picture.shape))
+        file.create_dataset("image", data=image, chunks=tuple(min(n, 16) for n in image.shape))
     return folder / "a.h5"
 
 
-def save_zarr(folder: Path, picture: Picture) -> Path:
+def save_zarr(folder: Path, image: Image) -> Path:
     array = zarr.create_array(
         folder / "a.zarr",
-        shape=picture.shape,
-        chunks=tuple(min(n, 16) for n in picture.shape),
-        dtype=picture.dtype,
+        shape=image.shape,
+        chunks=tuple(min(n, 16) for n in image.shape),
+        dtype=image.dtype,
     )
-    array[...] = picture
+    array[...] = image
     return folder / "a.zarr"
 
 
-def save_ome(folder: Path, picture: Picture) -> Path:
+def save_ome(folder: Path, image: Image) -> Path:
     group = zarr.open_group(folder / "a.ome.zarr", mode="w")
     group.attrs["ome"] = {"version": "0.5", "multiscales": [{"datasets": [{"path": "0"}]}]}
-    group.create_array("0", data=picture, chunks=tuple(min(n, 16) for n in picture.shape))
+    group.create_array("0", data=image, chunks=tuple(min(n, 16) for n in image.shape))
     return folder / "a.ome.zarr"
 
 
-def save_tiff(folder: Path, picture: Picture) -> Path:
-    tifffile.imwrite(folder / "a.tif", picture, photometric="minisblack")
+def save_tiff(folder: Path, image: Image) -> Path:
+    tifffile.imwrite(folder / "a.tif", image, photometric="minisblack")
     return folder / "a.tif"
 
 
-def save_tiled_tiff(folder: Path, picture: Picture) -> Path:
-    tifffile.imwrite(folder / "t.tif", picture, photometric="minisblack", tile=(16, 16), compression="zlib")
+def save_tiled_tiff(folder: Path, image: Image) -> Path:
+    tifffile.imwrite(folder / "t.tif", image, photometric="minisblack", tile=(16, 16), compression="zlib")
     return folder / "t.tif"
 
 
@@ -66,5 +66,5 @@ SAVERS: dict[str, Save] = {
 every_format = pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
 
 
-def made_picture(shape: tuple[int, ...], dtype: str) -> Picture:
+def made_picture(shape: tuple[int, ...], dtype: str) -> Image:
     return (np.random.default_rng(3).random(shape) * 120).astype(dtype)

@@ -34,27 +34,27 @@ from tests.storage.saving import (
 @every_format
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save, dtype: str) -> None:
-    picture = made_picture((37, 45), dtype)
-    source = open_source(save(tmp_path, picture))
+    image = made_picture((37, 45), dtype)
+    source = open_source(save(tmp_path, image))
     region = Region((5, 11), (30, 45))
     pixels = source.read(region)
-    assert (source.shape, source.dtype, source.axes) == (picture.shape, picture.dtype, ("y", "x"))
-    assert pixels.dtype == picture.dtype
+    assert (source.shape, source.dtype, source.axes) == (image.shape, image.dtype, ("y", "x"))
+    assert pixels.dtype == image.dtype
     assert pixels.flags.c_contiguous
     assert pixels.flags.writeable
-    assert np.array_equal(pixels, picture[5:30, 11:45])
-    assert np.array_equal(source.read(Region.whole(source.shape)), picture)
+    assert np.array_equal(pixels, image[5:30, 11:45])
+    assert np.array_equal(source.read(Region.whole(source.shape)), image)
 
 
 @every_format
 @pytest.mark.parametrize("shape", [(3, 20, 33), (2, 3, 20, 33), (2, 2, 3, 20, 33)])
 def test_leading_axes_are_read_too(tmp_path: Path, save: Save, shape: tuple[int, ...]) -> None:
-    picture = made_picture(shape, "uint16")
-    source = open_source(save(tmp_path, picture))
+    image = made_picture(shape, "uint16")
+    source = open_source(save(tmp_path, image))
     start, stop = (*(1 for _ in shape[:-2]), 3, 4), (*shape[:-2], 19, 30)
     assert source.axes[-2:] == ("y", "x")
     assert len(set(source.axes)) == len(shape)
-    assert np.array_equal(source.read(Region(start, stop)), picture[Region(start, stop).slices])
+    assert np.array_equal(source.read(Region(start, stop)), image[Region(start, stop).slices])
 
 
 @every_format
@@ -65,16 +65,16 @@ def test_asked_axes_win_over_the_file(tmp_path: Path, save: Save) -> None:
 
 @every_format
 def test_big_endian_pixels_come_out_native(tmp_path: Path, save: Save) -> None:
-    picture = made_picture((20, 33), "float32")
+    image = made_picture((20, 33), "float32")
     if save is save_tiff:
-        tifffile.imwrite(tmp_path / "a.tif", picture, byteorder=">")
+        tifffile.imwrite(tmp_path / "a.tif", image, byteorder=">")
         path = tmp_path / "a.tif"
     else:
-        path = save(tmp_path, picture.astype(">f4"))
+        path = save(tmp_path, image.astype(">f4"))
     source = open_source(path)
     assert source.dtype.isnative
     assert source.read(Region((1, 1), (5, 5))).dtype.isnative
-    assert np.array_equal(source.read(Region.whole(source.shape)), picture)
+    assert np.array_equal(source.read(Region.whole(source.shape)), image)
 
 
 @every_format
@@ -89,8 +89,8 @@ def test_a_region_outside_the_array_is_refused(
 
 @every_format
 def test_a_source_pickles_as_its_path(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = made_picture((200, 333), "uint16")
-    path = save(tmp_path, picture)
+    image = made_picture((200, 333), "uint16")
+    path = save(tmp_path, image)
     monkeypatch.chdir(tmp_path)
     source = open_source(path.name)
     source.read(Region((0, 0), (9, 9)))
@@ -105,7 +105,7 @@ def test_a_source_pickles_as_its_path(tmp_path: Path, save: Save, monkeypatch: p
         source.scale,
         source.units,
     )
-    assert np.array_equal(again.read(Region((1, 2), (99, 55))), picture[1:99, 2:55])
+    assert np.array_equal(again.read(Region((1, 2), (99, 55))), image[1:99, 2:55])
 
 
 def test_copies_in_one_process_share_one_open_file(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_copies_in_one_process_share_one_open_file(tmp_path: Path) -> None:
 
 
 def test_a_source_reads_in_another_process(tmp_path: Path) -> None:
-    picture = made_picture((40, 40), "uint16")
+    image = made_picture((40, 40), "uint16")
     for save in SAVERS.values():
-        (tmp_path / "sent").write_bytes(pickle.dumps(open_source(save(tmp_path, picture))))
+        (tmp_path / "sent").write_bytes(pickle.dumps(open_source(save(tmp_path, image))))
         code = (
             "import pickle, sys; from halotile.storage.grid import Region;"
             "s = pickle.load(sys.stdin.buffer); print(int(s.read(Region((3, 4), (30, 31))).sum()))"
@@ -130,7 +130,7 @@ def test_a_source_reads_in_another_process(tmp_path: Path) -> None:
                 timeout=60,
                 check=True,
             )
-        assert int(shown.stdout) == picture[3:30, 4:31].sum()
+        assert int(shown.stdout) == image[3:30, 4:31].sum()
         assert shown.stderr == b""
 
 
@@ -144,14 +144,14 @@ def test_an_input_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
 
 @every_format
 def test_threads_read_side_by_side(tmp_path: Path, save: Save) -> None:
-    picture = made_picture((128, 128), "uint16")
-    source = pickle.loads(pickle.dumps(open_source(save(tmp_path, picture))))
+    image = made_picture((128, 128), "uint16")
+    source = pickle.loads(pickle.dumps(open_source(save(tmp_path, image))))
     regions = [Region((y, x), (y + 40, x + 40)) for y in range(0, 88, 8) for x in range(0, 88, 8)]
     wrong: list[object] = []
 
     def work(mine: list[Region]) -> None:
         try:
-            wrong.extend(r for r in mine if not np.array_equal(source.read(r), picture[r.slices]))
+            wrong.extend(r for r in mine if not np.array_equal(source.read(r), image[r.slices]))
         except Exception as error:
             wrong.append(error)
 

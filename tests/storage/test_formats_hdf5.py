@@ -1,4 +1,4 @@
-"""HDF5 datasets: the one named, or the only picture in the file."""
+"""HDF5 datasets: the one named, or the only image in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OME-Zarr pictures, 0.4 and 0.5: the level asked for, with its axes, scale and units."""
+"""OME-Zarr images, 0.4 and 0.5: the level asked for, with its axes, scale and units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = [
 
 
 def _write(store: Any, version: str, axes: list[Any] = AXES, **more: Any) -> None:
-    """A picture of three levels, each half as fine as the one before."""
+    """An image of three levels, each half as fine as the one before."""
     group = zarr.open_group(store, mode="w", zarr_format=2 if version == "0.4" else 3)
     entries = []
     for level, pixels in enumerate(LEVELS):
@@ -34,11 +34,11 @@ def _write(store: Any, version: str, axes: list[Any] = AXES, **more: Any) -> Non
         step = {"type": "scale", "scale": [1, 2**level, 2**level]}
         shift = {"type": "translation", "translation": [0, 5, 5]}
         entries.append({"path": f"s{level}", "coordinateTransformations": [step, shift]})
-    picture = {"axes": axes, "datasets": entries, **more}
+    image = {"axes": axes, "datasets": entries, **more}
     if version == "0.4":
-        group.attrs["multiscales"] = [{"version": "0.4", **picture}]
+        group.attrs["multiscales"] = [{"version": "0.4", **image}]
     else:
-        group.attrs["ome"] = {"version": "0.5", "multiscales": [picture]}
+        group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
 
 
 both = pytest.mark.parametrize("version", ["0.4", "0.5"])

@@ -34,13 +34,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def _write(path: Path, picture: NDArray[np.generic] = STACK, **options: Any) -> Path:
+def _write(path: Path, image: NDArray[np.generic] = STACK, **options: Any) -> Path:
     if options.get("contiguous") is False:
         with tifffile.TiffWriter(path) as file:
-            for page in picture:
+            for page in image:
                 file.write(page, photometric="minisblack", **options)
     else:
-        tifffile.imwrite(path, picture, **{"photometric": "minisblack", **options})
+        tifffile.imwrite(path, image, **{"photometric": "minisblack", **options})
     return path
 
 
@@ -106,12 +106,12 @@ def test_compressed_pages_are_decoded_in_parts(tmp_path: Path, kind: str, chunks
 
 
 def test_separate_pages_with_several_leading_axes(tmp_path: Path) -> None:
-    picture = np.arange(2 * 3 * 8 * 9, dtype="f4").reshape(2, 3, 8, 9)
+    image = np.arange(2 * 3 * 8 * 9, dtype="f4").reshape(2, 3, 8, 9)
     with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
-        file.write(picture, photometric="minisblack", metadata={"axes": "TCYX"}, rowsperstrip=3)
+        file.write(image, photometric="minisblack", metadata={"axes": "TCYX"}, rowsperstrip=3)
     source = open_source(tmp_path / "a.ome.tif")
     assert source.axes == ("t", "c", "y", "x")
-    assert np.array_equal(source.read(Region((1, 1, 2, 3), (2, 3, 7, 9))), picture[1:2, 1:3, 2:7, 3:9])
+    assert np.array_equal(source.read(Region((1, 1, 2, 3), (2, 3, 7, 9))), image[1:2, 1:3, 2:7, 3:9])
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_separate_pages_with_several_leading_axes(tmp_path: Path) -> None:
     ],
 )
 def test_axes(tmp_path: Path, shape: tuple[int, ...], options: dict[str, Any], axes: str) -> None:
-    picture = np.random.default_rng(2).integers(0, 255, shape, "u1")
-    source = open_source(_write(tmp_path / "a.tif", picture, **options))
+    image = np.random.default_rng(2).integers(0, 255, shape, "u1")
+    source = open_source(_write(tmp_path / "a.tif", image, **options))
     assert "".join(source.axes) == axes
-    assert np.array_equal(source.read(Region.whole(shape)), picture)
+    assert np.array_equal(source.read(Region.whole(shape)), image)
 
 
 def _pyramid(path: Path, **options: Any) -> None:

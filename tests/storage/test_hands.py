@@ -14,23 +14,23 @@ import zarr
 from halotile.errors import DamagedData, InputError
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
-from halotile.storage.io_threads import HANDS, Hands
+from halotile.storage.io_threads import IO_THREADS, IoThreads
 from halotile.storage.sharded.output import Layout
 from tests.storage.outputs import written
-from tests.support import noisy_picture, write_zarr
+from tests.support import noisy_image, write_zarr
 
 
 @pytest.fixture(params=[1, 4])
-def hands(request: pytest.FixtureRequest) -> Iterator[int]:
+def io_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """This process's, so many of them."""
-    HANDS.employ(request.param)
+    IO_THREADS.employ(request.param)
     yield request.param
-    HANDS.employ(1)
+    IO_THREADS.employ(1)
 
 
 def test_results_come_in_order_and_are_drawn_a_few_ahead() -> None:
-    hands, drawn = Hands(), []
-    hands.employ(3)
+    io_threads, drawn = IoThreads(), []
+    io_threads.employ(3)
 
     def items() -> Iterator[int]:
         for number in range(20):
@@ -42,17 +42,17 @@ def test_results_come_in_order_and_are_drawn_a_few_ahead() -> None:
         return number
 
     ahead = []
-    for taken, number in enumerate(hands.each(slow, items())):
+    for taken, number in enumerate(io_threads.each(slow, items())):
         assert number == taken
         ahead.append(len(drawn) - taken)
     assert max(ahead) <= 4
-    hands.employ(1)
+    io_threads.employ(1)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_when_one_fails_nothing_goes_on(count: int) -> None:
-    hands, running = Hands(), set()
-    hands.employ(count)
+    io_threads, running = IoThreads(), set()
+    io_threads.employ(count)
 
     def work(number: int) -> None:
         running.add(number)
@@ -62,20 +62,20 @@ def test_when_one_fails_nothing_goes_on(count: int) -> None:
         running.remove(number)
 
     with pytest.raises(InputError, match="the third"):
-        hands.all(work, range(50))
+        io_threads.all(work, range(50))
     assert running == {2}, "whatever was begun is over"
-    hands.employ(1)
+    io_threads.employ(1)
 
 
 def test_several_work_at_the_same_time() -> None:
-    hands, meeting = Hands(), threading.Barrier(3, timeout=20)
-    hands.employ(3)
-    hands.all(lambda _: meeting.wait(), range(3))
-    hands.employ(1)
+    io_threads, meeting = IoThreads(), threading.Barrier(3, timeout=20)
+    io_threads.employ(3)
+    io_threads.all(lambda _: meeting.wait(), range(3))
+    io_threads.employ(1)
 
 
-def test_a_picture_is_read_and_written_as_by_one(hands: int, tmp_path: Path) -> None:
-    pixels = noisy_picture((300, 260), "uint16")
+def test_a_picture_is_read_and_written_as_by_one(io_threads: int, tmp_path: Path) -> None:
+    pixels = noisy_image((300, 260), "uint16")
     source = open_source(str(write_zarr(tmp_path / "in.zarr", pixels, chunk=32)))
     region = Region((10, 20), (290, 250))
     np.testing.assert_array_equal(source.read(region), pixels[region.slices])
@@ -86,8 +86,8 @@ def test_a_picture_is_read_and_written_as_by_one(hands: int, tmp_path: Path) -> 
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", mode="r")[...], put)
 
 
-def test_what_is_damaged_is_named(hands: int, tmp_path: Path) -> None:
-    path = write_zarr(tmp_path / "in.zarr", noisy_picture((300, 260)), chunk=32)
+def test_what_is_damaged_is_named(io_threads: int, tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)), chunk=32)
     (path / "c/3/4").write_bytes(b"short")
     with pytest.raises(DamagedData, match="chunk file c/3/4"):
         open_source(str(path)).read(Region.whole((300, 260)))

@@ -27,8 +27,8 @@ def planes_of(folder: Path, pixels: Pixels, name: str = "a.npy", region: Region 
     return choose_planes(open_source(folder / name), {}, region)
 
 
-def drawn(folder: Path, *pictures: Pixels, edge: int | None = None, **options: Any) -> Pixels:
-    planes = [planes_of(folder, pixels, f"{n}.npy") for n, pixels in enumerate(pictures)]
+def drawn(folder: Path, *images: Pixels, edge: int | None = None, **options: Any) -> Pixels:
+    planes = [planes_of(folder, pixels, f"{n}.npy") for n, pixels in enumerate(images)]
     write_png(folder / "a.png", planes, edge=edge, **options)
     return np.asarray(Image.open(folder / "a.png"))
 
@@ -77,9 +77,9 @@ def test_a_picture_without_contrast_is_drawn(tmp_path: Path, pixels: Pixels) -> 
 def test_the_contrast_passes_over_a_few_wild_pixels(tmp_path: Path) -> None:
     pixels = np.linspace(100, 200, 10_000).reshape(100, 100).astype(np.float32)
     pixels[50, 50], pixels[20, 20] = 1e9, -1e9
-    picture = drawn(tmp_path, pixels)
-    assert (picture[0, 0], picture[-1, -1]) == (0, 255)
-    assert 120 < picture[50, 0] < 136
+    image = drawn(tmp_path, pixels)
+    assert (image[0, 0], image[-1, -1]) == (0, 255)
+    assert 120 < image[50, 0] < 136
 
 
 def test_a_region_is_drawn_pixel_by_pixel(tmp_path: Path) -> None:
@@ -97,18 +97,18 @@ def test_colour_stays_colour_and_opacity_is_left_out(tmp_path: Path) -> None:
 def test_two_pictures_lie_side_by_side_with_the_contrast_of_the_cleaner(tmp_path: Path) -> None:
     clean = np.tile(np.linspace(0, 1, 64, dtype=np.float32), (40, 1))
     noisy = clean + np.random.default_rng(0).normal(0, 0.5, clean.shape).astype(np.float32)
-    picture = drawn(tmp_path, noisy, clean)
-    assert np.array_equal(picture[:, -64:], drawn(tmp_path, clean))
-    assert (picture[:, 64:-64] == 255).all()
+    image = drawn(tmp_path, noisy, clean)
+    assert np.array_equal(image[:, -64:], drawn(tmp_path, clean))
+    assert (image[:, 64:-64] == 255).all()
     grey = drawn(tmp_path, noisy, clean, values=(0, 1))[:, :64]
     assert np.array_equal(grey, (np.clip(noisy.astype(np.float64), 0, 1) * 255).round().astype(np.uint8))
 
 
 def test_grey_beside_colour_is_drawn_in_colour(tmp_path: Path) -> None:
     grey, colour = np.zeros((9, 9), np.uint8), np.full((9, 9, 3), 200, np.uint8)
-    picture = drawn(tmp_path, grey, colour, values=(0, 255))
-    assert (picture[:, :9] == 0).all()
-    assert (picture[:, -9:] == 200).all()
+    image = drawn(tmp_path, grey, colour, values=(0, 255))
+    assert (image[:, :9] == 0).all()
+    assert (image[:, -9:] == 200).all()
 
 
 def test_a_part_too_large_for_a_png_is_refused_before_it_is_read(tmp_path: Path) -> None:

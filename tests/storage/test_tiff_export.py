@@ -1,4 +1,4 @@
-"""A picture of any size becomes a tiled TIFF with the same values, in flat memory."""
+"""An image of any size becomes a tiled TIFF with the same values, in flat memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from halotile.storage.sharded.ome_metadata import order
 Pixels = NDArray[Any]
 
 
-def picture(shape: tuple[int, ...], dtype: str = "uint16") -> Pixels:
+def image(shape: tuple[int, ...], dtype: str = "uint16") -> Pixels:
     return (np.random.default_rng(0).random(shape) * 200).astype(dtype)
 
 
@@ -48,7 +48,7 @@ def exported(folder: Path, pixels: Pixels, axes: str, **options: Any) -> Path:
     ],
 )
 def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, ...], dtype: str) -> None:
-    pixels = picture(shape, dtype)
+    pixels = image(shape, dtype)
     path = exported(tmp_path, pixels, axes)
     assert np.array_equal(tifffile.imread(path), pixels)
     back = open_source(path, axes=axes)
@@ -63,20 +63,20 @@ def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("float16", "float32"), ("bool", "uint8")])
 def test_types_that_viewers_do_not_know_become_ones_they_do(tmp_path: Path, dtype: str, stored: str) -> None:
-    pixels = picture((40, 30)) % 2 if dtype == "bool" else picture((40, 30))
+    pixels = image((40, 30)) % 2 if dtype == "bool" else image((40, 30))
     back = tifffile.imread(exported(tmp_path, pixels.astype(dtype), "yx"))
     assert back.dtype == stored
     assert np.array_equal(back, pixels * (255 if dtype == "bool" else 1))
 
 
 def test_not_a_number_stays(tmp_path: Path) -> None:
-    pixels = picture((40, 30), "float32")
+    pixels = image((40, 30), "float32")
     pixels[3, 4] = np.nan
     assert np.array_equal(tifffile.imread(exported(tmp_path, pixels, "yx")), pixels, equal_nan=True)
 
 
 def test_a_plane_and_a_part_can_be_chosen(tmp_path: Path) -> None:
-    pixels = picture((2, 3, 300, 290))
+    pixels = image((2, 3, 300, 290))
     path = exported(tmp_path, pixels, "tcyx", at={"c": 2}, region=Region((10, 20), (290, 40)))
     assert np.array_equal(tifffile.imread(path), pixels[:, 2, 10:290, 20:40])
     assert "".join(open_source(path).axes) == "tyx"
@@ -95,7 +95,7 @@ def test_a_file_beyond_four_gigabytes_is_a_bigtiff(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int
 ) -> None:
     monkeypatch.setattr(tiff_export, "_CLASSIC_BYTES", limit_bytes)
-    with tifffile.TiffFile(exported(tmp_path, picture((40, 30)), "yx")) as file:
+    with tifffile.TiffFile(exported(tmp_path, image((40, 30)), "yx")) as file:
         assert file.is_bigtiff is (limit_bytes == 10**3)
 
 
@@ -104,9 +104,7 @@ def test_the_physical_size_of_a_pixel_is_kept(tmp_path: Path, unit: str) -> None
     sizes = {f"PhysicalSize{a}": s for a, s in zip("ZYX", (2.5, 0.5, 0.25), strict=True)}
     symbol = {"nanometer": "nm", "micrometer": "µm", "millimeter": "mm"}[unit]
     units = {f"PhysicalSize{a}Unit": symbol for a in "ZYX"}
-    tifffile.imwrite(
-        tmp_path / "in.ome.tif", picture((3, 40, 30)), metadata={"axes": "ZYX", **sizes, **units}
-    )
+    tifffile.imwrite(tmp_path / "in.ome.tif", image((3, 40, 30)), metadata={"axes": "ZYX", **sizes, **units})
     source = open_source(tmp_path / "in.ome.tif")
     write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
     back = open_source(tmp_path / "a.tif")
@@ -126,7 +124,7 @@ def test_what_is_read_at_once_is_bounded(
 ) -> None:
     monkeypatch.setattr(tiff_export, "WINDOW_BYTES", window_bytes)
     array = zarr.create_array(tmp_path / "a.zarr", shape=(900, 1000), chunks=(600, 100), dtype="u2")
-    array[...] = picture((900, 1000))
+    array[...] = image((900, 1000))
     source = open_source(tmp_path / "a.zarr")
     sizes: list[int] = []
     read = source.read
@@ -143,7 +141,7 @@ def test_what_is_read_at_once_is_bounded(
 
 def test_damage_on_the_way_leaves_what_stood_there_and_nothing_else(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "a.zarr", shape=(600, 100), chunks=(300, 100), dtype="u2")
-    array[...] = picture((600, 100))
+    array[...] = image((600, 100))
     (tmp_path / "a.zarr/c/1/0").write_bytes(b"xx")
     (tmp_path / "a.tif").write_bytes(b"before")
     with pytest.raises(DamagedData):
@@ -154,7 +152,7 @@ def test_damage_on_the_way_leaves_what_stood_there_and_nothing_else(tmp_path: Pa
 
 def test_progress_goes_from_nothing_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiff_export, "WINDOW_BYTES", 1)
-    np.save(tmp_path / "a.npy", picture((2, 300, 300)))
+    np.save(tmp_path / "a.npy", image((2, 300, 300)))
     told: list[float] = []
     planes = choose_planes(open_source(tmp_path / "a.npy"), {}, None)
     write_tiff(tmp_path / "a.tif", planes, tick=told.append)

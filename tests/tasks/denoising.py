@@ -1,4 +1,4 @@
-"""What denoisers are tried on: pictures, whole or in tiles, and networks and functions of a user's own."""
+"""What denoisers are tried on: images, whole or in tiles, and networks and functions of a user's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from halotile.storage.grid import Grid
 from halotile.storage.rim import Rim, read_window
 from halotile.tasks.denoisers.base import Denoiser
 
-Picture = NDArray[Any]
+Image = NDArray[Any]
 
 NETWORK_DEPTH, NETWORK_WIDTH = 5, 16
 SHAPES = {2: (138, 172), 3: (21, 33, 38)}
@@ -45,10 +45,10 @@ def network(scale: int = 1, level: bool = False) -> nn.Module:
         return Lab()
 
 
-def sharpen(picture: Picture, amount: float = 0.5) -> Picture:
+def sharpen(image: Image, amount: float = 0.5) -> Image:
     """What the tables use as a user's own function; it looks 2 pixels far, in float64."""
-    blurred = scipy.ndimage.gaussian_filter(picture.astype(float), 1.0, radius=2, mode="constant")
-    sharp: Picture = picture + amount * (picture - blurred)
+    blurred = scipy.ndimage.gaussian_filter(image.astype(float), 1.0, radius=2, mode="constant")
+    sharp: Image = image + amount * (image - blurred)
     return sharp
 
 
@@ -65,9 +65,9 @@ def dncnn_tensors(keys: list[str], width: int = NETWORK_WIDTH, channels: int = 1
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A picture that is read by regions."""
+    """An image that is read by regions."""
 
-    pixels: Picture
+    pixels: Image
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,26 +77,26 @@ class Stored:
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(self.pixels.dtype)
 
-    def read(self, region: Any) -> Picture:
+    def read(self, region: Any) -> Image:
         return np.ascontiguousarray(self.pixels[region.slices])
 
 
-def picture(dims: int, dtype: str = "float32", seed: int = 0) -> Picture:
+def image(dims: int, dtype: str = "float32", seed: int = 0) -> Image:
     """The same one each time."""
     return np.random.default_rng(seed).random(SHAPES[dims]).astype(dtype)
 
 
-def apply(denoiser: Denoiser, pixels: Picture, **sides: Picture) -> Picture:
+def apply(denoiser: Denoiser, pixels: Image, **sides: Image) -> Image:
     """The model on one window."""
     tensors = {name: torch.from_numpy(side)[None, None] for name, side in sides.items()}
     with torch.inference_mode():
-        result: Picture = denoiser.build()(torch.from_numpy(pixels)[None, None], **tensors)[0, 0].numpy()
+        result: Image = denoiser.build()(torch.from_numpy(pixels)[None, None], **tensors)[0, 0].numpy()
     return result
 
 
 def tiles(
-    denoiser: Denoiser, pixels: Picture, tile: tuple[int, ...], **sides: Picture
-) -> Iterator[tuple[tuple[slice, ...], Picture]]:
+    denoiser: Denoiser, pixels: Image, tile: tuple[int, ...], **sides: Image
+) -> Iterator[tuple[tuple[slice, ...], Image]]:
     """Denoise tile by tile: where each result goes, and the result."""
     reach = denoiser.receptive_field()
     assert reach is not None
@@ -112,7 +112,7 @@ def tiles(
         yield block.core.scale(factor).slices, result[block.core.relative_to(start).scale(factor).slices]
 
 
-def whole(denoiser: Denoiser, pixels: Picture, **sides: Picture) -> Picture:
-    """The result on the whole picture under the denoiser's own rim."""
+def whole(denoiser: Denoiser, pixels: Image, **sides: Image) -> Image:
+    """The result on the whole image under the denoiser's own rim."""
     ((_, result),) = tiles(denoiser, pixels, pixels.shape, **sides)
     return result

@@ -17,7 +17,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.trials import bits
 from halotile.tasks.trials.bits import tile_difference
 from tests import networks
-from tests.support import dncnn_weights, job_of, noisy_picture, run_inline, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, run_inline, write_zarr
 
 
 def difference(tmp_path: Path, shape: tuple[int, ...], network: str, tile: Any, **options: Any) -> float:
@@ -59,7 +59,7 @@ def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
 def test_no_difference_from_torch_on_the_whole_image_goes_unsaid(
     tmp_path: Path, network: str, shape: tuple[int, ...], tile: dict[str, Any]
 ) -> None:
-    pixels = noisy_picture(shape)
+    pixels = noisy_image(shape)
     source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx"[-len(shape) :])
     job = job_of(source, tmp_path / "out.zarr", "torch", {"import": f"tests.networks:{network}"}, tile=tile)
     module = getattr(networks, network)().eval()
@@ -123,17 +123,17 @@ def test_a_job_that_fits_is_not_refused_for_want_of_memory_to_compare(
 def test_what_does_not_fit_at_once_is_computed_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    requested = []
 
     def bounded(call: Any, *_: object) -> Any:
-        asked.append(call.keywords["at_once"])
-        if asked[-1]:
+        requested.append(call.keywords["at_once"])
+        if requested[-1]:
             raise MemoryRefused("too large")
         return call()
 
     monkeypatch.setattr(denoiser_trials, "bounded", bounded)
     assert not make_plan(built_in(tmp_path)).notes
-    assert asked == [True, False]
+    assert requested == [True, False]
 
 
 def test_a_run_that_goes_on_tells_what_was_found_when_it_began(

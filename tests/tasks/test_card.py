@@ -1,4 +1,4 @@
-"""The way of pixels to a card and back, gone on the processor: the same bits, through memory that is used again."""
+"""The way of pixels to a GPU and back, gone on the CPU: the same bits, through memory that is used again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.devices.device import LOST, Device, Given
-from halotile.tasks.devices.gpu import Card
+from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.devices.pinned_buffers import Buffers
 from halotile.tasks.inner_tiles import TileRunner
 from tests.support import DTYPES, dncnn_weights, job_of, write_zarr
@@ -37,21 +37,21 @@ class Spoiled(Buffers):
         super().give(memory, mark)
 
 
-def card(**options: Any) -> Card:
-    """A card whose memory is spoiled between two uses."""
-    made = Card("cpu", **options)
+def gpu_device(**options: Any) -> Gpu:
+    """A GPU whose memory is spoiled between two uses."""
+    made = Gpu("cpu", **options)
     made._there, made._back, made._beside = (Spoiled(made.streams.pinned) for _ in range(3))
     return made
 
 
-def picture(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[Any, Any]:
+def image(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[Any, Any]:
     """Noise."""
     return (np.random.default_rng(0).random(shape) * 100).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
-    device, pixels = card(), picture(dtype)
+    device, pixels = gpu_device(), image(dtype)
     sent = [device.stage(pixels), device.stage(pixels[..., ::-1]), device.stage(np.asfortranarray(pixels))]
     back = [device.give(device.take(each)).pixels() for each in sent]
     for got, want in zip(back, (pixels, pixels[..., ::-1], pixels), strict=True):
@@ -62,12 +62,12 @@ def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
 @pytest.mark.parametrize("batch", [1, 5, 64])
 @pytest.mark.parametrize("records", [False, True])
 def test_a_block_has_the_same_bits_as_without(dtype: str, batch: int, records: bool) -> None:
-    pixels, whole = picture(dtype), Region.whole((100, 120))
+    pixels, whole = image(dtype), Region.whole((100, 120))
     core = Region((20, 30), (90, 80))
     form = tiling(batch=batch, range=(0.0, 100.0))
     plain, there = (
         TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {})
-        for device in (Device(), card(records=records))
+        for device in (Device(), gpu_device(records=records))
     )
     np.testing.assert_array_equal(there, plain)
 
@@ -80,19 +80,19 @@ def test_every_batch_has_the_same_shape() -> None:
         return batch
 
     whole = Region.whole((100, 120))
-    TileRunner(noted, card(), tiling(batch=7), "noted")(picture("float32"), whole, whole, 1, {})
+    TileRunner(noted, gpu_device(), tiling(batch=7), "noted")(image("float32"), whole, whole, 1, {})
     assert len(shapes) == 1
     assert shapes.pop()[0] == 7
 
 
 def test_what_cannot_be_recorded_is_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, whole = card(records=True), Region.whole((100, 120))
+    device, whole = gpu_device(records=True), Region.whole((100, 120))
 
     def refuse(call: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(device.streams, "record", refuse)
-    pixels = picture("float32")
+    pixels = image("float32")
     got = TileRunner(blur, device, tiling(), "blur")(pixels, whole, whole, 1, {})
     np.testing.assert_array_equal(
         got, TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
@@ -104,9 +104,9 @@ def test_each_margin_has_a_recording_of_its_own(tmp_path: Path) -> None:
     """A stack of convolutions computes less where a margin is not wanted, and each batch finds what was recorded for it."""
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
     denoiser = DnCNN(weights=str(weights), depth=3, width=8)
-    whole, form = Region.whole((200, 220)), tiling(depth=((3, 3), (3, 3)), picture=(200, 220), batch=2)
-    pixels = picture("float32", (2, 1, 200, 220))
-    device = card(records=True)
+    whole, form = Region.whole((200, 220)), tiling(depth=((3, 3), (3, 3)), image=(200, 220), batch=2)
+    pixels = image("float32", (2, 1, 200, 220))
+    device = gpu_device(records=True)
     runner = TileRunner(denoiser.build(), device, form, "dncnn")
     plain = TileRunner(denoiser.build(), Device(), form, "dncnn")(pixels, whole, whole, 1, {})
     for _ in range(2):
@@ -117,14 +117,14 @@ def test_each_margin_has_a_recording_of_its_own(tmp_path: Path) -> None:
 def test_blocks_that_are_on_their_way_at_once_do_not_mix() -> None:
     """As the lanes of a worker have them: one is read while another is computed and a third one written."""
     whole = Region.whole((100, 120))
-    runner = TileRunner(blur, card(), tiling(), "blur")
-    pictures = [picture("float32") + number for number in range(6)]
-    want = [TileRunner(blur, Device(), tiling(), "blur")(each, whole, whole, 1, {}) for each in pictures]
+    runner = TileRunner(blur, gpu_device(), tiling(), "blur")
+    images = [image("float32") + number for number in range(6)]
+    want = [TileRunner(blur, Device(), tiling(), "blur")(each, whole, whole, 1, {}) for each in images]
     got: dict[int, Any] = {}
     writer: threading.Thread | None = None
-    staged = runner.stage(pictures[0], {})
+    staged = runner.stage(images[0], {})
     for number in range(6):
-        following = runner.stage(pictures[number + 1], {}) if number < 5 else None
+        following = runner.stage(images[number + 1], {}) if number < 5 else None
         computed = runner.launch(staged, whole, whole, 1)
         if writer is not None:
             writer.join()
@@ -139,18 +139,18 @@ def test_blocks_that_are_on_their_way_at_once_do_not_mix() -> None:
 
 
 def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
-    whole, device = Region.whole((100, 120)), card()
+    whole, device = Region.whole((100, 120)), gpu_device()
     runner = TileRunner(lambda batch: batch[..., 1:], device, tiling(), "wrong")
     for _ in range(5):
         with pytest.raises(RuntimeError):
-            runner(picture("float32"), whole, whole, 1, {})
+            runner(image("float32"), whole, whole, 1, {})
     np.testing.assert_array_equal(
-        device.give(device.take(device.stage(picture("uint8")))).pixels(), picture("uint8")
+        device.give(device.take(device.stage(image("uint8")))).pixels(), image("uint8")
     )
 
 
-class Full(Card):
-    """A card whose memory runs out at some place as often as it is told."""
+class Full(Gpu):
+    """A GPU whose memory runs out at some place as often as it is told."""
 
     def __init__(self, place: str, times: int) -> None:
         super().__init__("cpu")
@@ -180,7 +180,7 @@ class Full(Card):
 
 @pytest.mark.parametrize("place", ["model", "back", "beside"])
 def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost(place: str) -> None:
-    pixels, whole = picture("float32"), Region.whole((100, 120))
+    pixels, whole = image("float32"), Region.whole((100, 120))
     want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
     runner = TileRunner(blur, Full(place, 3), tiling(batch=16), "blur")
     np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
@@ -189,7 +189,7 @@ def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost(place:
 
 
 def test_a_block_that_has_no_room_on_the_card_is_tried_again_with_a_smaller_batch() -> None:
-    pixels, whole = picture("float32"), Region.whole((100, 120))
+    pixels, whole = image("float32"), Region.whole((100, 120))
     runner = TileRunner(blur, Full("there", 2), tiling(batch=16), "blur")
     want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
     for _ in range(2):
@@ -200,7 +200,7 @@ def test_a_block_that_has_no_room_on_the_card_is_tried_again_with_a_smaller_batc
 
 
 def test_a_region_that_is_waited_for_makes_room_before_it_goes_over() -> None:
-    pixels, whole = picture("float32"), Region.whole((100, 120))
+    pixels, whole = image("float32"), Region.whole((100, 120))
     runner = TileRunner(blur, Full("there", 2), tiling(batch=16), "blur")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -212,7 +212,7 @@ def test_a_region_that_is_waited_for_makes_room_before_it_goes_over() -> None:
 @pytest.mark.parametrize("place", ["back", "beside"])
 def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
     """Else the computing thread would wait for it, and for ever."""
-    pixels, whole = picture("float32"), Region.whole((100, 120))
+    pixels, whole = image("float32"), Region.whole((100, 120))
     device = Full(place, 5)
     runner = TileRunner(blur, device, tiling(batch=1), "blur")
     for _ in range(5):
@@ -229,10 +229,10 @@ def test_a_process_whose_card_is_lost_ends() -> None:
         "card = Card('cpu')\n"
         "def lost(): raise RuntimeError('an illegal memory access was encountered')\n"
         "try:\n"
-        "    with unless_lost(card): raise ValueError('the model')\n"
+        "    with unless_lost(GPU): raise ValueError('the model')\n"
         "except ValueError: print('goes on')\n"
         "card.streams.answer = lost\n"
-        "with unless_lost(card): lost()\n"
+        "with unless_lost(GPU): lost()\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (LOST, "goes on\n")
@@ -243,10 +243,10 @@ def test_a_process_whose_card_is_lost_ends() -> None:
     [("float32", False, False), ("tf32", True, True), ("float16", False, True), ("bfloat16", False, True)],
 )
 def test_how_exactly_is_said_where_it_is_computed(precision: str, tf32: bool, by_stopwatch: bool) -> None:
-    """Of two cards in one process, each as it was made."""
+    """Of two GPUs in one process, each as it was made."""
     backends = torch.backends
     before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
-    device, other = card(precision=precision), card(precision="float32" if tf32 else "tf32")
+    device, other = gpu_device(precision=precision), gpu_device(precision="float32" if tf32 else "tf32")
     with other.computing():
         pass
     with device.computing():
@@ -254,7 +254,7 @@ def test_how_exactly_is_said_where_it_is_computed(precision: str, tf32: bool, by
         deterministic = backends.cudnn.deterministic
     assert said == (tf32, tf32, by_stopwatch)
     assert deterministic == (not by_stopwatch)
-    with card().computing():  # as for the others
+    with gpu_device().computing():  # as for the others
         pass
     backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic = before
 
@@ -262,9 +262,9 @@ def test_how_exactly_is_said_where_it_is_computed(precision: str, tf32: bool, by
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_a_worker_writes_the_same_picture_with_a_card(dtype: str, tmp_path: Path) -> None:
     """All three lanes: read and sent, computed, fetched and written."""
-    source = write_zarr(tmp_path / "in.zarr", picture(dtype, (700, 610)))
+    source = write_zarr(tmp_path / "in.zarr", image(dtype, (700, 610)))
     written = []
-    for name, device in (("plain", Device()), ("card", card())):
+    for name, device in (("plain", Device()), ("card", gpu_device())):
         job = job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128})
         plan = make_plan(job)
         create_output(plan.output, plan.layout)
@@ -283,7 +283,7 @@ class Staged:
     task: DenoiseTask
     device: Device
     overlap = True
-    hands = 1
+    io_threads = 1
 
     @property
     def grid(self) -> Grid:
@@ -300,7 +300,7 @@ class Staged:
         return DenoiseStages(self.task, self.device)
 
 
-class Elsewhere(Card):
+class Elsewhere(Gpu):
     """A device that has shapes and types and no values: whatever is not brought there, or asks for a value, fails."""
 
     def __init__(self) -> None:
@@ -327,8 +327,8 @@ class Elsewhere(Card):
 def test_every_denoiser_stays_on_its_device(
     name: str, options: dict[str, Any], sides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """No pixel and no number goes back to the processor in between: the card would stand still meanwhile."""
-    source = write_zarr(tmp_path / "in.zarr", picture("uint16", (300, 260)))
+    """No pixel and no number goes back to the CPU in between: the GPU would stand still meanwhile."""
+    source = write_zarr(tmp_path / "in.zarr", image("uint16", (300, 260)))
     if name == "dncnn":
         options = options | {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 5, 8))}
     paths = {

@@ -1,4 +1,4 @@
-"""Models of a prior in a worker: kept from sweep to sweep, looked at once, and gone from a card when another job comes."""
+"""Models of a prior in a worker: kept from sweep to sweep, looked at once, and gone from a GPU when another job comes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from halotile.tasks import denoised_image, step
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.devices.device import Device
-from halotile.tasks.devices.gpu import Card
-from halotile.tasks.step import Sight, StepTask
+from halotile.tasks.devices.gpu import Gpu
+from halotile.tasks.step import StepTask, View
 from tests.graphs.solving import denoised_by, scene
-from tests.support import job_of, noisy_picture, write_zarr
+from tests.support import job_of, noisy_image, write_zarr
 
 
-class Held(Card):
-    """A card of the processor's that says it is none."""
+class Held(Gpu):
+    """A GPU of the processor's that says it is none."""
 
     def __init__(self, *_: Any) -> None:
         super().__init__("cpu")
@@ -47,11 +47,11 @@ def prior(sigma: float, device: str = "cuda") -> Denoised:
 def sweep(*parts: Denoised) -> StepTask:
     """Of a solver that uses them."""
     grid = parts[0].grid if parts else prior(1.0).grid
-    return StepTask(grid=grid, images=(), sums=(), stored=(), sight=Sight(), denoised=parts, overlap=False)
+    return StepTask(grid=grid, images=(), sums=(), stored=(), view=View(), denoised=parts, overlap=False)
 
 
 @pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cards that are made up."""
     monkeypatch.setattr(
         denoised_image, "open_device", lambda kind, *given: Held() if kind == "cuda" else Device("cpu")
@@ -70,7 +70,7 @@ def test_what_an_earlier_job_left_on_a_card_goes_and_the_rest_stays() -> None:
     assert sweep().stages().batch == 0
     assert kept() == [here, before], "a sweep that denoises nothing lies between two that do"
     (now,) = sweep(prior(2.0)).stages().runners
-    assert kept() == [here, now], "of a processor nothing has to go"
+    assert kept() == [here, now], "of a CPU nothing has to go"
     (again,) = sweep(prior(2.0)).stages().runners
     assert again is now
 
@@ -78,7 +78,7 @@ def test_what_an_earlier_job_left_on_a_card_goes_and_the_rest_stays() -> None:
 @pytest.mark.usefixtures("cards")
 def test_a_denoising_job_has_the_card_for_itself(tmp_path: Path) -> None:
     sweep(prior(1.0)).stages()
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((100, 90)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
     make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1})).task.stages()
     assert kept() == []
     assert not denoised_image._runners, "and nothing is left of it"

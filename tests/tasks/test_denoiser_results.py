@@ -24,11 +24,11 @@ from halotile.tasks.denoisers.tv import TotalVariation
 from tests.tasks.denoising import (
     NETWORK_DEPTH,
     NETWORK_WIDTH,
-    Picture,
+    Image,
     apply,
     dncnn_tensors,
+    image,
     network,
-    picture,
     whole,
 )
 
@@ -38,21 +38,21 @@ pytestmark = pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize(("sigma", "truncate"), [(0.6, 4.0), (2.0, 4.0), (3.3, 2.5)])
 def test_gaussian_is_the_filter_of_scipy(dims: int, sigma: float, truncate: float) -> None:
-    pixels = picture(dims)
+    pixels = image(dims)
     expected = scipy.ndimage.gaussian_filter(pixels.astype(float), sigma, mode="reflect", truncate=truncate)
     np.testing.assert_allclose(whole(Gaussian(sigma=sigma, truncate=truncate), pixels), expected, atol=5e-7)
 
 
 @pytest.mark.parametrize(("dims", "size"), [(2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)])
 def test_median_is_the_filter_of_scipy(dims: int, size: int) -> None:
-    pixels = np.round(picture(dims), 2)  # with ties
+    pixels = np.round(image(dims), 2)  # with ties
     expected = scipy.ndimage.median_filter(pixels, size, mode="reflect")
     assert np.array_equal(whole(Median(size=size), pixels), expected)
 
 
 @pytest.mark.parametrize("size", [3, 9])
 def test_median_passes_a_missing_pixel_on_to_its_windows(size: int) -> None:
-    pixels = picture(2)
+    pixels = image(2)
     pixels[60, 70] = np.nan
     reach = size // 2
     expected = np.zeros(pixels.shape, bool)
@@ -65,14 +65,14 @@ def test_median_passes_a_missing_pixel_on_to_its_windows(size: int) -> None:
 def test_tv_takes_the_steps_of_chambolle(dims: int, iterations: int) -> None:
     from skimage.restoration import denoise_tv_chambolle
 
-    pixels = picture(dims)
+    pixels = image(dims)
     expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=iterations + 1)
     np.testing.assert_allclose(
         whole(TotalVariation(strength=0.1, iterations=iterations), pixels), expected, atol=2e-6
     )
 
 
-def weighed_by_hand(pixels: Picture, at: tuple[int, int], h: float, sigma: float) -> float:
+def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) -> float:
     """One pixel of non-local means with patch 5 and distance 6, written out."""
     y, x = (i + 8 for i in at)
     around = np.pad(pixels.astype(float), 8, mode="symmetric")
@@ -88,7 +88,7 @@ def weighed_by_hand(pixels: Picture, at: tuple[int, int], h: float, sigma: float
 @pytest.mark.parametrize(("strength", "sigma"), [(0.3, None), (0.8, 0.2)])
 @pytest.mark.parametrize("at", [(0, 0), (60, 70), (136, 3), (7, 170)])
 def test_nlm_is_its_formula(strength: float, sigma: float | None, at: tuple[int, int]) -> None:
-    pixels = picture(2)
+    pixels = image(2)
     result = whole(NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)[at]
     expected = weighed_by_hand(pixels, at, strength * (sigma or 1.0), sigma or 0.0)
     assert result == pytest.approx(expected, abs=2e-6)
@@ -97,7 +97,7 @@ def test_nlm_is_its_formula(strength: float, sigma: float | None, at: tuple[int,
 def test_nlm_denoises_about_as_well_as_scikit_image() -> None:
     from skimage.restoration import denoise_nl_means
 
-    clean: Picture = np.kron(np.indices((9, 9)).sum(0) % 2, np.ones((16, 16), np.float32))
+    clean: Image = np.kron(np.indices((9, 9)).sum(0) % 2, np.ones((16, 16), np.float32))
     noisy = clean + 0.1 * np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
     ours = whole(NonLocalMeans(strength=0.8, sigma=0.1), noisy)
     theirs = denoise_nl_means(noisy, patch_size=5, patch_distance=6, h=0.08, sigma=0.1, fast_mode=True)
@@ -119,7 +119,7 @@ def test_dncnn_reads_the_usual_layouts_in_order(
     path = tmp_path / f"net{suffix}"
     save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
     save(tensors, path)
-    pixels = picture(2)
+    pixels = image(2)
     signal = torch.from_numpy(pixels)[None, None]
     for key in keys:
         signal = nn.functional.conv2d(signal, tensors[f"{key}.weight"], tensors[f"{key}.bias"], padding=1)
@@ -170,8 +170,8 @@ def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
     torch.save(other.state_dict(), tmp_path / "net.pth")
     denoiser = UserNetwork(import_="lab:network", weights=str(tmp_path / "net.pth"))
     with torch.inference_mode():
-        expected = other(torch.from_numpy(picture(2))[None, None, :136, :170])[0, 0].numpy()
-    assert np.array_equal(apply(denoiser, picture(2)[:136, :170]), expected)
+        expected = other(torch.from_numpy(image(2))[None, None, :136, :170])[0, 0].numpy()
+    assert np.array_equal(apply(denoiser, image(2)[:136, :170]), expected)
     torch.save({"enter.weight": torch.zeros(1)}, tmp_path / "net.pth")
     with pytest.raises(WeightsError, match="does not fit the network of lab:network"):
         denoiser.build()
@@ -192,18 +192,18 @@ def test_what_cannot_be_built_says_why(reference: str, options: dict[str, Any], 
         UserNetwork(import_=reference, options=options).build()
 
 
-@pytest.mark.parametrize("call", [lambda picture: picture[1:], lambda picture: 3.0])
+@pytest.mark.parametrize("call", [lambda image: image[1:], lambda image: 3.0])
 def test_a_function_that_makes_another_shape_is_refused(call: Any) -> None:
     with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
-        apply(GivenFunction(call=call, depth=1), picture(2))
+        apply(GivenFunction(call=call, depth=1), image(2))
 
 
 def test_a_function_may_work_in_place() -> None:
-    def double(pixels: Picture) -> Picture:
+    def double(pixels: Image) -> Image:
         pixels *= 2
         return pixels
 
-    pixels = picture(2)
+    pixels = image(2)
     before = pixels.copy()
     assert np.array_equal(apply(GivenFunction(call=double, depth=0), pixels), 2 * before)
     assert np.array_equal(pixels, before)

@@ -29,7 +29,7 @@ from tests.tasks.denoising import (
     NETWORK_WIDTH,
     TILES,
     apply,
-    picture,
+    image,
     sharpen,
     tiles,
     whole,
@@ -74,7 +74,7 @@ every_denoiser = pytest.mark.parametrize(("make", "dims"), EVERY)
 @every_denoiser
 def test_tiled_equals_whole_in_every_bit(make: Any, dims: int, dncnn_file: Path) -> None:
     denoiser = make(dncnn_file)
-    pixels = picture(dims)
+    pixels = image(dims)
     expected = whole(denoiser, pixels)
     for tile in TILES[dims]:
         tile = tuple(-(-n // denoiser.alignment) * denoiser.alignment for n in tile)
@@ -113,7 +113,7 @@ def test_declarations_survive_pickling(make: Any, dims: int, dncnn_file: Path) -
 @pytest.mark.parametrize("name", ["gaussian", "median 3", "median 9", "tv", "nlm", "function"])
 def test_double_precision_stays_double(name: str) -> None:
     denoiser = CASES[name][0](None)
-    pixels = picture(2, "float64")
+    pixels = image(2, "float64")
     result = whole(denoiser, pixels)
     assert result.dtype == np.float64
     np.testing.assert_allclose(result, whole(denoiser, pixels.astype(np.float32)), atol=2e-5)
@@ -128,7 +128,7 @@ def test_a_noise_map_is_tiled_along(name: str, noise: str) -> None:
     if denoiser.sigma is None:
         # Neither is a number in float32, nor in float64.
         denoiser = dataclasses.replace(denoiser, strength=1.7, sigma=0.13)
-    pixels = picture(2)
+    pixels = image(2)
     level = np.full_like(pixels, denoiser.sigma)
     if noise == "even":
         assert np.array_equal(whole(denoiser, pixels, sigma=level), whole(denoiser, pixels))
@@ -142,7 +142,7 @@ def test_a_noise_map_is_tiled_along(name: str, noise: str) -> None:
 @pytest.mark.parametrize("name", ["tv", "nlm"])
 def test_a_noise_level_of_zero_keeps_the_pixel(name: str) -> None:
     denoiser = CASES[name][0](None)
-    pixels = picture(2)
+    pixels = image(2)
     np.testing.assert_allclose(whole(denoiser, pixels, sigma=np.zeros_like(pixels)), pixels, atol=1e-6)
 
 
@@ -158,12 +158,10 @@ def test_auto_waits_for_the_noise_level(denoiser: Any) -> None:
     assert denoiser.wants_noise_level
     assert "sigma" in denoiser.side_inputs
     with pytest.raises(ConfigError, match="nobody estimated the noise level"):
-        apply(denoiser, picture(2))
+        apply(denoiser, image(2))
     told = denoiser.with_noise_level(0.2)
     assert not told.wants_noise_level
-    assert np.array_equal(
-        apply(told, picture(2)), apply(dataclasses.replace(denoiser, sigma=0.2), picture(2))
-    )
+    assert np.array_equal(apply(told, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
 
 
 NAN = float("nan")

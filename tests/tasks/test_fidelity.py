@@ -150,7 +150,7 @@ def test_a_stack_reads_the_image_once() -> None:
     image = Counted(numbers(*IMAGE).astype("float32"))
     terms = terms_of(["blur reflect (3, 3)", "blur zero (5, 5)", "mask"], "float32")
     with Scope():
-        Gradient(Shared(image, slack=10), terms).read(Region((0, 15, 12), (2, 20, 20)))
+        Gradient(Shared(image, margin=10), terms).read(Region((0, 15, 12), (2, 20, 20)))
     assert len(image.regions) == 1
 
 

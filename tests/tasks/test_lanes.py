@@ -7,22 +7,22 @@ import threading
 import pytest
 
 from halotile.storage.grid import Block, Grid
-from halotile.tasks.devices.prefetch import Lanes
+from halotile.tasks.devices.prefetch import Prefetch
 
 BLOCKS = list(Grid((5,), (1,), ((0, 0),)))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_block_is_read_and_written_once_in_order(overlap: bool) -> None:
-    lanes = Lanes(overlap)
+    prefetch = Prefetch(overlap)
     written: list[int] = []
     ended: list[tuple[Block, BaseException | None]] = []
-    for block, fetched in lanes.ahead(BLOCKS, lambda b: b.number * 10):
+    for block, fetched in prefetch.ahead(BLOCKS, lambda b: b.number * 10):
         assert fetched() == block.number * 10
-        lanes.behind(block, lambda n=block.number: written.append(n))  # type: ignore[misc]
-        ended += lanes.written()
-    lanes.finish()
-    ended += lanes.written()
+        prefetch.behind(block, lambda n=block.number: written.append(n))  # type: ignore[misc]
+        ended += prefetch.written()
+    prefetch.finish()
+    ended += prefetch.written()
     assert written == [0, 1, 2, 3, 4]
     assert [(b.number, e) for b, e in ended] == [(n, None) for n in range(5)]
 
@@ -38,38 +38,38 @@ def test_an_error_belongs_to_its_block(overlap: bool) -> None:
         if block.number == 3:
             raise OSError("cannot write 3")
 
-    lanes = Lanes(overlap)
+    prefetch = Prefetch(overlap)
     unread = []
-    for block, fetched in lanes.ahead(BLOCKS, read):
+    for block, fetched in prefetch.ahead(BLOCKS, read):
         try:
             fetched()
         except OSError:
             unread.append(block.number)
             continue
-        lanes.behind(block, lambda b=block: write(b))  # type: ignore[misc]
-    lanes.finish()
-    failed = [block.number for block, error in lanes.written() if error is not None]
+        prefetch.behind(block, lambda b=block: write(b))  # type: ignore[misc]
+    prefetch.finish()
+    failed = [block.number for block, error in prefetch.written() if error is not None]
     assert (unread, failed) == ([1], [3])
 
 
 def test_the_next_read_begins_while_this_block_is_computed() -> None:
-    lanes = Lanes(overlap=True)
+    prefetch = Prefetch(overlap=True)
     begun = [threading.Event() for _ in BLOCKS]
-    for block, fetched in lanes.ahead(BLOCKS, lambda b: begun[b.number].set()):
+    for block, fetched in prefetch.ahead(BLOCKS, lambda b: begun[b.number].set()):
         fetched()
         if block.number + 1 < len(BLOCKS):
             assert begun[block.number + 1].wait(5)
 
 
 def test_the_last_write_goes_on_while_the_next_block_is_computed() -> None:
-    lanes = Lanes(overlap=True)
+    prefetch = Prefetch(overlap=True)
     may_end = threading.Event()
 
     def write() -> None:
         may_end.wait(5)
 
-    lanes.behind(BLOCKS[0], write)
-    assert lanes.written() == []
+    prefetch.behind(BLOCKS[0], write)
+    assert prefetch.written() == []
     may_end.set()
-    lanes.finish()
-    assert [error for _, error in lanes.written()] == [None]
+    prefetch.finish()
+    assert [error for _, error in prefetch.written()] == [None]

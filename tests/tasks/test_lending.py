@@ -15,14 +15,14 @@ import torch
 
 from halotile.tasks.distributed.tiling.processed import Processed
 from halotile.tasks.distributed.transport.calls import Derivative
-from halotile.tasks.distributed.transport.packing import Carrier
+from halotile.tasks.distributed.transport.packing import Packer
 from halotile.tasks.distributed.transport.random_state import Draw
 
 X = torch.ones(1, 1, 6, 6)
 
 
 def processed(thing: Any, folder: Path, draw: Draw | None = None) -> Processed:
-    return Processed(Carrier(thing, folder).carried(), None, draw=draw)
+    return Processed(Packer(thing, folder).packed(), None, draw=draw)
 
 
 class Counting(torch.nn.Module):  # type: ignore[misc]
@@ -133,8 +133,8 @@ def test_threads_do_not_disturb_one_another(keeps: bool, tmp_path: Path) -> None
         result: torch.Tensor = kept["x"] if keeps else first + torch.rand(1)
         return result
 
-    carried = Carrier(functools.partial(slow, kept={}), tmp_path).carried()
-    calls = [Processed(carried, None, draw=Draw(1, 0, number)) for number in range(4)]
+    packed = Packer(functools.partial(slow, kept={}), tmp_path).packed()
+    calls = [Processed(packed, None, draw=Draw(1, 0, number)) for number in range(4)]
     inputs = [X * number for number in range(4)]
     alone = [call(x)[0] for call, x in zip(calls, inputs, strict=True)]
     with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""The noise level of a whole picture, estimated from samples."""
+"""The noise level of a whole image, estimated from samples."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def test_a_picture_whose_noise_cannot_be_estimated_is_refused(value: float, why:
 
 def test_the_same_places_are_read_every_time_and_little_of_a_large_picture() -> None:
     row = np.random.default_rng(5).standard_normal(110_000)
-    picture = Stored(np.lib.stride_tricks.as_strided(row, (50_000, 60_000), row.strides * 2))
-    estimate_noise_level(picture)
-    first, picture.reads = picture.reads, []
-    estimate_noise_level(picture)
-    assert picture.reads == first
+    image = Stored(np.lib.stride_tricks.as_strided(row, (50_000, 60_000), row.strides * 2))
+    estimate_noise_level(image)
+    first, image.reads = image.reads, []
+    estimate_noise_level(image)
+    assert image.reads == first
     assert sum(region.size for region in first) == 64 * 256**2
 
 

@@ -50,14 +50,14 @@ def test_a_worker_that_outlives_a_job_does_not_compute_with_its_code(module: Pat
 
 
 def test_code_that_is_edited_while_its_job_runs_stays_what_it_was_in_memory(module: Path) -> None:
-    asked = of("first_code:one")
-    build_sealed(*asked)
+    requested = of("first_code:one")
+    build_sealed(*requested)
     module.write_text("FACTOR = 100\n")
-    build_sealed(*asked)
+    build_sealed(*requested)
 
 
 def test_code_that_was_changed_before_a_worker_begins_is_not_computed_with(module: Path) -> None:
-    asked = of("first_code:one")
+    requested = of("first_code:one")
     module.write_text("FACTOR = 100\n")
     with pytest.raises(ConfigError, match=r"first_code:one was changed while the job ran.*Put it back"):
-        build_sealed(*asked)
+        build_sealed(*requested)

@@ -179,7 +179,7 @@ def test_a_network_with_several_channels_is_probed_over_all_of_them(network: Use
     ],
 )
 def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ConfigError, match="lab:build looks at the whole picture"):
+    with pytest.raises(ConfigError, match="lab:build looks at the whole image"):
         probe(network(build), 2)
 
 
@@ -210,9 +210,9 @@ def test_a_network_that_cannot_be_tiled_is_told_why(
 
 
 def test_a_numpy_function_is_probed_without_gradients() -> None:
-    def shifted(picture: Any) -> Any:
-        moved = picture.copy()
-        moved[5:] += picture[:-5]
+    def shifted(image: Any) -> Any:
+        moved = image.copy()
+        moved[5:] += image[:-5]
         return moved
 
     assert probe(GivenFunction(call=shifted, depth=5), 2) == (5, 1)

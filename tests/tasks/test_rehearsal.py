@@ -1,4 +1,4 @@
-"""What a probe of single pixels does not see of a network, its tiles beside a whole picture do."""
+"""What a probe of single pixels does not see of a network, its tiles beside a whole image do."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def scripted() -> Any:
 
 
 TIRES_AFTER = 1
-"""Calls: the whole picture, before its tiles."""
+"""Calls: the whole image, before its tiles."""
 
 NETWORKS: dict[str, Any] = {
     "behind": lambda: Padded(8),
@@ -95,20 +95,20 @@ def network(name: str, **options: Any) -> UserNetwork:
     return UserNetwork(import_=f"{__name__}:n{list(NETWORKS).index(name)}", **options)
 
 
-def reach_of(denoiser: UserNetwork, picture: tuple[int, ...], tile: Tile | None = None) -> Reach:
+def reach_of(denoiser: UserNetwork, image: tuple[int, ...], tile: Tile | None = None) -> Reach:
     tile = tile or Tile()
-    return rehearsed(tile, denoiser, resolve_reach(tile, denoiser, len(picture)), picture)
+    return rehearsed(tile, denoiser, resolve_reach(tile, denoiser, len(image)), image)
 
 
-@pytest.mark.parametrize("picture", [(203, 317), (1003, 2000), (256, 320)])
+@pytest.mark.parametrize("image", [(203, 317), (1003, 2000), (256, 320)])
 @pytest.mark.parametrize("name", ["behind", "behind, strided", "plain"])
-def test_tiles_have_the_bits_of_the_whole_after_it(name: str, picture: tuple[int, ...]) -> None:
+def test_tiles_have_the_bits_of_the_whole_after_it(name: str, image: tuple[int, ...]) -> None:
     denoiser = network(name)
-    reach = reach_of(denoiser, picture)
+    reach = reach_of(denoiser, image)
     assert reach.probed is not None
     assert not reach.remarks
     known = denoiser.probed(*reach.probed)
-    for other in (picture, tuple(n + 192 for n in picture)):
+    for other in (image, tuple(n + 192 for n in image)):
         found = rehearse(known, reach.depth, other, search=False)
         assert (found.alignment, found.difference) == (reach.align, 0.0)
 
@@ -126,12 +126,12 @@ def test_padding_around_is_refused_where_it_acts(name: str) -> None:
     assert reach_of(network(name), (256, 320)).remarks == ()
 
 
-@pytest.mark.parametrize("picture", [(203, 317), (4000, 3000)])
-def test_a_look_along_the_diagonal_is_noticed(picture: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("image", [(203, 317), (4000, 3000)])
+def test_a_look_along_the_diagonal_is_noticed(image: tuple[int, ...]) -> None:
     denoiser = network("diagonal")
     assert resolve_reach(Tile(), denoiser, 2).depth == ((0, 0), (0, 0))
     with pytest.raises(ConfigError, match="looks farther than was found"):
-        reach_of(denoiser, picture)
+        reach_of(denoiser, image)
 
 
 def test_state_that_shows_late_is_told_as_that() -> None:

@@ -49,7 +49,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return rewritten(plain), plain
 
 
-def pictures(plain: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def images(plain: Any) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn((2, 1, 24, 20), generator=torch.Generator().manual_seed(1))
     return x, plain.A(x.flip(-1))
 
@@ -60,7 +60,7 @@ def test_a_blur_is_rewritten(pair: tuple[Any, Any]) -> None:
 
 def test_forward_and_adjoint_are_those_of_the_physics(pair: tuple[Any, Any]) -> None:
     ours, plain = pair
-    x, y = pictures(plain)
+    x, y = images(plain)
     assert error(ours.A(x), plain.A(x)) < NEAR
     adjoint = torch.autograd.functional.vjp(plain.A, x, y)[
         1
@@ -72,7 +72,7 @@ def test_forward_and_adjoint_are_those_of_the_physics(pair: tuple[Any, Any]) -> 
 def test_derivatives_are_those_of_the_physics_to_the_second_order(pair: tuple[Any, Any]) -> None:
     found = []
     for each in pair:
-        x, y = pictures(pair[1])
+        x, y = images(pair[1])
         x.requires_grad_()
         loss = (each.A(x) - y).square().square().sum()
         (slope,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -83,7 +83,7 @@ def test_derivatives_are_those_of_the_physics_to_the_second_order(pair: tuple[An
 def test_exact_is_the_product_written_out(pair: tuple[Any, Any]) -> None:
     plain = pair[1]
     ours = rewritten(plain, exact=True)
-    x, _ = pictures(plain)
+    x, _ = images(plain)
     assert torch.equal(ours.A_adjoint_A(x), ours.A_adjoint(ours.A(x)))
     assert error(ours.A_adjoint_A(x), pair[0].A_adjoint_A(x)) < NEAR
 

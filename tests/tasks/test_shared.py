@@ -12,7 +12,7 @@ from tests.tasks.test_fidelity import Counted
 
 def test_it_is_read_again_only_where_what_was_read_does_not_reach() -> None:
     image = Counted(numbers(30, 40))
-    shared = Shared(image, slack=3)
+    shared = Shared(image, margin=3)
     with Scope() as scope:
         for region in (Region((10, 10), (20, 20)), Region((8, 7), (23, 22)), Region((0, 38), (9, 40))):
             assert np.array_equal(shared.read(region), image.pixels[region.slices])

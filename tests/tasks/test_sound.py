@@ -1,4 +1,4 @@
-"""Pixels that cannot be denoised are refused by their place in the picture."""
+"""Pixels that cannot be denoised are refused by their place in the image."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Rim, read_window
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
-from halotile.tasks.finite import check_picture, check_side
-from tests.support import Picture, job_of, noisy_picture, write_zarr
+from halotile.tasks.finite import check_image, check_side
+from tests.support import Image, job_of, noisy_image, write_zarr
 
 
 class InMemory:
-    """A picture that needs no file."""
+    """An image that needs no file."""
 
-    def __init__(self, pixels: Picture) -> None:
+    def __init__(self, pixels: Image) -> None:
         self.pixels = pixels
         self.shape = pixels.shape
         self.dtype = pixels.dtype
@@ -30,7 +30,7 @@ class InMemory:
 
 
 def with_one(value: float, at: tuple[int, ...], shape: tuple[int, ...] = (70, 90)) -> InMemory:
-    pixels = noisy_picture(shape)
+    pixels = noisy_image(shape)
     pixels[at] = value
     return InMemory(pixels)
 
@@ -42,7 +42,7 @@ def test_the_first_bad_pixel_is_named_by_its_place_in_the_picture(rule: str, at:
     pixels = read_window(source, window, rim)
     said = rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
     with pytest.raises(InputError, match=said):
-        check_picture(pixels, source, window, rim, ("y", "x"))
+        check_image(pixels, source, window, rim, ("y", "x"))
 
 
 def test_other_axes_are_named_by_their_letters() -> None:
@@ -51,7 +51,7 @@ def test_other_axes_are_named_by_their_letters() -> None:
     with pytest.raises(
         InputError, match="z 1–3, rows 0–19, columns 0–19; the first is at z 2, row 5, column 6"
     ):
-        check_picture(read_window(source, window, rim), source, window, rim, ("z", "y", "x"))
+        check_image(read_window(source, window, rim), source, window, rim, ("z", "y", "x"))
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_a_side_input_that_says_nothing_is_refused(name: str, value: float, word
         check_side(name, pixels, source, window, rim, ("y", "x"))
 
 
-def run_with_sigma(tmp_path: Path, sigma: Picture) -> Receipt:
-    source = write_zarr(tmp_path / "in.zarr", noisy_picture((2, 300, 260)), axes="tyx")
+def run_with_sigma(tmp_path: Path, sigma: Image) -> Receipt:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260)), axes="tyx")
     sides = {"sigma": str(write_zarr(tmp_path / "sigma.zarr", sigma))}
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 0.1}, input={"sides": sides})
     plan = make_plan(job)
@@ -101,6 +101,6 @@ def test_a_noise_map_in_counts_is_refused_for_a_picture_that_is_mapped() -> None
     check_side("sigma", counts, *place)
     check_side("mask", counts, *place, (0.0, 4095.0))
     with pytest.raises(
-        InputError, match=r"holds 150. The picture's 0 to 4095 .* as 0 to 1.*Divide the map by 4095"
+        InputError, match=r"holds 150. The image's 0 to 4095 .* as 0 to 1.*Divide the map by 4095"
     ):
         check_side("sigma", counts, *place, (0.0, 4095.0))

@@ -14,15 +14,15 @@ from halotile.errors import MemoryRefused
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.devices.device import Device
-from halotile.tasks.devices.gpu import Card
+from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.trials import gpu_trial
-from halotile.tasks.trials.gpu_findings import Tried, Tuned, Wish
+from halotile.tasks.trials.gpu_findings import TrialRequest, Tried, Tuned
 from halotile.tasks.trials.gpu_trial import tune
-from tests.support import dncnn_weights, job_of, noisy_picture, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 
-class Small(Card):
-    """A card of the processor's, with a memory that is counted: what a batch holds is told by its pixels."""
+class Small(Gpu):
+    """A GPU of the processor's, with a memory that is counted: what a batch holds is told by its pixels."""
 
     def __init__(self, free: int = 10**9, most: int = 10**9, precision: str = "float32") -> None:
         super().__init__("cpu", precision)
@@ -75,7 +75,7 @@ class Recording(Small):
 
 def task_of(folder: Path, name: str = "gaussian", dtype: str = "float32", **options: Any) -> DenoiseTask:
     """A job of four blocks of 128 pixels."""
-    source = write_zarr(folder / "in.zarr", noisy_picture((256, 256), dtype))
+    source = write_zarr(folder / "in.zarr", noisy_image((256, 256), dtype))
     options = options or {"sigma": 1}
     return make_plan(job_of(source, folder / "out.zarr", name, options, tile={"block": 128})).task
 
@@ -91,7 +91,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:
 
 def test_batches_grow_until_they_gain_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timed(monkeypatch, lambda tile, batch: 1.0 if batch >= 2 else 2.0)
-    found = tune(task_of(tmp_path), Wish(tiles=((32, 32), (16, 16))), Small())
+    found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32), (16, 16))), Small())
     assert [each.batch for each in found.tried if each.tile == (32, 32)] == [1, 2, 4, 8]
     assert (found.tile, found.batch) == ((32, 32), 2), "of those alike, the one that needs least memory"
 
@@ -100,7 +100,7 @@ def test_the_fastest_is_taken_small_or_large(monkeypatch: pytest.MonkeyPatch, tm
     task = task_of(tmp_path, "median", size=3)
     for fastest in ((64, 64), (16, 16)):
         timed(monkeypatch, lambda tile, batch, best=fastest: 1.0 if tile == best else 3.0)
-        assert tune(task, Wish(tiles=((64, 64), (32, 32), (16, 16))), Small()).tile == fastest
+        assert tune(task, TrialRequest(tiles=((64, 64), (32, 32), (16, 16))), Small()).tile == fastest
 
 
 class LaidOut(Small):
@@ -127,8 +127,8 @@ def test_the_faster_memory_layout_is_taken(
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
     task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
-    assert tune(task, Wish(tiles=((32, 32),), layouts=True), LaidOut()).channels_last == chosen
-    assert not tune(task, Wish(tiles=((32, 32),)), LaidOut()).channels_last, "it was not to be tried"
+    assert tune(task, TrialRequest(tiles=((32, 32),), layouts=True), LaidOut()).channels_last == chosen
+    assert not tune(task, TrialRequest(tiles=((32, 32),)), LaidOut()).channels_last, "it was not to be tried"
 
 
 def test_what_breaks_beside_the_best_costs_only_itself(
@@ -141,10 +141,10 @@ def test_what_breaks_beside_the_best_costs_only_itself(
 
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
     task = task_of(tmp_path, "median", size=3)
-    found = tune(task, Wish(tiles=((64, 64), (32, 32)), layouts=True), LaidOut())
+    found = tune(task, TrialRequest(tiles=((64, 64), (32, 32)), layouts=True), LaidOut())
     assert (found.tile, found.records) == ((32, 32), False)
     with pytest.raises(RuntimeError, match="32-bit index math"):
-        tune(task, Wish(tiles=((64, 64),)), LaidOut())
+        tune(task, TrialRequest(tiles=((64, 64),)), LaidOut())
 
 
 def test_tiles_with_much_halo_are_tried_only_where_no_other_has_room(
@@ -153,9 +153,9 @@ def test_tiles_with_much_halo_are_tried_only_where_no_other_has_room(
     task = task_of(tmp_path, sigma=8)  # looks 32 pixels far
     tiles = ((16, 16), (32, 32), (128, 128), (112, 112))
     timed(monkeypatch, lambda tile, batch: 1.0)
-    assert {each.tile for each in tune(task, Wish(tiles=tiles), Small()).tried} == {(128, 128)}
+    assert {each.tile for each in tune(task, TrialRequest(tiles=tiles), Small()).tried} == {(128, 128)}
     monkeypatch.setattr(gpu_trial._Trial, "_fits", lambda trial, tried, sharing: max(tried.tile) < 100)
-    assert {each.tile for each in tune(task, Wish(tiles=tiles), Small()).tried} == {(32, 32)}
+    assert {each.tile for each in tune(task, TrialRequest(tiles=tiles), Small()).tried} == {(32, 32)}
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(0.05, True), (0.099, False), (0.2, False)])
@@ -166,12 +166,12 @@ def test_recording_is_for_where_it_pays(
         return Tried(tile, batch, seconds if device is not None and device.records else 0.1, 100 * batch)
 
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
-    found = tune(task_of(tmp_path), Wish(tiles=((32, 32),)), Recording())
+    found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),)), Recording())
     assert (found.records, found.megapixels_per_second > 128 * 128 / 1e5) == (pays, pays)
 
 
 def test_what_is_given_is_all_that_is_tried(tmp_path: Path) -> None:
-    found = tune(task_of(tmp_path), Wish(tiles=((32, 32),), batch=3), Small())
+    found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),), batch=3), Small())
     assert [(each.tile, each.batch) for each in found.tried] == [((32, 32), 3)]
     assert found.tried[0].seconds > 0
     assert found.megapixels_per_second == pytest.approx(128 * 128 / 1e6 / found.tried[0].seconds)
@@ -183,7 +183,7 @@ def test_no_more_is_planned_than_there_is_room_for(
 ) -> None:
     device = Small(free=free)
     task = replace(task_of(tmp_path), overlap=overlap)
-    found = tune(task, Wish(tiles=((64, 64), (32, 32))), device)
+    found = tune(task, TrialRequest(tiles=((64, 64), (32, 32))), device)
     planned_with = int(0.9 * free)
     assert found.free_bytes == planned_with
     results = at_once * 128 * 128 * 4
@@ -196,17 +196,17 @@ def test_no_more_is_planned_than_there_is_room_for(
 
 def test_workers_that_share_a_card_share_its_memory(tmp_path: Path) -> None:
     task = task_of(tmp_path)
-    alone, shared = (tune(task, Wish(tiles=((16, 16),), batch=1, sharing=n), Small()) for n in (1, 3))
+    alone, shared = (tune(task, TrialRequest(tiles=((16, 16),), batch=1, sharing=n), Small()) for n in (1, 3))
     assert alone.free_bytes is not None
     assert shared.free_bytes == alone.free_bytes // 3
 
 
 def test_a_batch_that_runs_out_of_memory_is_not_taken(tmp_path: Path) -> None:
     window = (32 + 8) * (32 + 8) * 4
-    found = tune(task_of(tmp_path), Wish(tiles=((32, 32),)), Small(most=5 * window))
+    found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),)), Small(most=5 * window))
     assert max(each.batch for each in found.tried) == 4
     with pytest.raises(MemoryRefused, match=r"no room for one tile of 32 x 32 pixels\. Write a smaller"):
-        tune(task_of(tmp_path / "2"), Wish(tiles=((32, 32),)), Small(most=window // 2))
+        tune(task_of(tmp_path / "2"), TrialRequest(tiles=((32, 32),)), Small(most=window // 2))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
@@ -214,14 +214,14 @@ def test_a_damaged_block_is_tried_with_random_pixels(tmp_path: Path, dtype: str)
     task = task_of(tmp_path, dtype=dtype)
     for chunk in (tmp_path / "in.zarr").glob("c/*/*"):
         chunk.write_bytes(b"damaged")
-    assert tune(task, Wish(tiles=((32, 32),), batch=1), Small()).tried
+    assert tune(task, TrialRequest(tiles=((32, 32),), batch=1), Small()).tried
 
 
 @pytest.mark.parametrize("device", [Device, Small])
 def test_each_precision_is_held_against_float32(tmp_path: Path, device: Any) -> None:
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
     task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
-    found = tune(task, Wish(tiles=((64, 64),), compare=True), device())
+    found = tune(task, TrialRequest(tiles=((64, 64),), compare=True), device())
     errors = {each.name: each.error for each in found.precisions}
     assert list(errors) == list(gpu_trial.PRECISIONS)
     assert errors["float32"] is not None
@@ -233,7 +233,7 @@ def test_each_precision_is_held_against_float32(tmp_path: Path, device: Any) -> 
 
 
 def test_precisions_are_of_networks(tmp_path: Path) -> None:
-    found = tune(task_of(tmp_path), Wish(tiles=((64, 64),), compare=True))
+    found = tune(task_of(tmp_path), TrialRequest(tiles=((64, 64),), compare=True))
     assert [each.name for each in found.precisions if each.seconds is not None] == ["float32"]
     assert found.precisions[2].why_not == "is for networks: this computes in float32"
 
@@ -245,13 +245,13 @@ def test_a_precision_that_overflows_is_told(tmp_path: Path) -> None:
 
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
     task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
-    found = tune(task, Wish(tiles=((64, 64),), compare=True), Overflowing())
+    found = tune(task, TrialRequest(tiles=((64, 64),), compare=True), Overflowing())
     (float16,) = (each for each in found.precisions if each.name == "float16")
     assert (float16.error, float16.why_not) == (None, "NaN or infinity in places")
     assert float16.seconds is not None
 
 
 def test_what_was_found_can_be_kept(tmp_path: Path) -> None:
-    found = tune(task_of(tmp_path), Wish(tiles=((32, 32),), compare=True))
+    found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),), compare=True))
     assert Tuned.from_json(found.to_json()) == found
     assert replace(found, batch=9) != found

@@ -21,24 +21,24 @@ FACTOR: Any = 1.0
 
 
 def by_closure(factor: Any) -> Callable[[Any], Any]:
-    return lambda picture: picture * factor
+    return lambda image: image * factor
 
 
 def by_nested_closure(factor: Any) -> Callable[[Any], Any]:
     inner = by_closure(factor)
-    return lambda picture: inner(picture) + 1
+    return lambda image: inner(image) + 1
 
 
 def by_default(factor: Any) -> Callable[[Any], Any]:
-    def call(picture: Any, factor: Any = factor) -> Any:
-        return picture * factor
+    def call(image: Any, factor: Any = factor) -> Any:
+        return image * factor
 
     return call
 
 
 def by_keyword_default(factor: Any) -> Callable[[Any], Any]:
-    def call(picture: Any, *, factor: Any = factor) -> Any:
-        return picture * factor
+    def call(image: Any, *, factor: Any = factor) -> Any:
+        return image * factor
 
     return call
 
@@ -53,11 +53,11 @@ class Times:
     def __init__(self, factor: Any) -> None:
         self.factor = factor
 
-    def __call__(self, picture: Any) -> Any:
-        return picture * self.factor
+    def __call__(self, image: Any) -> Any:
+        return image * self.factor
 
-    def method(self, picture: Any) -> Any:
-        return picture * self.factor
+    def method(self, image: Any) -> Any:
+        return image * self.factor
 
 
 class Slotted:
@@ -66,8 +66,8 @@ class Slotted:
     def __init__(self, factor: Any) -> None:
         self.factor = factor
 
-    def __call__(self, picture: Any) -> Any:
-        return picture * self.factor
+    def __call__(self, image: Any) -> Any:
+        return image * self.factor
 
 
 def by_method(factor: Any) -> Callable[[Any], Any]:
@@ -115,16 +115,16 @@ def test_what_a_function_uses_belongs_to_it(
     assert value_digest(make(one())) != value_digest(make(other()))
 
 
-def by_global(picture: Any) -> Any:
-    return picture * FACTOR
+def by_global(image: Any) -> Any:
+    return image * FACTOR
 
 
-def by_global_further_in(picture: Any) -> Any:
-    return [by_global(line) for line in picture]
+def by_global_further_in(image: Any) -> Any:
+    return [by_global(line) for line in image]
 
 
 @pytest.mark.parametrize(
-    "call", [by_global, by_global_further_in, lambda picture: (lambda: by_global(picture))()]
+    "call", [by_global, by_global_further_in, lambda image: (lambda: by_global(image))()]
 )
 def test_a_global_that_a_function_names_belongs_to_it(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any]
@@ -249,8 +249,8 @@ def test_of_code_that_cannot_be_read_again_nothing_is_told(
 
 def test_what_an_installed_decorator_holds_belongs_to_the_function() -> None:
     def wrap(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def wrapped(picture: Any) -> Any:
-            return call(picture)
+        def wrapped(image: Any) -> Any:
+            return call(image)
 
         wrapped.__module__ = "scipy.ndimage"
         return wrapped

@@ -24,7 +24,7 @@ def tiling(**changes: Any) -> Tiling:
         "depth": ((3, 3), (3, 3)),
         "align": (1, 1),
         "least": (1, 1),
-        "picture": (100, 120),
+        "image": (100, 120),
         "scale": 1,
         "batch": 4,
         "range": None,
@@ -71,18 +71,18 @@ def test_even_cuts_cover_the_interval_in_aligned_pieces(
 )
 @settings(deadline=None, max_examples=150)
 def test_windows_hold_what_their_tile_needs(
-    picture: tuple[int, int], edge: int, depth: int, align: int
+    image: tuple[int, int], edge: int, depth: int, align: int
 ) -> None:
-    whole = Region.whole(picture)
+    whole = Region.whole(image)
     edge = -(-edge // align) * align
-    form = tiling(tile=(edge, edge), depth=((depth, depth),) * 2, align=(align,) * 2, picture=picture)
-    covered = np.zeros(picture, int)
+    form = tiling(tile=(edge, edge), depth=((depth, depth),) * 2, align=(align,) * 2, image=image)
+    covered = np.zeros(image, int)
     for window in windows_of(whole, whole, (), form):
         covered[window.core.slices] += 1
         assert window.core.grow(form.depth).clip(whole).inside(window.reach)
         assert window.reach.inside(whole)
         assert all(a % align == 0 for a in window.reach.start)
-        assert all(b % align == 0 or b == n for b, n in zip(window.reach.stop, picture, strict=True))
+        assert all(b % align == 0 or b == n for b, n in zip(window.reach.stop, image, strict=True))
     assert (covered == 1).all()
 
 
@@ -124,7 +124,7 @@ def test_scaled_results_land_where_they_belong() -> None:
     def double(batch: torch.Tensor) -> torch.Tensor:
         return batch.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
-    got = run(pixels, double, tiling(scale=2, picture=(40, 50)))
+    got = run(pixels, double, tiling(scale=2, image=(40, 50)))
     assert np.array_equal(got, pixels.repeat(2, 1).repeat(2, 2))
 
 
@@ -136,7 +136,7 @@ def test_integers_are_mapped_to_unit_range_and_back() -> None:
         seen.append(float(batch.max()))
         return batch * 2
 
-    got = run(pixels, note, tiling(range=(0.0, 255.0), picture=(50, 60)))
+    got = run(pixels, note, tiling(range=(0.0, 255.0), image=(50, 60)))
     assert max(seen) <= 1.0
     assert np.array_equal(got, np.minimum(pixels.astype(int) * 2, 255).astype(np.uint8))
 
@@ -171,7 +171,7 @@ def test_a_single_tile_that_does_not_fit_is_an_error() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        run(np.zeros((1, 40, 40), np.float32), never, tiling(picture=(40, 40)))
+        run(np.zeros((1, 40, 40), np.float32), never, tiling(image=(40, 40)))
 
 
 def test_a_wrong_shape_is_named_not_cropped() -> None:

@@ -20,7 +20,7 @@ from halotile.cli.arguments import (
     Workers,
     whole,
 )
-from halotile.cli.screens.screen import complain, print_json, say
+from halotile.cli.screens.screen import complain, echo, print_json
 
 
 @app.command()
@@ -55,7 +55,7 @@ def submit(
     if as_json:
         print_json({"job": made.number, "run_directory": str(prepared.run.path)})
     else:
-        say(submitted_words(made, prepared.run))
+        echo(submitted_words(made, prepared.run))
 
 
 @app.command()
@@ -78,7 +78,7 @@ def logs(
         follow_log(directory, lines)
         return
     for title, text in logs_of(directory, lines, with_workers=with_workers):
-        say(f"== {title}\n{text}" if with_workers else text)
+        echo(f"== {title}\n{text}" if with_workers else text)
 
 
 @app.command()
@@ -88,7 +88,7 @@ def cancel(run_path: RunPath, debug: Debug = False) -> None:
     from halotile.cli.batch import cancel as cancel_run
     from halotile.cli.status import find_run
 
-    say(cancel_run(find_run(run_path)))
+    echo(cancel_run(find_run(run_path)))
 
 
 @app.command()
@@ -98,7 +98,7 @@ def dashboard(run_path: RunPath, debug: Debug = False) -> None:
     from halotile.cli.batch import dashboard_words
     from halotile.cli.status import find_run
 
-    say(dashboard_words(find_run(run_path)))
+    echo(dashboard_words(find_run(run_path)))
 
 
 @app.command(hidden=True)

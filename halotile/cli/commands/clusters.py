@@ -150,4 +150,4 @@ def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
         raise ConfigError(f"--memory: {error}") from None
     run = Run(workers=workers or "auto", memory_per_worker=memory_bytes)
     count = workers_of(run, choice, device_of(run, choice)).workers
-    return Order(workers=count, memory_bytes=memory_bytes, choice=choice, say=complain)
+    return Order(workers=count, memory_bytes=memory_bytes, choice=choice, report=complain)

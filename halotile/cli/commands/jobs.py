@@ -25,7 +25,7 @@ from halotile.cli.arguments import (
     number,
     whole,
 )
-from halotile.cli.screens.screen import complain, print_json, print_rows, say
+from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 from halotile.errors import ConfigError, HalotileError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def plan(
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
     made = engine_of(job).plan(
-        job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, say=complain
+        job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain
     )
     kind = kind_of(made.cluster)
     is_told = kind.name != DEFAULT or made.cluster.kind == AUTO
@@ -154,7 +154,7 @@ def validate(
         print_json({"ok": not problems, "problems": [problem.to_json() for problem in problems]})
     raise_problems(str(config), problems)
     if job is not None and not as_json:
-        say(f"{config}: ok, {words_of(job).job(job)}")
+        echo(f"{config}: ok, {words_of(job).job(job)}")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Commands that look at runs and pictures: status, verify, info, preview, schema."""
+"""Commands that look at runs and images: status, verify, info, preview, schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from halotile.cli import exits
 from halotile.cli.app import app, told
 from halotile.cli.arguments import AllowImport, Debug, Json, Level, Quiet, RunPath, whole
-from halotile.cli.screens.screen import complain, print_json, print_rows, say
+from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 
 
 @app.command()
@@ -35,7 +35,7 @@ def status(
         return
     print_rows(now.state, status_rows(now))
     if said := advice(now):
-        say(said)
+        echo(said)
 
 
 @app.command()
@@ -70,7 +70,7 @@ def verify(
         print_json(verdict_json(verdict))
     elif not quiet:
         for line in verdict_lines(output, verdict):
-            say(line)
+            echo(line)
     if said := remedy(output, verdict, at_work=at_work, imports=imports_flag(run_beside(output))):
         complain(f"error: {output} is {said}")
         raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
@@ -79,13 +79,13 @@ def verify(
 @app.command()
 @told
 def info(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A picture.", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
     level: Level = 0,
     dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a picture is, and a configuration to begin with."""
+    """Show what an image is, and a configuration to begin with."""
     from halotile.cli.info import describe, info_rows
 
     facts = describe(path, level=level, dataset=dataset)
@@ -93,7 +93,7 @@ def info(
         print_json(facts)
         return
     print_rows(path, info_rows(facts))
-    say(
+    echo(
         f"\nTo denoise it, write this to config.yaml and type `recon-cli run config.yaml`:\n\n{facts['config'].rstrip()}"
     )
 
@@ -101,7 +101,7 @@ def info(
 @app.command()
 @told
 def preview(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A picture.", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
     file: Annotated[
         Path,
         typer.Argument(
@@ -121,7 +121,7 @@ def preview(
         str | None, typer.Option(metavar="AXIS=N,...", help="Which plane, such as t=0,c=1.")
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="A second picture, drawn on the right of a PNG.")
+        str | None, typer.Option(metavar="OTHER", help="A second image, drawn on the right of a PNG.")
     ] = None,
     values: Annotated[
         tuple[float, float] | None,
@@ -133,14 +133,14 @@ def preview(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Make a picture viewable: a small PNG, or a TIFF of every pixel."""
-    from halotile.cli.preview import Wish
+    """Make an image viewable: a small PNG, or a TIFF of every pixel."""
+    from halotile.cli.preview import PreviewRequest
     from halotile.cli.preview import preview as write_preview
 
-    wish = Wish(path, file, size, region, plane, against, values, level, dataset, overwrite)
-    said = write_preview(wish, quiet=quiet)
+    request = PreviewRequest(path, file, size, region, plane, against, values, level, dataset, overwrite)
+    said = write_preview(request, quiet=quiet)
     if not quiet:
-        say(said)
+        echo(said)
 
 
 @app.command()

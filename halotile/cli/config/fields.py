@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from halotile.graphs.rules.words import choices, expected, nearest, parts, shown
-from halotile.tasks.options import job_key, required_keys, what_is_told
+from halotile.tasks.options import description_of, job_key, required_keys
 
 Fault = tuple[tuple[str | int, ...], str]
 """Where inside the section, and what is wrong there."""
@@ -115,7 +115,7 @@ def _merged(error: Any, values: Mapping[str, Any], schema: type) -> dict[tuple[s
             faults[(named,) if named else ()] = _lowered(message)
         elif entry["type"] == "missing":
             key = str(location[0])
-            faults[location] = f"missing; write {what_is_told(schema, key) or expected(hints[key])}"
+            faults[location] = f"missing; write {description_of(schema, key) or expected(hints[key])}"
         else:
             path = _existing(location, values)
             faults.setdefault(path, _wrong(path, values, schema, entry))

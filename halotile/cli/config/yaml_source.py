@@ -117,7 +117,7 @@ def read_file(path: Path) -> Document:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(
-            f"{path}: larger than {MAX_BYTES:,} bytes. That is no configuration; is it the picture?"
+            f"{path}: larger than {MAX_BYTES:,} bytes. That is no configuration; is it the image?"
         )
     return read_text(_decode(raw, str(path)), str(path))
 
@@ -167,7 +167,7 @@ def _check_events(events: Any, name: str) -> None:
             raise ConfigError(f"{place}: more than {MAX_ALIASES} aliases. Write the values out.")
         if count > MAX_NODES:
             raise ConfigError(
-                f"{place}: more than {MAX_NODES:,} entries. That is no configuration; is it the picture?"
+                f"{place}: more than {MAX_NODES:,} entries. That is no configuration; is it the image?"
             )
 
 

@@ -25,7 +25,7 @@ class GivenUp:
 
     @property
     def is_of_input(self) -> bool:
-        """Whether the picture is to blame, not the denoiser or the machine."""
+        """Whether the image is to blame, not the denoiser or the machine."""
         return self.error.startswith(_OF_INPUT)
 
     def to_json(self) -> dict[str, Any]:

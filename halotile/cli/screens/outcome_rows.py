@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.cli.screens.screen import Row
 from halotile.cli.screens.units import bytes_text, counted, rate_text, seconds_text
-from halotile.graphs.runs.progress import figures_in_words
+from halotile.graphs.runs.progress import describe_figures
 
 if TYPE_CHECKING:
     from halotile.graphs.runs.outcome import Outcome
@@ -41,7 +41,7 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
     return [
         *rows,
         ("journal", outcome.run_directory),
-        ("look at it", f"recon-cli preview {_quoted(outcome.output)} {_quoted(_picture_of(outcome.output))}"),
+        ("look at it", f"recon-cli preview {_quoted(outcome.output)} {_quoted(_image_of(outcome.output))}"),
         ("", f"napari {_quoted(outcome.output)}"),
     ]
 
@@ -55,7 +55,7 @@ def iteration_text(figures: Mapping[str, float]) -> str:
     '3 of 20: change 0.0123, PSNR 27.31 dB'
     """
     count = f"{figures['iteration']:.0f} of {figures['iterations']:.0f}"
-    said = figures_in_words(figures)
+    said = describe_figures(figures)
     return f"{count}: {said}" if said else count
 
 
@@ -166,8 +166,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _picture_of(output: str) -> str:
-    """A file name for a picture of an output.
+def _image_of(output: str) -> str:
+    """A file name for an image of an output.
 
     Examples
     --------

@@ -66,7 +66,7 @@ def _memory(figures: Figures) -> str:
 
 
 def _device_memory(figures: Figures) -> list[Row]:
-    """What is taken of a card, where that was measured."""
+    """What is taken of a GPU, where that was measured."""
     peak, tuned = figures.get("device_memory_bytes"), figures.get("tuned")
     if peak is None or not tuned:
         return []

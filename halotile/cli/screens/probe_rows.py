@@ -33,7 +33,7 @@ def _tile(each: Found) -> str:
 
 
 def _cost(each: Found, found: Found) -> str:
-    """Speed, and memory where it is a card's own."""
+    """Speed, and memory where it is a GPU's own."""
     speed = rate_text(found["block_pixels"] / 1e6 / each["seconds"])
     held = f", {bytes_text(each['batch_bytes'])} for them" if each["batch_bytes"] else ""
     chosen = (each["tile"], each["batch"]) == (found["tile"], found["batch"])

@@ -1,4 +1,4 @@
-"""Progress as it is shown: a live picture on a terminal, one line every ten seconds elsewhere.
+"""Progress as it is shown: a live image on a terminal, one line every ten seconds elsewhere.
 
 A report is an observer of :func:`halotile.graphs.jobs.denoise.run.run`: it is called with a
 :class:`halotile.graphs.runs.progress.Progress` about twice a second. It writes to stderr only.
@@ -117,7 +117,7 @@ class Live:
 
         if progress.message:
             self.console.print(Text(progress.message, style="dim"), soft_wrap=True)
-        self.screen.update(picture(progress, self.console.width))
+        self.screen.update(image(progress, self.console.width))
 
 
 def line(progress: Progress) -> str:
@@ -162,7 +162,7 @@ def figures(progress: Progress) -> list[str]:
     return found
 
 
-def picture(progress: Progress, width: int) -> RenderableType:
+def image(progress: Progress, width: int) -> RenderableType:
     """A moment of a run as two lines for a terminal: the bar, and the figures below it."""
     from rich.console import Group
     from rich.text import Text

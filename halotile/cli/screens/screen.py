@@ -33,14 +33,14 @@ def progress_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Write a result as it is, a line or several."""
     _write(sys.stdout, text)
 
 
 def print_json(value: Any) -> None:
     """Write a value for programs."""
-    say(json.dumps(value, indent=2, default=str))
+    echo(json.dumps(value, indent=2, default=str))
 
 
 def print_rows(title: str, rows: Iterable[Row]) -> None:

@@ -59,7 +59,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def size_text(shape: Sequence[int]) -> str:
-    """The size of a picture of so many rows and columns, in the order that pictures are named in.
+    """The size of an image of so many rows and columns, in the order that images are named in.
 
     Examples
     --------

@@ -60,7 +60,7 @@ class Order:
         finds out which block was to blame.
     stall_seconds : float
         A worker of which nothing is heard for this long, and for a minute at least, is ended, and its blocks run elsewhere.
-    say : callable
+    report : callable
         Takes a line for whoever watches.
     """
 
@@ -71,7 +71,7 @@ class Order:
     credentials: Credentials | None = None
     deaths: int = 0
     stall_seconds: float = 300.0
-    say: Callable[[str], None] = _silent
+    report: Callable[[str], None] = _silent
 
     def require_tls(self) -> None:
         """Refuse to go without where other machines connect.
@@ -130,7 +130,7 @@ class Cluster(Protocol):
 
 
 @contextmanager
-def in_words_of_config() -> Iterator[None]:
+def config_errors_described() -> Iterator[None]:
     """Raise what keeps a cluster from starting as an error that says where it comes from.
 
     Raises

@@ -11,7 +11,7 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.security import Security
 
-from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
+from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.fork_server import (
@@ -23,7 +23,7 @@ from halotile.graphs.clusters.workers.fork_server import (
 from halotile.graphs.clusters.workers.nanny import OwnNanny
 from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
 from halotile.graphs.clusters.workers.settings import SETTINGS
-from halotile.graphs.watching.allowed_hosts import answer_only_told
+from halotile.graphs.watching.allowed_hosts import answer_allowed_only
 
 START_SECONDS = 120
 
@@ -115,7 +115,7 @@ def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterat
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)
             try:
                 pages = cluster.dashboard_link if order.choice.dashboard else None
-                answer_only_told(cluster.scheduler, pages)
+                answer_allowed_only(cluster.scheduler, pages)
                 yield LocalWorkers(client, workers, pages)
             finally:
                 with suppress(TimeoutError, OSError):  # what hangs is ended with the cluster
@@ -128,7 +128,7 @@ def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterat
 
 def _made(make: Callable[[], LocalCluster]) -> LocalCluster:
     ensure_forks()  # it imports while the scheduler starts
-    with in_words_of_config(), children_spared_from_ctrl_c():
+    with config_errors_described(), children_spared_from_ctrl_c():
         return make()
 
 

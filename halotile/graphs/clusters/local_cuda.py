@@ -32,7 +32,7 @@ def start(order: Order) -> Iterator[Cluster]:
     def make() -> Any:
         return _class()(
             CUDA_VISIBLE_DEVICES=list(names),
-            # None of torch's memory is seen by what moves Dask's results off a card: the plan bounds it.
+            # None of torch's memory is seen by what moves Dask's results off a GPU: the plan bounds it.
             device_memory_limit=None,
             data=dict,
             **options_of(order),
@@ -57,7 +57,7 @@ def _class() -> type:
             for each in made.values():
                 options = each["options"]
                 options["env"] = environment_now() | options["env"]
-                # CUDA is touched where a model is loaded, and not before: a worker without its card says so then, in words.
+                # CUDA is touched where a model is loaded, and not before: a worker without its GPU says so then, in words.
                 options["preload"], options["preload_argv"] = [], []
             return made
 

@@ -21,7 +21,7 @@ import psutil
 from distributed import Client, LocalCluster
 
 from halotile.errors import ClusterFailed, ConfigError
-from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
+from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.connection.credentials import Credentials, credentials, private_base
 from halotile.graphs.clusters.detection.launchers import Copy, copy_of
@@ -36,8 +36,8 @@ from halotile.graphs.clusters.workers.__main__ import main as worker_command
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
 from halotile.graphs.jobs.sections import Cluster as Choice
-from halotile.graphs.waiting import log_line, told_if_slow
-from halotile.graphs.watching.allowed_hosts import answer_only_told
+from halotile.graphs.waiting import log_line, report_if_slow
+from halotile.graphs.watching.allowed_hosts import answer_allowed_only
 from halotile.storage.run_directory.names import WORKERS
 
 WAIT_SECONDS = 300.0
@@ -162,7 +162,7 @@ def start(order: Order) -> Iterator[Cluster]:
         private_scratch(),
         given as made,
     ):
-        with in_words_of_config():
+        with config_errors_described():
             scheduler = LocalCluster(
                 n_workers=0,
                 host=address,
@@ -178,7 +178,7 @@ def start(order: Order) -> Iterator[Cluster]:
             _announce(point, scheduler.scheduler_address, made, order)
             try:
                 pages = pages_of(scheduler) if choice.dashboard else None
-                answer_only_told(scheduler.scheduler, pages)
+                answer_allowed_only(scheduler.scheduler, pages)
                 yield Ranks(client, count, pages)
             finally:
                 with suppress(OSError):
@@ -217,7 +217,7 @@ def serve(folder: Path) -> None:
         "If this one was started by itself, unset the variables that number copies, as RANK and WORLD_SIZE."
     )
     while True:
-        with told_if_slow(log_line, waiting, WORD_SECONDS):
+        with report_if_slow(log_line, waiting, WORD_SECONDS):
             told = _await_driver(point)
         if told is None:
             return

@@ -74,9 +74,9 @@ def start(order: Order) -> Iterator[Cluster]:
         for line in differing_versions(client):
             if line.startswith("halotile") and "not there" in line:
                 raise ConfigError(f"{line}: workers need halotile. Install it where they run.")
-            order.say(f"note: {line}")
+            order.report(f"note: {line}")
         if lacking := lacking_environment(client):
-            order.say(f"note: {lacking}")
+            order.report(f"note: {lacking}")
         yield JoinedWorkers(client)
 
 

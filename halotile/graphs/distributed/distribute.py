@@ -103,7 +103,7 @@ def distribute(
     from halotile.tasks.distributed.build import build
     from halotile.tasks.distributed.tiling.processing import TilingOptions
 
-    check_words(kwargs)
+    describe_check(kwargs)
     if shared is not None and factory_kwargs is not None:
         raise ConfigError("shared and factory_kwargs were both given, and mean the same. Write one of them.")
     tiling = TilingOptions(
@@ -134,7 +134,7 @@ IDLE = ("checkpoint_batches", "checkpoint_use_reentrant", "checkpoint_preserve_r
 """Keywords of deepinv's that ask for what is done anyway, or for what one driver has no use for."""
 
 
-def check_words(words: Mapping[str, Any]) -> None:
+def describe_check(words: Mapping[str, Any]) -> None:
     """Refuse keywords that neither deepinv nor this knows."""
     if unknown := sorted(set(words) - set(IDLE)):
         raise WrongKind(f"distribute() has no keyword {unknown[0]!r}. See help(halotile.distribute).")

@@ -99,7 +99,7 @@ class Gathering:
 
     def stop_if_asked(self) -> None:
         """Raise :class:`Stopped` when a signal came and the sum is not there."""
-        if self.signals.asked and self.left():
+        if self.signals.requested and self.left():
             raise Stopped(
                 f"stopped on {self.signals.name}{self.title}, before the operators were added up. Run again to go on.",
                 self.signals.name,

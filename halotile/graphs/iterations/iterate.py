@@ -42,7 +42,7 @@ from halotile.tasks.exact_sums import add_exactly
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.priors import denoised_in
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import Sight, StepTask, Sum, Written
+from halotile.tasks.step import StepTask, Sum, View, Written
 
 TINY = 1e-30
 """A mean square that counts as this at least: nobody tells 300 dB from more."""
@@ -76,9 +76,9 @@ class Iterations:
         The blocks of a sweep.
     fingerprint : str
         Of the job: state and journals belong to it.
-    sight : Sight
+    view : Sight
         How far a step looks: what is read ahead.
-    slack : int
+    margin : int
         How far apart the windows of the operators may end.
     overlap : bool
         Whether reading and writing go on beside the computation.
@@ -87,13 +87,13 @@ class Iterations:
     gather : callable
         ``gather(contributions, writer, iteration, journal, ledger)`` adds up what operators contribute that see the
         whole image.
-    own_sight : Sight
+    own_view : Sight
         How far operators look that have a pass of their own.
     by_shard : bool
         Whether each shard is computed for itself.
     target : Target
         What iterates are compared with.
-    hands : int
+    io_threads : int
         Threads of a worker that read and write the pieces of a block side by side.
     """
 
@@ -102,15 +102,15 @@ class Iterations:
     vectors: Vectors
     grid: Grid
     fingerprint: str
-    sight: Sight
-    slack: int
+    view: View
+    margin: int
     overlap: bool
     sweep: Callable[[StepTask, int, Journal, Ledger], None]
     gather: Callable[[Contributions, ShardWriter, int, Journal, Ledger], None] | None = None
-    own_sight: Sight = field(default_factory=Sight)
+    own_view: View = field(default_factory=View)
     by_shard: bool = False
     target: Target = field(default_factory=Target)
-    hands: int = 1
+    io_threads: int = 1
 
     def __post_init__(self) -> None:
         self.vectors.folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ class Iterations:
             after = self.solver.next(self.problem, self.state, sums)
             row = self._row(sums, after) | {"seconds": time.perf_counter() - began}
             if wrong := divergence([*self.rows, row], self._floor):
-                raise Diverged(f"{wrong}. {self._kept_in_words()}. {shorter(self.problem.step_size)}")
+                raise Diverged(f"{wrong}. {self._describe_kept()}. {shorter(self.problem.step_size)}")
             self.state = after
             self.rows.append(row)
             self.aside = self._good()
@@ -204,7 +204,7 @@ class Iterations:
             if iteration <= 0:
                 return self.problem.start
             if (name, age) not in opened:
-                opened[name, age] = Shared(self.vectors.open(name, iteration), self.slack)
+                opened[name, age] = Shared(self.vectors.open(name, iteration), self.margin)
             return opened[name, age]
 
         return read
@@ -219,7 +219,7 @@ class Iterations:
             for age in range(self.solver.vectors.get("x", 1) - 1)
             if isinstance(image := read("x", age), Shared)
         ]
-        parts = [self._done(stage, tuple(ahead)) for stage in stages.asked]
+        parts = [self._done(stage, tuple(ahead)) for stage in stages.requested]
         paths = [self.vectors.path(name, self.state.iteration + 1) for name in self.vectors.copies]
         task = self._task(step, read)
         with self._books(self.grid, paths) as (journal, ledger):
@@ -240,10 +240,10 @@ class Iterations:
                     images=((stage.writer, stage.wanted),),
                     sums=(),
                     stored=ahead,
-                    sight=self.own_sight,
+                    view=self.own_view,
                     denoised=(),
                     overlap=self.overlap,
-                    hands=self.hands,
+                    io_threads=self.io_threads,
                 )
                 self.sweep(task, iteration, journal, ledger)
         return add_up(ledger, len(stage.grid))
@@ -310,11 +310,11 @@ class Iterations:
             ),
             sums=tuple(sums),
             stored=tuple(image for image in before if isinstance(image, Shared)),
-            sight=self.sight,
+            view=self.view,
             denoised=tuple(part for image in images.values() for part in denoised_in(image)),
             overlap=self.overlap,
             by_shard=self.by_shard,
-            hands=self.hands,
+            io_threads=self.io_threads,
         )
 
     def _row(self, sums: Mapping[str, float], after: State) -> Row:
@@ -357,7 +357,7 @@ class Iterations:
         elif self.aside > 0:
             self.vectors.set_aside("x", self.aside)
 
-    def _kept_in_words(self) -> str:
+    def _describe_kept(self) -> str:
         """Which image there is to go back to, and where."""
         if self.aside:
             good = self._at(self.aside)

@@ -59,14 +59,14 @@ class Stages:
     ----------
     problem : Problem
         The same problem, to make the step of: what is staged is read from where it will be stored.
-    asked : list of Stage
+    requested : list of Stage
         What has to be computed before the step's sweep, in this order.
     """
 
     def __init__(self, problem: Problem, vectors: Vectors, grid: Grid) -> None:
         self.vectors = vectors
         self.grid = grid
-        self.asked: list[Stage] = []
+        self.requested: list[Stage] = []
         self.problem = replace(
             problem, gradient=self._stored(problem.gradient), normal=self._stored(problem.normal)
         )
@@ -85,12 +85,12 @@ class Stages:
         return mapped
 
     def _ask(self, wanted: Readable | Contributions) -> Shared:
-        number = len(self.asked)
+        number = len(self.requested)
         path = self.vectors.folder / f"stage.{number}"
         create_metadata(path, self.vectors.layout, self.vectors.disk)
         is_sum = isinstance(wanted, Contributions)
         shape = self.grid.shape
         grid = Grid(shape, shape, ((0, 0),) * len(shape)) if is_sum else self.grid
         writer = ShardWriter(path, self.vectors.layout, self.vectors.disk)
-        self.asked.append(Stage(number, wanted, grid, writer))
+        self.requested.append(Stage(number, wanted, grid, writer))
         return Shared(open_source(path))

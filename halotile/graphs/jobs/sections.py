@@ -43,7 +43,7 @@ def parse_bytes(text: str | int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """Where the picture is read from."""
+    """Where the image is read from."""
 
     __pydantic_config__ = STRICT
 
@@ -84,7 +84,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """How the picture is cut."""
+    """How the image is cut."""
 
     __pydantic_config__ = STRICT
 
@@ -93,7 +93,7 @@ class Tile:
     depth: Size | Auto = "auto"
     """Halo width in pixels; auto: the denoiser's receptive field."""
     boundary: Literal["auto", "reflect", "nearest", "periodic", "constant", "cut"] = "auto"
-    """What is read past the edge of the picture; auto: the denoiser's own rule."""
+    """What is read past the edge of the image; auto: the denoiser's own rule."""
     batch: int | Auto = "auto"
     """Tiles computed at once."""
     channels_last: bool | Auto = "auto"
@@ -123,7 +123,7 @@ class Run:
     on_nan: Literal["propagate", "fail"] = "propagate"
     """What a NaN or infinity in the input does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What computes: processors or GPUs. auto: GPUs where the cluster has them for its workers."""
+    """What computes: CPUs or GPUs. auto: GPUs where the cluster has them for its workers."""
     precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32"
     """Precision of networks; other denoisers compute in float32. tf32 is of GPUs. `plan --probe` tells the speed and the error of each."""
     stall_seconds: float = 300.0

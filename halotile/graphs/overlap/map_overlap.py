@@ -3,7 +3,7 @@
 Stock ``dask.array.map_overlap`` loads every block, cuts its edges off, sends them to the
 neighbours and glues them on: some fifteen tasks a block. A store can be read anywhere, so here each
 task reads its own core and halo, calls the function and trims: one Blockwise layer, in which nothing
-of the picture stands and no block waits for another.
+of the image stands and no block waits for another.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class BlockTask:
     """The input axis behind each output axis (of the store with most axes); None for a new one."""
     trim: bool
     mapped_chunks: Chunks
-    told_dtype: Any
+    stated_dtype: Any
     """What the function is told of its dtype."""
     enforce_ndim: bool
 
@@ -212,7 +212,7 @@ class BlockTask:
         shape = tuple(sizes[i] for sizes, i in zip(self.mapped_chunks, block_id, strict=True))
         info[None] = _location(self.mapped_chunks, block_id) | {
             "chunk-shape": shape,
-            "dtype": self.told_dtype,
+            "dtype": self.stated_dtype,
         }
         return info
 

@@ -1,4 +1,4 @@
-"""How a picture is cut for a denoiser: the layout of the output, the tiles, the super-blocks, and what each reads."""
+"""How an image is cut for a denoiser: the layout of the output, the tiles, the super-blocks, and what each reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from halotile.graphs.plans.sizes import (
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable, Rim
-from halotile.storage.sharded.ome_metadata import carried
+from halotile.storage.sharded.ome_metadata import packed
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.inner_tiles import Tiling
@@ -71,12 +71,12 @@ def layout_of(
         axes=roles.axes,
         scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=(None,) * added + tuple(source.units),
-        **carried(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
+        **packed(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
     )
 
 
 def rim_of(tile: Tile, denoiser: Denoiser, roles: Roles) -> Rim:
-    """What a window reads outside the picture: on tiled axes by the job's rule, or the denoiser's own."""
+    """What a window reads outside the image: on tiled axes by the job's rule, or the denoiser's own."""
     rule = denoiser.boundary if tile.boundary == "auto" else tile.boundary
     return Rim(tuple(rule if i in roles.spatial else "cut" for i in range(len(roles.axes))))
 
@@ -109,7 +109,7 @@ def tiling_of(
         depth=reach.depth,
         align=(reach.align,) * len(roles.spatial),
         least=least,
-        picture=tuple(geometry.shape[i] for i in roles.spatial),
+        image=tuple(geometry.shape[i] for i in roles.spatial),
         scale=denoiser.scale,
         batch=batch,
         range=values,
@@ -120,7 +120,7 @@ def tiling_of(
 def grid_of(geometry: Geometry, roles: Roles, reach: Reach, block: tuple[int, ...], tiling: Tiling) -> Grid:
     """The super-blocks."""
     depth = dict(zip(roles.spatial, reach.depth, strict=True))
-    # The halo beyond the picture does not count where the window is cut there.
+    # The halo beyond the image does not count where the window is cut there.
     least = {i: n + max(depth[i]) for i, n in zip(roles.spatial, tiling.least, strict=True) if n > 1}
     return Grid(
         shape=geometry.shape,
@@ -144,7 +144,7 @@ def choose_block(
     machine: int | None,
     with_sizes: Callable[[tuple[int, ...], Size], tuple[T, Footprint]],
     *,
-    on_card: bool = False,
+    on_gpu: bool = False,
 ) -> tuple[T, Footprint]:
     """The largest tile and super-block that fit the memory of a worker, or else the smallest.
 
@@ -155,7 +155,7 @@ def choose_block(
     elif previous is not None and _fits_unit(tuple(previous["block"]), unit, geometry.shape):
         candidates = [tuple(previous["block"])]
     else:
-        candidates = candidate_blocks(geometry, unit, job.run.count, on_card=on_card)
+        candidates = candidate_blocks(geometry, unit, job.run.count, on_gpu=on_gpu)
     allowed = allowed_bytes(job.run, machine)
     for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
         task, needed = with_sizes(block, size)

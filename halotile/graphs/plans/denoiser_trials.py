@@ -17,7 +17,7 @@ from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.jobs.sections import Run, Tile, parse_bytes
 from halotile.graphs.plans.receptive_field import DIFFER, Reach, rehearsed, resolve_reach
-from halotile.graphs.waiting import Say, told_if_slow
+from halotile.graphs.waiting import Report, report_if_slow
 from halotile.storage.cache import keep, recall
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
@@ -56,11 +56,11 @@ def expect_trial(denoiser: Denoiser | None) -> None:
 def tried(
     denoiser: Denoiser,
     tile: Tile,
-    picture: tuple[int, ...],
+    image: tuple[int, ...],
     previous: Mapping[str, Any] | None,
     *,
     run: Run,
-    say: Say,
+    report: Report,
 ) -> Tried:
     """Check a denoiser, and try what it does not declare; a network of the user's own in a process with a worker's memory.
 
@@ -70,7 +70,7 @@ def tried(
         Told the noise level.
     tile : Tile
         What the job says of tiles.
-    picture : tuple of int
+    image : tuple of int
         Lengths of the tiled axes.
     previous : mapping, optional
         The plan of the run that goes on: what was found then is kept.
@@ -83,11 +83,11 @@ def tried(
         When it takes more memory than a worker has.
     """
     begun = previous["identity"] if previous else None
-    call = partial(_tried, denoiser, tile, picture, begun and begun.get("probed"), is_new=previous is None)
+    call = partial(_tried, denoiser, tile, image, begun and begun.get("probed"), is_new=previous is None)
     if not denoiser.tried_apart:
         with no_more_than_free():
             return call()
-    with told_if_slow(say, f"trying {denoiser.title} on small images, in tiles and whole"):
+    with report_if_slow(report, f"trying {denoiser.title} on small images, in tiles and whole"):
         return bounded(call, denoiser.title, run)
 
 
@@ -98,7 +98,7 @@ def compared(
     previous: Mapping[str, Any] | None,
     *,
     run: Run,
-    say: Say,
+    report: Report,
 ) -> Reach:
     """The reach after tiles of the job's own sizes were compared with larger windows, for a new run of a network on the CPU.
 
@@ -113,7 +113,7 @@ def compared(
         return reach
     sizes = replace(task, source=RandomImage(task.grid.shape, np.dtype("float32"), 0), sides={})
     title = task.denoiser.title
-    with told_if_slow(say, f"comparing tiles of {title} with larger windows"):
+    with report_if_slow(report, f"comparing tiles of {title} with larger windows"):
         for at_once in (True, False):
             try:
                 found = bounded(partial(_difference, sizes, at_once=at_once), title, run)
@@ -174,21 +174,21 @@ def _difference(task: DenoiseTask, *, at_once: bool) -> float:
 def _tried(
     denoiser: Denoiser,
     tile: Tile,
-    picture: tuple[int, ...],
+    image: tuple[int, ...],
     probed: list[int] | None,
     *,
     is_new: bool,
 ) -> Tried:
     code = denoiser.check()
     if not denoiser.tried_apart:
-        return Tried(code, _reach(denoiser, tile, picture, probed, code, is_new))
+        return Tried(code, _reach(denoiser, tile, image, probed, code, is_new))
     # What is imported only while it runs is not in the key: nothing is kept of it.
     loaded = loaded_code()
-    origin = origin_of(denoiser, code, tile.depth, tile.seams, picture, probed, is_new)
+    origin = origin_of(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
     if origin is not None and (known := recall(origin)) is not None:
         return Tried(code, Reach.from_json(known))
     with threads(min(cores_here(), MOST_THREADS)):
-        reach = _reach(denoiser, tile, picture, probed, code, is_new)
+        reach = _reach(denoiser, tile, image, probed, code, is_new)
     if origin is not None and loaded_code() == loaded:
         keep(origin, asdict(reach))
     return Tried(code, reach)
@@ -197,16 +197,16 @@ def _tried(
 def _reach(
     denoiser: Denoiser,
     tile: Tile,
-    picture: tuple[int, ...],
+    image: tuple[int, ...],
     probed: list[int] | None,
     code: Mapping[str, str],
     is_new: bool,
 ) -> Reach:
     if code:
-        check_own_code(denoiser, len(picture))
+        check_own_code(denoiser, len(image))
     known = (probed[0], probed[1]) if probed else None
-    reach = resolve_reach(tile, denoiser, len(picture), known)
-    return rehearsed(tile, denoiser, reach, picture) if code and is_new else reach
+    reach = resolve_reach(tile, denoiser, len(image), known)
+    return rehearsed(tile, denoiser, reach, image) if code and is_new else reach
 
 
 def _refusal(title: str, limit_bytes: int, how: str) -> MemoryRefused:

@@ -15,8 +15,8 @@ from halotile.graphs.jobs.sections import AnyJob, Cluster, Reconstruction, Run
 from halotile.graphs.rules.words import shown
 
 LOCAL_CUDA = "local-cuda"
-HANDS_AT_MOST = 8
-"""Threads of a worker with a card that read and write beside it; more find no more to do."""
+MOST_IO_THREADS = 8
+"""Threads of a worker with a GPU that read and write beside it; more find no more to do."""
 SLURM_ALLOC = "slurm-alloc"
 OAR = "oar"
 
@@ -62,16 +62,16 @@ def is_here(cluster: Cluster) -> bool:
     return kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
 
 
-def cluster_for(asked: Cluster, device: str) -> Cluster:
+def cluster_for(requested: Cluster, device: str) -> Cluster:
     """The cluster of a job that this computes: GPUs that nobody asked for are left alone where they would have nothing to do."""
-    spoken_for = asked.kind != AUTO or asked.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
-    if device != "cpu" or spoken_for or kind_of(asked).name != LOCAL_CUDA:
-        return asked
-    return replace(asked, kind=DEFAULT)
+    spoken_for = requested.kind != AUTO or requested.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
+    if device != "cpu" or spoken_for or kind_of(requested).name != LOCAL_CUDA:
+        return requested
+    return replace(requested, kind=DEFAULT)
 
 
 def note_of_cluster(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]:
-    """What is to be said of GPUs that a job has nothing for, and of processors that it leaves alone or does not ask for."""
+    """What is to be said of GPUs that a job has nothing for, and of CPUs that it leaves alone or does not ask for."""
     return _note_of_gpus(job, cluster, device) + _note_of_cores(cluster)
 
 
@@ -94,7 +94,7 @@ def _note_of_gpus(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]
         if not (one_for_each and isinstance(job, Reconstruction)):
             return ()
         return (
-            "operators and solver compute on processors, one for each GPU on cluster local-cuda; with kind: local and run.device: cuda "
+            "operators and solver compute on CPUs, one for each GPU on cluster local-cuda; with kind: local and run.device: cuda "
             "run.workers of them share the first GPU",
         )
     if job.run.device == "cuda" and not one_for_each:
@@ -126,27 +126,27 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     here = here or gpus_here()
     if not here.names:
         raise ConfigError(
-            f"cluster.kind is local-cuda, and there is no GPU here: {here.why_none}. Write kind: local to compute on processors."
+            f"cluster.kind is local-cuda, and there is no GPU here: {here.why_none}. Write kind: local to compute on CPUs."
         )
-    asked = cluster.gpus
-    if asked in (0, "all"):
+    requested = cluster.gpus
+    if requested in (0, "all"):
         return here.names
     places = (
-        tuple(range(asked))
-        if isinstance(asked, int)
-        else tuple(place for place in asked if isinstance(place, int))
+        tuple(range(requested))
+        if isinstance(requested, int)
+        else tuple(place for place in requested if isinstance(place, int))
     )
     if not places or max(places) >= len(here.names):
         count = counted(len(here.names), "GPU")
         raise ConfigError(
-            f"cluster.gpus is {shown(asked)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
+            f"cluster.gpus is {shown(requested)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
             "or how many, or which of them as a list, counted from 0."
         )
     return tuple(dict.fromkeys(here.names[place] for place in places))
 
 
-def hands_of(run: Run, cluster: Cluster, device: str) -> int:
-    """Threads of a worker that read and write the pieces of a block side by side: of processors, none beside the one that does.
+def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
+    """Threads of a worker that read and write the pieces of a block side by side: of CPUs, none beside the one that does.
 
     Examples
     --------
@@ -156,10 +156,10 @@ def hands_of(run: Run, cluster: Cluster, device: str) -> int:
     if device == "cpu":
         return 1
     cores = cores_here() // run.count if is_here(cluster) else cluster.cores
-    return max(1, min(HANDS_AT_MOST, cores))
+    return max(1, min(MOST_IO_THREADS, cores))
 
 
-def asked_by(run: Run, cluster: Cluster) -> str:
+def requested_by(run: Run, cluster: Cluster) -> str:
     """What of a job asks for GPUs.
 
     Examples
@@ -171,7 +171,7 @@ def asked_by(run: Run, cluster: Cluster) -> str:
 
 
 def check_device(run: Run, cluster: Cluster, device: str) -> None:
-    """Refuse a card where workers live on this machine and there is none.
+    """Refuse a GPU where workers live on this machine and there is none.
 
     Raises
     ------
@@ -185,6 +185,6 @@ def check_device(run: Run, cluster: Cluster, device: str) -> None:
         chosen(cluster, here)
     if not here.names:
         raise ConfigError(
-            f"{asked_by(run, cluster)}, and there is no GPU here: {here.why_none}. Leave it out to compute on processors, or start it where there is one "
+            f"{requested_by(run, cluster)}, and there is no GPU here: {here.why_none}. Leave it out to compute on CPUs, or start it where there is one "
             "(`recon-cli doctor` looks for them)."
         )

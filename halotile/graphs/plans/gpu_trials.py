@@ -1,4 +1,4 @@
-"""Tile and batch for a card: tried on it once, in a process of its own. The driver does not touch CUDA, and the run remembers."""
+"""Tile and batch for a GPU: tried on it once, in a process of its own. The driver does not touch CUDA, and the run remembers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from halotile.graphs.plans.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.devices.memory_limits import allow_memory
-from halotile.tasks.trials.gpu_findings import Tuned, Wish
+from halotile.tasks.trials.gpu_findings import TrialRequest, Tuned
 
 T = TypeVar("T", DenoiseTask, Denoised)
 C = TypeVar("C")
@@ -50,7 +50,7 @@ def remembered(previous: Mapping[str, Any]) -> Tuned | None:
 
 
 @dataclass(frozen=True)
-class Settled:
+class ChosenTiles:
     """A task whose tile, batch and memory layout are decided.
 
     Parameters
@@ -71,7 +71,7 @@ class Settled:
 def channels_last_of(tile: Tile, device: str, precision: str) -> bool:
     """The memory layout that a network begins with: as written, or what suits most of its kind.
 
-    On cards that is channels last in half precision; in float32 most of their convolutions are faster the other way.
+    On GPUs that is channels last in half precision; in float32 most of their convolutions are faster the other way.
     """
     if device == "cpu":
         return True
@@ -91,7 +91,7 @@ def sized_as(denoised: Denoised, task: DenoiseTask) -> Denoised:
 
 
 def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What else decides about bits where it is not a processor that computes: its libraries choose by shape.
+    """What else decides about bits where it is not a CPU that computes: its libraries choose by shape.
 
     A run may go on with fewer tiles at once than it began with: it has to where memory runs out.
     """
@@ -108,7 +108,7 @@ def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None)
 
 def trying(task: DenoiseTask) -> str:
     """What is going on meanwhile, in a few words."""
-    return f"trying {task.denoiser.title} on {'this processor' if task.device == 'cpu' else 'a GPU'}"
+    return f"trying {task.denoiser.title} on {'this CPU' if task.device == 'cpu' else 'a GPU'}"
 
 
 def written_tiles(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
@@ -117,10 +117,10 @@ def written_tiles(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
     return {"size": list(tiled.tiling.tile), "batch": tiled.tiling.batch, **layout}
 
 
-def settle(
+def choose_tiles(
     job: AnyJob, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, *, probe: bool
-) -> Settled:
-    """Decide tile, batch and memory layout: a card is tried for a new run, anything where that is asked for.
+) -> ChosenTiles:
+    """Decide tile, batch and memory layout: a GPU is tried for a new run, anything where that is asked for.
 
     The parameters are those of :func:`tuned_for`, and:
 
@@ -135,9 +135,9 @@ def settle(
     begun = previous["identity"] if previous is not None else {}
     if previous is not None and "tile" in begun and begun["device"] == task.device:
         known = remembered(previous)
-        task = _as_begun(task, job.tile, geometry, begun, known)
+        task = _as_started(task, job.tile, geometry, begun, known)
     if not probe and (task.device == "cpu" or previous is not None):
-        return Settled(task, known)
+        return ChosenTiles(task, known)
     if previous is not None and task.device != "cpu":  # a probe of a run that has begun changes nothing
         tiling = task.tiling
         sized = replace(job.tile, size=tiling.tile, batch=tiling.batch, channels_last=task.channels_last)
@@ -146,19 +146,19 @@ def settle(
         tuned = tuned_for(job, task, geometry, compare=probe)
     except NotTried as why:
         which = "by rule" if known is None else "as they were found, and not tried again"
-        return Settled(task, known, f"tile and batch are {which}: {why}")
+        return ChosenTiles(task, known, f"tile and batch are {which}: {why}")
     if previous is None and task.device != "cpu":
         task = _with_tuned(task, tuned)
-    return Settled(task, tuned)
+    return ChosenTiles(task, tuned)
 
 
-def chosen_and_settled(
+def chosen_with_tiles(
     choose: Callable[[Tuned | None], C],
-    settled: Callable[[C], Settled | None],
-    fits: Callable[[C, Settled], bool],
+    settled: Callable[[C], ChosenTiles | None],
+    fits: Callable[[C, ChosenTiles], bool],
     *,
     is_free: bool,
-) -> tuple[C, Settled | None]:
+) -> tuple[C, ChosenTiles | None]:
     """Blocks, and how they are computed.
 
     Parameters
@@ -170,7 +170,7 @@ def chosen_and_settled(
     fits : callable
         Whether a worker has room for that.
     is_free : bool
-        Whether others may be chosen. A card's libraries may keep more than was allowed for them.
+        Whether others may be chosen. A GPU's libraries may keep more than was allowed for them.
     """
     chosen = choose(None)
     first = settled(chosen)
@@ -181,7 +181,7 @@ def chosen_and_settled(
     again = settled(chosen)
     assert again is not None
     if again.tuned is None:  # what was found of larger blocks will do where these cannot be tried
-        again = Settled(_with_tuned(again.task, first.tuned), first.tuned)
+        again = ChosenTiles(_with_tuned(again.task, first.tuned), first.tuned)
     tuned = again.tuned or first.tuned
     return chosen, replace(again, tuned=replace(tuned, host_bytes=max(most, tuned.host_bytes)))
 
@@ -192,7 +192,7 @@ def _with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
     return replace(task, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
 
 
-def _as_begun(
+def _as_started(
     task: DenoiseTask, tile: Tile, geometry: Geometry, begun: Mapping[str, Any], known: Tuned | None
 ) -> DenoiseTask:
     """The task as the run began, but for what the job says by now: what is another job then is for others to tell."""
@@ -221,7 +221,7 @@ def _has_layouts(task: DenoiseTask, geometry: Geometry) -> bool:
 
 
 def tuned_for(job: AnyJob, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
-    """Try tiles and batches on the first GPU that the workers would use; on a processor, the tile of the task.
+    """Try tiles and batches on the first GPU that the workers would use; on a CPU, the tile of the task.
 
     Parameters
     ----------
@@ -249,17 +249,17 @@ def tuned_for(job: AnyJob, task: DenoiseTask, geometry: Geometry, *, compare: bo
             raise NotTried(f"there is no GPU here to try them on ({here.why_none})")
         if kind_of(job.cluster).name == LOCAL_CUDA:
             environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, here)[0]
-    return _in_a_process_of_its_own(job, task, _wish(job, task, geometry, compare), environment)
+    return _in_a_process_of_its_own(job, task, _request(job, task, geometry, compare), environment)
 
 
-def _wish(job: AnyJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> Wish:
+def _request(job: AnyJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> TrialRequest:
     if task.device == "cpu":
-        return Wish(tiles=(task.tiling.tile,), batch=task.tiling.batch, compare=compare)
-    sizes = candidate_tiles(geometry, job.tile.size, on_card=True)
-    return Wish(
+        return TrialRequest(tiles=(task.tiling.tile,), batch=task.tiling.batch, compare=compare)
+    sizes = candidate_tiles(geometry, job.tile.size, on_gpu=True)
+    return TrialRequest(
         tiles=tuple(dict.fromkeys(fit_tile(geometry, size, task.grid.block) for size in sizes)),
         batch=None if job.tile.batch == "auto" else job.tile.batch,
-        # Workers of one machine that are not told of a card each all use the first.
+        # Workers of one machine that are not told of a GPU each all use the first.
         sharing=job.run.count if kind_of(job.cluster).name == DEFAULT else 1,
         layouts=job.tile.channels_last == "auto" and _has_layouts(task, geometry),
         compare=compare,
@@ -267,13 +267,13 @@ def _wish(job: AnyJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> 
 
 
 def _in_a_process_of_its_own(
-    job: AnyJob, task: DenoiseTask, wish: Wish, environment: Mapping[str, str]
+    job: AnyJob, task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]
 ) -> Tuned:
     with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as made:
         folder = Path(made)
         # A model that a script defines is in no module: it goes along as it is.
-        asked = cloudpickle.dumps((task, wish))
-        (folder / REQUEST).write_bytes(pickle.dumps((sys.path, job.import_folder, asked)))
+        requested = cloudpickle.dumps((task, request))
+        (folder / REQUEST).write_bytes(pickle.dumps((sys.path, job.import_folder, requested)))
         try:
             ended = subprocess.run(
                 [sys.executable, "-c", _CHILD, made],
@@ -310,7 +310,7 @@ def _error_in(said: str) -> str:
 
 def answer(folder: str) -> None:
     """What the process does: read a request from a folder, and write what was found beside it."""
-    search_path, import_folder, asked = pickle.loads((Path(folder) / REQUEST).read_bytes())
+    search_path, import_folder, requested = pickle.loads((Path(folder) / REQUEST).read_bytes())
     sys.path[:] = search_path
     allow_memory(None)  # what a GPU's driver needs is not known
     import halotile.graphs.runs.worker_setup  # noqa: F401 - a worker's memory is measured, with all that it imports
@@ -322,7 +322,7 @@ def answer(folder: str) -> None:
     prepare_process(threads=1)
     found: Tuned | HalotileError
     try:
-        found = tune(*pickle.loads(asked))
+        found = tune(*pickle.loads(requested))
     except HalotileError as error:
         found = error
     (Path(folder) / REPLY).write_bytes(pickle.dumps(found))

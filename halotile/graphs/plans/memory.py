@@ -20,8 +20,8 @@ IMPORTS_BYTES = 700 * MIB
 """Resident memory of a worker before its first block: Python, Dask, zarr, torch."""
 SHARED_BYTES = 240 * MIB
 """What of it is program files, of which a machine keeps one copy for all its workers."""
-CARD_BYTES = 2048 * MIB
-"""Allowed for what a driver of cards and its libraries keep in a process that computes on one, until a trial there has measured it."""
+GPU_BYTES = 2048 * MIB
+"""Allowed for what a driver of GPUs and its libraries keep in a process that computes on one, until a trial there has measured it."""
 CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
 """Of the two versions of control groups."""
 
@@ -59,15 +59,15 @@ def workers_that_fit(machine: int, needed: int) -> int:
     return max(0, (machine - SHARED_BYTES) // (needed - SHARED_BYTES))
 
 
-def card_bytes(measured: int | None) -> int:
-    """What a card's own libraries keep in a worker: by what a trial measured of a whole process, else what is allowed for them.
+def gpu_bytes(measured: int | None) -> int:
+    """What a GPU's own libraries keep in a worker: by what a trial measured of a whole process, else what is allowed for them.
 
     Examples
     --------
     >>> card_bytes(None) // MIB, card_bytes(IMPORTS_BYTES + 900 * MIB) // MIB
     (2048, 900)
     """
-    return CARD_BYTES if measured is None else max(0, measured - IMPORTS_BYTES)
+    return GPU_BYTES if measured is None else max(0, measured - IMPORTS_BYTES)
 
 
 def check_share(
@@ -123,7 +123,7 @@ class Footprint:
         """What no smaller tile or block saves."""
         return self.imports_bytes + self.weights_bytes + self.decode_bytes
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What takes most, largest first."""
         parts = {
             "the program itself": self.imports_bytes,
@@ -164,8 +164,8 @@ def footprint(
     bytes_per_pixel: float,
     weights_bytes: int,
     overlap: bool,
-    hands: int = 1,
-    card_bytes: int | None = None,
+    io_threads: int = 1,
+    gpu_bytes: int | None = None,
 ) -> Footprint:
     """The footprint of a block of this size.
 
@@ -187,10 +187,10 @@ def footprint(
         Size of the model.
     overlap : bool
         Whether the next read and the last write go on beside the computation.
-    hands : int
+    io_threads : int
         Threads that read and write side by side, each with pieces of its own.
-    card_bytes : int, optional
-        What a card's own libraries keep in the worker, where one computes: tiles are there then, and pixels pass through pinned
+    gpu_bytes : int, optional
+        What a GPU's own libraries keep in the worker, where one computes: tiles are there then, and pixels pass through pinned
         memory on their way there and back.
     """
     read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
@@ -198,12 +198,12 @@ def footprint(
     results = result * (2 + overlap)
     rest = {
         "weights_bytes": weights_bytes,
-        "decode_bytes": hands * 2 * math.prod(stored_piece) * itemsize_in,
-        "encode_bytes": hands * 2 * math.prod(shard) * itemsize_out,
+        "decode_bytes": io_threads * 2 * math.prod(stored_piece) * itemsize_in,
+        "encode_bytes": io_threads * 2 * math.prod(shard) * itemsize_out,
     }
-    if card_bytes is not None:
+    if gpu_bytes is not None:
         return Footprint(
-            imports_bytes=IMPORTS_BYTES + card_bytes,
+            imports_bytes=IMPORTS_BYTES + gpu_bytes,
             read_bytes=read * (1 + sides) + COUNT * pinned(read),
             result_bytes=2 * result + COUNT * pinned(result),
             tiles_bytes=0,

@@ -75,7 +75,7 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
 def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
     """What was found out."""
     estimated = (
-        () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole picture",)
+        () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole image",)
     )
     return (*estimated, *reach.remarks)
 
@@ -97,7 +97,7 @@ def _narrowing(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
     limits = np.iinfo(made)
     kept = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
     if given.kind == "f":
-        return (f"{kept}: others are rounded, so of a picture between 0 and 1 only 0 and 1 are left",)
+        return (f"{kept}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
     theirs = np.iinfo(given)
     return (f"{kept}, and the input's {given} goes from {theirs.min} to {theirs.max}: the rest is cut off",)
 

@@ -1,4 +1,4 @@
-"""What the words of a job mean for this picture: its denoiser, axes, side inputs, values and noise level."""
+"""What the words of a job mean for this image: its denoiser, axes, side inputs, values and noise level."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
 from halotile.storage.views import with_channel_axis
 from halotile.tasks.denoisers.base import Denoiser, Leveled
-from halotile.tasks.denoisers.function import PictureDenoiser
-from halotile.tasks.finite import mapped_in_words
+from halotile.tasks.denoisers.function import ArrayDenoiser
+from halotile.tasks.finite import describe_range
 from halotile.tasks.noise.estimate import estimate_noise_level
-from halotile.tasks.options import import_from, job_key, required_keys, what_is_told
+from halotile.tasks.options import description_of, import_from, job_key, required_keys
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.user_code import called
 
@@ -63,7 +63,7 @@ def make_denoiser(choice: Any, job: Imports) -> Denoiser:
         allow_imports(f"denoiser {choice.name}", choice.options, job)
     left_out = [key for key in required_keys(kind) if key not in choice.options]
     if left_out:
-        told = "".join(f" {key} is {what}." for key in left_out if (what := what_is_told(kind, key)))
+        told = "".join(f" {key} is {what}." for key in left_out if (what := description_of(kind, key)))
         raise ConfigError(
             f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.{told}"
         )
@@ -88,16 +88,16 @@ def allow_imports(what: str, options: Mapping[str, Any], job: Imports) -> None:
 def computed_by(denoiser: Denoiser, device: str, precision: str) -> tuple[str, str, tuple[str, ...]]:
     """What computes a denoiser, how exactly, and what is to be said where that is not what was asked for."""
     notes = []
-    if device != "cpu" and isinstance(denoiser, PictureDenoiser):
+    if device != "cpu" and isinstance(denoiser, ArrayDenoiser):
         device = "cpu"
-        notes.append(f"{denoiser.title} is a function of arrays and computes on processors")
+        notes.append(f"{denoiser.title} is a function of arrays and computes on CPUs")
     if precision != "float32" and not denoiser.convolutional:
         notes.append(
             f"run.precision is {precision}, which is for networks: {denoiser.title} computes in float32"
         )
         precision = "float32"
     elif precision == "tf32" and device == "cpu":
-        notes.append("run.precision is tf32, which is a format of GPUs: processors compute in float32")
+        notes.append("run.precision is tf32, which is a format of GPUs: CPUs compute in float32")
         precision = "float32"
     return device, precision, tuple(notes)
 
@@ -151,12 +151,12 @@ def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Re
     missing = [letter for letter in tiled if letter not in axes]
     if missing:
         raise ConfigError(
-            f"tile.axes is {''.join(tiled)!r}, the picture's axes are {''.join(axes)!r}. Write some of these."
+            f"tile.axes is {''.join(tiled)!r}, the image's axes are {''.join(axes)!r}. Write some of these."
         )
     if len(tiled) not in denoiser.dims:
         raise ConfigError(
             f"tile.axes is {''.join(tiled)!r}: {denoiser.title} works on {' or '.join(map(str, denoiser.dims))} axes. "
-            f"The picture has {''.join(axes)!r}; choose that many of them."
+            f"The image has {''.join(axes)!r}; choose that many of them."
         )
     readable: Readable = source
     channels = denoiser.channels[0]
@@ -165,14 +165,14 @@ def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Re
     if "c" not in axes:
         if channels != 1:
             raise InputError(
-                f"{denoiser.title} takes {channels} channels, the picture has axes {''.join(axes)!r} without c. "
+                f"{denoiser.title} takes {channels} channels, the image has axes {''.join(axes)!r} without c. "
                 "Name its channel axis with input.axes, or use a network of one channel."
             )
         readable, axes = with_channel_axis(source), ("c", *axes)
     channel = axes.index("c")
     if readable.shape[channel] != channels:
         raise InputError(
-            f"{denoiser.title} takes {channels} channels, the picture has {readable.shape[channel]}. "
+            f"{denoiser.title} takes {channels} channels, the image has {readable.shape[channel]}. "
             "Use a network of as many channels."
         )
     return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), channel), readable
@@ -189,12 +189,12 @@ def open_sides(job: Job, denoiser: Denoiser, source: Readable, roles: Roles) -> 
             )
         if name == "mask" and (denoiser.scale != 1 or denoiser.channels[0] != denoiser.channels[1]):
             raise ConfigError(
-                f"input.sides.mask: {denoiser.title} changes the picture's shape, so no pixel can be kept. Leave the mask out."
+                f"input.sides.mask: {denoiser.title} changes the image's shape, so no pixel can be kept. Leave the mask out."
             )
         side = open_source(path)
         if side.shape not in (source.shape, spatial_shape):
             raise InputError(
-                f"input.sides.{name} has shape {side.shape}. Give it the picture's shape {source.shape} "
+                f"input.sides.{name} has shape {side.shape}. Give it the image's shape {source.shape} "
                 f"or that of its tiled axes {spatial_shape}."
             )
         sides[name] = side
@@ -211,7 +211,7 @@ def value_range(job: Job, dtype: np.dtype[Any]) -> tuple[float, float] | None:
 def check_units(
     denoiser: Denoiser, values: tuple[float, float] | None, sides: Mapping[str, Readable]
 ) -> None:
-    """Refuse a noise level, or a strength in the place of one, that counts in other numbers than the picture that is denoised.
+    """Refuse a noise level, or a strength in the place of one, that counts in other numbers than the image that is denoised.
 
     Raises
     ------
@@ -232,18 +232,18 @@ def check_units(
         if isinstance(given, int | float) and given > 1:
             what, instead = ("noise", "auto") if key == "sigma" else ("strength", "sigma: auto beside it")
             raise ConfigError(
-                f"denoiser.{key} is {given:g}. {mapped_in_words(values, what)} "
+                f"denoiser.{key} is {given:g}. {describe_range(values, what)} "
                 f"Write {key}: {given / (values[1] - values[0]):.3g}, or {instead}."
             )
 
 
-def settle_noise_level(
+def choose_noise_level(
     denoiser: Denoiser,
     source: Readable,
     values: tuple[float, float] | None,
     previous: Mapping[str, Any] | None,
 ) -> tuple[Denoiser, float | None]:
-    """The denoiser told the noise level, if it wants one: estimated once, for the whole picture.
+    """The denoiser told the noise level, if it wants one: estimated once, for the whole image.
 
     A resumed run keeps the estimate it began with.
     """

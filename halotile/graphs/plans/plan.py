@@ -17,7 +17,7 @@ from halotile.graphs.plans.gpu_trials import written_tiles
 from halotile.graphs.plans.memory import MIB, Footprint, check_share
 from halotile.graphs.plans.opening import describe_denoiser
 from halotile.graphs.plans.receptive_field import Reach
-from halotile.graphs.plans.worker_count import Asked, check_allocation
+from halotile.graphs.plans.worker_count import Requested, check_allocation
 from halotile.graphs.runs.identity import fingerprint
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
@@ -88,7 +88,7 @@ class RunPlan(Protocol):
 
     @property
     def same_inputs(self) -> tuple[dict[str, Any], ...]:
-        """What else has been called the pictures that the job reads."""
+        """What else has been called the images that the job reads."""
         ...
 
     @property
@@ -110,7 +110,7 @@ class RunPlan(Protocol):
         ...
 
     def reads(self) -> Iterator[Path]:
-        """Files that the job reads besides pictures that the planner has looked after."""
+        """Files that the job reads besides images that the planner has looked after."""
         ...
 
     def job_json(self) -> dict[str, Any]:
@@ -131,14 +131,14 @@ class Plan:
     """Where its workers live: that of the job, or what is better for it where the job leaves that open."""
     task: DenoiseTask
     sources: tuple[Source, ...]
-    """The picture and the side inputs."""
+    """The image and the side inputs."""
     layout: Layout
     reach: Reach
     output: Path
     run_directory: Path
     identity: dict[str, Any]
     same_inputs: tuple[dict[str, Any], ...]
-    """What else has been called the pictures that this job reads: see :func:`make_plan`."""
+    """What else has been called the images that this job reads: see :func:`make_plan`."""
     differs: tuple[str, ...]
     resumes: bool
     fresh: bool
@@ -146,7 +146,7 @@ class Plan:
     free_disk_bytes: int
     machine_bytes: int | None
     """Memory that the workers share; None where they run on other machines."""
-    asked: Asked
+    requested: Requested
     """How many workers the job asks for."""
     tuned: Tuned | None
     """What a trial of the device found, where there was one."""
@@ -199,7 +199,7 @@ class Plan:
         if needed.total_bytes > self.memory_bytes:
             raise MemoryRefused(
                 f"run.memory_per_worker is {self.job.run.memory_per_worker}; one block of {list(self.grid.block)} needs "
-                f"{bytes_text(needed.total_bytes)}, of which {needed.in_words()}.{self._words_of_depth()} "
+                f"{bytes_text(needed.total_bytes)}, of which {needed.describe()}.{self._words_of_depth()} "
                 f"{self._ways_to_fit(needed)}"
             )
         check_allocation(self.run, self.cluster)
@@ -207,7 +207,7 @@ class Plan:
             self.job.run.count,
             self.machine_bytes,
             needed.total_bytes,
-            needed.in_words(),
+            needed.describe(),
             SMALLER,
             self._words_of_depth(),
         )
@@ -256,7 +256,7 @@ class Plan:
         parts = {
             name: asdict(getattr(self.job, name)) for name in ("input", "output", "tile", "run", "cluster")
         }
-        parts["run"]["workers"] = self.asked.workers
+        parts["run"]["workers"] = self.requested.workers
         parts["output"]["path"] = str(self.output)
         choice = self.job.denoiser
         return {
@@ -283,7 +283,7 @@ class Plan:
         block = edges(task.grid.block)
         if (
             task.tiling.scale == 1
-        ):  # a block that ends with the picture is as good as one that ends with its shard
+        ):  # a block that ends with the image is as good as one that ends with its shard
             block = [-(-b // s) * s for b, s in zip(block, edges(self.layout.shard), strict=True)]
         job["denoiser"] = describe_denoiser(task.denoiser)
         job["output"] |= {
@@ -343,7 +343,7 @@ class Plan:
             "inodes": self.layout.inodes,
             "free_inodes": free_inodes(existing_parent(self.output)),
             "workers": self.job.run.count,
-            "workers_from": self.asked.why,
+            "workers_from": self.requested.why,
             "resumes": self.resumes,
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),
@@ -351,13 +351,13 @@ class Plan:
 
 
 def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape of the largest tile, and of what is computed for it: no more than the picture where it is cut there."""
+    """Shape of the largest tile, and of what is computed for it: no more than the image where it is cut there."""
     tiling = task.tiling
-    tile = tuple(min(t, n) for t, n in zip(tiling.tile, tiling.picture, strict=True))
+    tile = tuple(min(t, n) for t, n in zip(tiling.tile, tiling.image, strict=True))
     rules = [task.rim.rules[i] for i in task.roles.spatial]
     grown = [t + a + b for t, (a, b) in zip(tile, tiling.depth, strict=True)]
     window = tuple(
-        min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.picture, rules, strict=True)
+        min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.image, rules, strict=True)
     )
     return tile, window
 

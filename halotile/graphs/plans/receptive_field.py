@@ -10,7 +10,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.jobs.sections import Tile
 from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.denoisers.function import PictureDenoiser
+from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.trials.probe import check_ragged, probe
 from halotile.tasks.trials.rehearsal import refusal, rehearse
 
@@ -87,12 +87,12 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
     )
 
 
-def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, picture: tuple[int, ...]) -> Reach:
-    """The reach of a user's network or function after its tiles were compared with a whole picture.
+def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ...]) -> Reach:
+    """The reach of a user's network or function after its tiles were compared with a whole image.
 
     Parameters
     ----------
-    picture : tuple of int
+    image : tuple of int
         Lengths of the tiled axes.
 
     Returns
@@ -104,20 +104,20 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, picture: tuple[int, 
     ------
     ConfigError
         When the tiles show, and nobody said by hand how far it looks, or that seams are allowed; or when the
-        network cannot take the picture's far edge.
+        network cannot take the image's far edge.
     """
-    if isinstance(denoiser, PictureDenoiser):
+    if isinstance(denoiser, ArrayDenoiser):
         if tile.seams != "allow":
             denoiser.check_depth(reach.depth)
         return reach
     known = denoiser.probed(*reach.probed) if reach.probed else denoiser
     if known.alignment > 1:
-        check_ragged(known, picture)
+        check_ragged(known, image)
     if tile.seams == "allow":
         return reach
-    found = rehearse(known, reach.depth, picture, search=reach.probed is not None)
+    found = rehearse(known, reach.depth, image, search=reach.probed is not None)
     if reach.probed is not None:
         if not found.agrees:
-            raise refusal(denoiser, found, picture)
+            raise refusal(denoiser, found, image)
         reach = replace(reach, align=found.alignment, probed=(reach.probed[0], found.alignment))
     return replace(reach, difference=found.difference)

@@ -25,10 +25,10 @@ SHARES = 12
 """A shard has at most one of so many parts of what a worker has besides its program: a block reads, computes and encodes one or more."""
 TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
 """Compute tiles worth considering, the fastest first; the smaller ones where memory is short."""
-CARD_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
-"""Those that are tried on a card, where small ones in big batches may be as good, and memory for large ones may be plenty."""
+GPU_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
+"""Those that are tried on a GPU, where small ones in big batches may be as good, and memory for large ones may be plenty."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
-"""On a processor. A card may have blocks of twice the edge: it outruns the storage, and reads less halo."""
+"""On a CPU. A GPU may have blocks of twice the edge: it outruns the storage, and reads less halo."""
 SMALL_CONVOLUTION = 20480
 BLOCKS_PER_WORKER = 8
 """Fewer super-blocks than this for each worker, and the last ones leave workers idle."""
@@ -36,7 +36,7 @@ BLOCKS_PER_WORKER = 8
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What is known of the picture before sizes are chosen."""
+    """What is known of the image before sizes are chosen."""
 
     shape: tuple[int, ...]
     """Shape of the input, in pixels."""
@@ -263,14 +263,14 @@ def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[
 
 
 def candidate_blocks(
-    geometry: Geometry, unit: tuple[int, ...], workers: int, *, on_card: bool = False
+    geometry: Geometry, unit: tuple[int, ...], workers: int, *, on_gpu: bool = False
 ) -> list[tuple[int, ...]]:
     """Super-blocks worth considering, largest first: k units on each tiled axis.
 
     Larger ones read less halo; but there must be enough of them to keep all workers busy.
     """
     candidates: dict[tuple[int, ...], tuple[int, ...]] = {}
-    largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_card else 1)
+    largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_gpu else 1)
     for k in range(1, 65):
         block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))
         counts = tuple(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
@@ -282,33 +282,33 @@ def candidate_blocks(
 
 
 def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
-    """The shortest window on each tiled axis that is computed as the whole picture is.
+    """The shortest window on each tiled axis that is computed as the whole image is.
 
     torch gives a convolution over a single image of up to 20480 numbers to another library, which rounds
-    differently. A picture that is itself no larger is one window.
+    differently. An image that is itself no larger is one window.
     """
-    picture = [geometry.shape[i] for i in geometry.roles.spatial]
+    image = [geometry.shape[i] for i in geometry.roles.spatial]
     if not convolutional:
-        return (1,) * len(picture)
-    if math.prod(picture) <= SMALL_CONVOLUTION:
-        return tuple(picture)
-    least = [min(n, math.ceil((SMALL_CONVOLUTION + 1) ** (1 / len(picture)))) for n in picture]
+        return (1,) * len(image)
+    if math.prod(image) <= SMALL_CONVOLUTION:
+        return tuple(image)
+    least = [min(n, math.ceil((SMALL_CONVOLUTION + 1) ** (1 / len(image)))) for n in image]
     while math.prod(least) <= SMALL_CONVOLUTION:
-        room = [i for i, n in enumerate(picture) if least[i] < n]
+        room = [i for i, n in enumerate(image) if least[i] < n]
         i = min(room, key=lambda axis: least[axis])
         others = math.prod(least) // least[i]
-        least[i] = min(picture[i], SMALL_CONVOLUTION // others + 1)
+        least[i] = min(image[i], SMALL_CONVOLUTION // others + 1)
     return tuple(least)
 
 
-def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_card: bool = False) -> tuple[Size, ...]:
+def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_gpu: bool = False) -> tuple[Size, ...]:
     """Compute tiles worth considering, the likeliest first; the one that was given, if one was."""
-    tiles = CARD_TILES if on_card else TILES
+    tiles = GPU_TILES if on_gpu else TILES
     return tiles.get(geometry.dims, (64,)) if size == "auto" else (size,)
 
 
 def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute tile on the tiled axes, in input pixels: no longer than the block or the picture, aligned for the network."""
+    """Compute tile on the tiled axes, in input pixels: no longer than the block or the image, aligned for the network."""
     spread = geometry.spread("tile.size", size, geometry.shape)
     align = geometry.align
     least = (min(spread[i], block[i], geometry.shape[i]) for i in geometry.roles.spatial)

@@ -15,7 +15,7 @@ from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.launchers import copy_of
 from halotile.graphs.jobs.sections import Auto, Cluster, Job, Reconstruction, Run, parse_bytes
-from halotile.graphs.plans.devices import LOCAL_CUDA, SLURM_ALLOC, asked_by, chosen
+from halotile.graphs.plans.devices import LOCAL_CUDA, SLURM_ALLOC, chosen, requested_by
 from halotile.graphs.plans.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
 
 USUAL = 2
@@ -74,8 +74,8 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
         count = Count(*workers_in(environment, device))
         if not count.workers:
             raise ConfigError(
-                f"{asked_by(run, cluster)}, and Slurm tells of no GPU in the allocation: with run.workers: auto there would be no worker. "
-                "Leave it out to compute on processors, or ask Slurm for GPUs (--gres=gpu:1); where Slurm does not count them, write run.workers."
+                f"{requested_by(run, cluster)}, and Slurm tells of no GPU in the allocation: with run.workers: auto there would be no worker. "
+                "Leave it out to compute on CPUs, or ask Slurm for GPUs (--gres=gpu:1); where Slurm does not count them, write run.workers."
             )
         return count
     return Count(USUAL, "as many as are asked for: run.workers")
@@ -93,7 +93,7 @@ def _of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
     )
 
 
-class Asked(NamedTuple):
+class Requested(NamedTuple):
     """The number of workers that a job has asked for, and why it has another.
 
     Parameters
@@ -108,30 +108,32 @@ class Asked(NamedTuple):
     why: str
 
 
-def with_workers(job: AJob, cluster: Cluster, device: str) -> tuple[AJob, Asked]:
+def with_workers(job: AJob, cluster: Cluster, device: str) -> tuple[AJob, Requested]:
     """A job with its number of workers decided, and what it was before."""
     workers, why = workers_of(job.run, cluster, device)
-    return replace(job, run=replace(job.run, workers=workers)), Asked(job.run.workers, why)
+    return replace(job, run=replace(job.run, workers=workers)), Requested(job.run.workers, why)
 
 
 def no_more_than(
-    job: AJob, asked: Asked, shape: tuple[int, ...], unit: tuple[int, ...]
-) -> tuple[AJob, Asked]:
+    job: AJob, requested: Requested, shape: tuple[int, ...], unit: tuple[int, ...]
+) -> tuple[AJob, Requested]:
     """The same without workers that would have nothing to do, where their number is not somebody's own.
 
     Parameters
     ----------
     job : Job or Reconstruction
         With its number of workers decided.
-    asked : Asked
+    requested : Asked
         What it was before.
     shape, unit : tuple of int
         Shapes of the image and of the smallest block, in pixels.
     """
     blocks = math.prod(-(-n // u) for n, u in zip(shape, unit, strict=True))
-    if not asked.why or job.run.count <= blocks:
-        return job, asked
-    return replace(job, run=replace(job.run, workers=blocks)), Asked(asked.workers, "one for each block")
+    if not requested.why or job.run.count <= blocks:
+        return job, requested
+    return replace(job, run=replace(job.run, workers=blocks)), Requested(
+        requested.workers, "one for each block"
+    )
 
 
 def check_allocation(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> None:

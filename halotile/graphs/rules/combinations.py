@@ -42,7 +42,7 @@ LACKING = {"htcondor": ("queue", "account", "walltime")}
 """Keys of a cluster section that mean nothing to a kind."""
 
 Place = tuple[str | int, ...]
-Told = Iterator[tuple[Place, str]]
+Faults = Iterator[tuple[Place, str]]
 """Where, and what is wrong there."""
 
 
@@ -88,15 +88,15 @@ def check_reconstruction(job: Reconstruction) -> None:
         raise ConfigError("\n".join(faults))
 
 
-def _sizes_of_picture(output: Output, tile: Tile, denoiser: Denoiser) -> Told:
+def _sizes_of_input(output: Output, tile: Tile, denoiser: Denoiser) -> Faults:
     yield from _sizes(output, tile, denoiser.scale)
 
 
-def _sizes_of_image(output: Output, tile: Tile) -> Told:
+def _sizes_of_image(output: Output, tile: Tile) -> Faults:
     yield from _sizes(output, tile, 1)
 
 
-def _sizes(output: Output, tile: Tile, scale: int) -> Told:
+def _sizes(output: Output, tile: Tile, scale: int) -> Faults:
     """Sizes that have to be multiples of one another."""
     shard, chunk, block = output.shard, output.chunk, tile.block
     if message := _multiple(shard, chunk, "output.chunk", "a shard holds whole chunks"):
@@ -105,7 +105,7 @@ def _sizes(output: Output, tile: Tile, scale: int) -> Told:
         yield ("tile", "block"), message
 
 
-def _depth(tile: Tile, denoiser: Denoiser) -> Told:
+def _depth(tile: Tile, denoiser: Denoiser) -> Faults:
     """A depth for a denoiser that declares how far it looks."""
     needed = denoiser.receptive_field()
     if tile.depth == "auto" or tile.seams == "allow" or needed is None:
@@ -118,7 +118,7 @@ def _depth(tile: Tile, denoiser: Denoiser) -> Told:
         )
 
 
-def _depth_of_variation(tile: Tile, prior: PriorChoice) -> Told:
+def _depth_of_variation(tile: Tile, prior: PriorChoice) -> Faults:
     # How far it looks does not depend on its strength, which may be wrong itself.
     if prior.name == "tv" and prior.iterations > 0:
         yield from _depth(tile, TotalVariation(strength=1.0, iterations=prior.iterations))
@@ -144,7 +144,7 @@ def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | 
     return f"{shown(size)} is no multiple of {of} {shown(unit)}; {why}: write {better}"
 
 
-def _some_operator(operators: tuple[OperatorChoice, ...]) -> Told:
+def _some_operator(operators: tuple[OperatorChoice, ...]) -> Faults:
     if not operators:
         yield (
             ("operators",),
@@ -152,7 +152,7 @@ def _some_operator(operators: tuple[OperatorChoice, ...]) -> Told:
         )
 
 
-def _prior_with_its_options(prior: PriorChoice) -> Told:
+def _prior_with_its_options(prior: PriorChoice) -> Faults:
     """What is written for a prior that it does not use."""
     plugged = prior.name == "pnp"
     if plugged and prior.denoiser is None:
@@ -170,7 +170,7 @@ def _prior_with_its_options(prior: PriorChoice) -> Told:
         yield ("prior", "weight"), "there is no prior to count; write prior.name: tv, say, or leave it out"
 
 
-def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Told:
+def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
     if solver.name == "cg" and prior.name != "none":
         yield (
             ("prior", "name"),
@@ -184,12 +184,12 @@ def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Told:
         )
 
 
-def _step_of_solver(solver: SolverChoice) -> Told:
+def _step_of_solver(solver: SolverChoice) -> Faults:
     if solver.name == "cg" and solver.step != "auto":
         yield ("solver", "step"), f"{solver.step:g}, and cg finds its own; write auto, or leave it out"
 
 
-def _checkpoints_of_solver(solver: SolverChoice, aim: Aim) -> Told:
+def _checkpoints_of_solver(solver: SolverChoice, aim: Aim) -> Faults:
     every, left = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
     if not 1 < every <= MOST_PER_SWEEP:
         return
@@ -213,7 +213,7 @@ def _checkpoints_of_solver(solver: SolverChoice, aim: Aim) -> Told:
         )
 
 
-def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Told:
+def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Faults:
     if solver.name == "cg" and fidelity.name != "l2":
         yield (
             ("fidelity", "name"),
@@ -221,7 +221,7 @@ def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Told:
         )
 
 
-def _fidelity_with_its_options(fidelity: FidelityChoice) -> Told:
+def _fidelity_with_its_options(fidelity: FidelityChoice) -> Faults:
     if fidelity.name != "poisson" and fidelity.background:
         yield (
             ("fidelity", "background"),
@@ -229,7 +229,7 @@ def _fidelity_with_its_options(fidelity: FidelityChoice) -> Told:
         )
 
 
-def _start_of_fidelity(fidelity: FidelityChoice, aim: Aim) -> Told:
+def _start_of_fidelity(fidelity: FidelityChoice, aim: Aim) -> Faults:
     if fidelity.name == "poisson" and aim.start is None:
         yield (
             ("fidelity", "name"),
@@ -238,7 +238,7 @@ def _start_of_fidelity(fidelity: FidelityChoice, aim: Aim) -> Told:
         )
 
 
-def _exact_engines(operators: tuple[OperatorChoice, ...], aim: Aim) -> Told:
+def _exact_engines(operators: tuple[OperatorChoice, ...], aim: Aim) -> Faults:
     for number, choice in enumerate(operators):
         if aim.exact and choice.options.get("engine") == "fft":
             yield (
@@ -247,12 +247,12 @@ def _exact_engines(operators: tuple[OperatorChoice, ...], aim: Aim) -> Told:
             )
 
 
-def _one_weight_each(operators: tuple[OperatorChoice, ...]) -> Told:
+def _one_weight_each(operators: tuple[OperatorChoice, ...]) -> Faults:
     for number, choice in enumerate(operators):
         yield from _weights_in(choice.name, choice.options, ("operators", number))
 
 
-def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, ...]) -> Told:
+def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, ...]) -> Faults:
     """Of a sum, and of those inside of others."""
     parts, weights = options.get("operators", ()), options.get("weights", ())
     if name == "sum" and isinstance(weights, list | tuple) and len(parts) != len(weights):
@@ -265,7 +265,7 @@ def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, .
             yield from _weights_in(part.get("name", ""), part, (*place, "operators", number))
 
 
-def _every_block(run: Run) -> Told:
+def _every_block(run: Run) -> Faults:
     """Settings of a run that have no meaning for a solver."""
     if run.on_bad_block != "fail":
         yield (
@@ -279,12 +279,12 @@ def _every_block(run: Run) -> Told:
         )
 
 
-def _planes(tile: Tile) -> Told:
+def _planes(tile: Tile) -> Faults:
     if tile.axes != "auto" and tile.axes.lower() != "yx":
         yield ("tile", "axes"), f"{shown(tile.axes)}, and operators work on planes; write yx, or leave it out"
 
 
-def _scheduler_of_cluster(cluster: Cluster) -> Told:
+def _scheduler_of_cluster(cluster: Cluster) -> Faults:
     """Where a running scheduler is, of which there is one."""
     given = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
     if cluster.kind not in ("auto", "scheduler"):
@@ -302,7 +302,7 @@ def _scheduler_of_cluster(cluster: Cluster) -> Told:
         )
 
 
-def _keys_of_cluster(cluster: Cluster) -> Told:
+def _keys_of_cluster(cluster: Cluster) -> Faults:
     """What some batch systems have nothing of."""
     for key in LACKING.get(cluster.kind, ()):
         if (value := getattr(cluster, key)) is not None:
@@ -312,7 +312,7 @@ def _keys_of_cluster(cluster: Cluster) -> Told:
             )
 
 
-def _gpus_of_cluster(cluster: Cluster) -> Told:
+def _gpus_of_cluster(cluster: Cluster) -> Faults:
     """Which GPUs are said on one machine, how many for each worker elsewhere."""
     if cluster.kind == "local" and cluster.gpus:
         yield (
@@ -327,8 +327,8 @@ def _gpus_of_cluster(cluster: Cluster) -> Told:
         )
 
 
-def _device_of_run(run: Run) -> Told:
-    """Formats that processors have none of."""
+def _device_of_run(run: Run) -> Faults:
+    """Formats that CPUs have none of."""
     if run.precision == "tf32" and run.device == "cpu":
         yield (
             ("run", "precision"),
@@ -336,7 +336,7 @@ def _device_of_run(run: Run) -> Told:
         )
 
 
-def _encryption_of_cluster(cluster: Cluster) -> Told:
+def _encryption_of_cluster(cluster: Cluster) -> Faults:
     """Who may be without: nobody beyond loopback."""
     remote = cluster.kind not in ("auto", "local", "local-cuda", "scheduler")
     address = cluster.address or ""
@@ -351,7 +351,7 @@ def _encryption_of_cluster(cluster: Cluster) -> Told:
         yield ("cluster", "address"), f"{address} is not encrypted; write {instead}"
 
 
-Rule = Callable[..., Told]
+Rule = Callable[..., Faults]
 
 _OF_CLUSTERS = (
     _scheduler_of_cluster,
@@ -363,7 +363,7 @@ _OF_CLUSTERS = (
 
 RULES: Mapping[type, tuple[Rule, ...]] = {
     Cluster: _OF_CLUSTERS,
-    Job: (_sizes_of_picture, _depth, *_OF_CLUSTERS),
+    Job: (_sizes_of_input, _depth, *_OF_CLUSTERS),
     Reconstruction: (
         _some_operator,
         _sizes_of_image,

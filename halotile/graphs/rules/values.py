@@ -1,7 +1,7 @@
 """Values of a job that cannot be, each with the words that say so.
 
 A job file and a script both come by here, so the same value gets the same words. The planner checks what
-takes the picture to know, and a denoiser its own options.
+takes the image to know, and a denoiser its own options.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _dtype(value: str) -> str | None:
     if value in _DTYPES:
         return None
     if value.startswith("complex"):
-        return f"{shown(value)} cannot hold a denoised picture; write auto, or a float or integer type"
+        return f"{shown(value)} cannot hold a denoised image; write auto, or a float or integer type"
     near = nearest(value, _DTYPES)
     return f"{shown(value)} is not one of {', '.join(_DTYPES)}" + (f"; did you mean {near}?" if near else "")
 
@@ -184,11 +184,11 @@ def _output_name(path: PurePath) -> str | None:
     if not _OTHER_FORMATS.fullmatch(path.suffix):
         return None
     zarr = path.with_suffix(".zarr")
-    picture = path if path.suffix.lower() in _PREVIEWS else path.with_suffix(".tif")
-    kind = _PREVIEWS[picture.suffix.lower()]
+    image = path if path.suffix.lower() in _PREVIEWS else path.with_suffix(".tif")
+    kind = _PREVIEWS[image.suffix.lower()]
     return (
         f"{path} is no name for the Zarr that a run writes; write {zarr}, and "
-        f"`recon-cli preview {zarr} {picture}` makes {kind} of it"
+        f"`recon-cli preview {zarr} {image}` makes {kind} of it"
     )
 
 
@@ -298,7 +298,7 @@ _SECTIONS = ("input", "output", "fidelity", "prior", "solver", "tile", "run", "c
 
 
 def check_job(job: AnyJob) -> None:
-    """Refuse a job with values that no picture could make right.
+    """Refuse a job with values that no image could make right.
 
     Raises
     ------

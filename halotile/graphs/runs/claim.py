@@ -24,9 +24,9 @@ from halotile.graphs.jobs.reconstruct.continuation import identity_of
 from halotile.graphs.plans.plan import RunPlan
 from halotile.graphs.runs.damage import damaged_blocks, written_of
 from halotile.graphs.runs.held_output import Claimed, repair_command
-from halotile.graphs.runs.identity import KEYS, PICTURES, differences, may_be_same
+from halotile.graphs.runs.identity import INPUT_KEYS, KEYS, differences, may_be_same
 from halotile.graphs.runs.signals import Signals
-from halotile.graphs.waiting import log_line, patience_seconds, told_if_slow
+from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
 from halotile.storage.disk.durable import is_full, sweep_partials
 from halotile.storage.disk.ownership import (
     REPLACE,
@@ -102,10 +102,10 @@ def claim(plan: RunPlan, directory: RunDirectory, signals: Signals | None = None
 def _waiting(what: str, signals: Signals) -> Iterator[Callable[[], bool]]:
     """Tell what is waited for where that takes a while; given is what asks whether a signal has cut it short."""
     try:
-        with told_if_slow(log_line, what):
-            yield lambda: signals.asked
+        with report_if_slow(log_line, what):
+            yield lambda: signals.requested
     except OutputInUse as held:
-        if not signals.asked:
+        if not signals.requested:
             raise
         raise Stopped(f"stopped on {signals.name} while it waited: {held}", signals.name) from held
 
@@ -213,12 +213,12 @@ def _check_pixels(plan: RunPlan, directory: RunDirectory) -> None:
 def _is_own(plan: RunPlan, directory: RunDirectory) -> bool:
     """Whether the run there was asked for the same as this one, however it was to be computed."""
     try:
-        asked = directory.read_job()
+        requested = directory.read_job()
     except DamagedData:
-        asked = None
-    if asked is None:
+        requested = None
+    if requested is None:
         return (directory.whole_plan() or {}).get("fingerprint") == plan.fingerprint
-    return _what_is_made(asked) == _what_is_made(plan.job_json())
+    return _what_is_made(requested) == _what_is_made(plan.job_json())
 
 
 def _what_is_made(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,13 +332,13 @@ def check_same_job(plan: RunPlan, previous: Mapping[str, Any]) -> None:
     """
     if differs := differences(previous["identity"], plan.identity):
         listed = "\n".join(f"  {line}" for line in differs)
-        pictures = tuple(f"{KEYS.get(name, name)}." for name in PICTURES)
+        images = tuple(f"{KEYS.get(name, name)}." for name in INPUT_KEYS)
         mended, moved = "", ""
-        if may_be_same(previous["identity"], plan.identity) and all(d.startswith(pictures) for d in differs):
+        if may_be_same(previous["identity"], plan.identity) and all(d.startswith(images) for d in differs):
             if any(".path was " in line for line in differs):
                 moved = " --same-input takes your word that these are the same pixels at another place: every block that is done stays."
             else:
-                mended = "If these are the same pictures, mended or copied, run with --same-input. "
+                mended = "If these are the same images, mended or copied, run with --same-input. "
         raise ResumeRefused(
             f"{plan.run_directory} belongs to a different job:\n{listed}\n"
             f"{mended}Write what it was, or run with {_to_start_over(plan)} to start over.{moved}"

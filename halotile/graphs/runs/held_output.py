@@ -148,7 +148,7 @@ class Claimed:
         def until_asked() -> Iterator[int]:
             nonlocal looked_at
             for number in numbers:
-                if signals.asked if thorough else signals.hurried:
+                if signals.requested if thorough else signals.hurried:
                     raise Stopped(
                         f"stopped on {signals.name} while the blocks that are done were checked. Run again to go on.",
                         signals.name,

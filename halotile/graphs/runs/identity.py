@@ -32,8 +32,8 @@ HARMLESS = (("on_nan", "fail", "propagate"),)
 """Changes of an identity, from and to, that no block that is done would look different for."""
 
 
-OF_CARDS = ("tile", "batch", "channels_last")
-"""What only cards let decide about bits."""
+GPU_KEYS = ("tile", "batch", "channels_last")
+"""What only GPUs let decide about bits."""
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
@@ -90,22 +90,22 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "
 
 def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     """An identity that names its device and leaves out what follows from that: a processor's does neither."""
-    return {key: value for key, value in identity.items() if key not in OF_CARDS} | {
+    return {key: value for key, value in identity.items() if key not in GPU_KEYS} | {
         "device": identity.get("device", "cpu")
     }
 
 
-PICTURES = ("input", "sides")
+INPUT_KEYS = ("input", "sides")
 """The parts of an identity that say what is read."""
 
 
-def pictures_of(identity: Mapping[str, Any]) -> dict[str, Any]:
+def inputs_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """What a job of this identity reads."""
-    return {name: identity[name] for name in PICTURES}
+    return {name: identity[name] for name in INPUT_KEYS}
 
 
 def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether what two jobs read could be the same pictures, mended or moved: of one shape, type and axes.
+    """Whether what two jobs read could be the same images, mended or moved: of one shape, type and axes.
 
     Examples
     --------
@@ -115,14 +115,14 @@ def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     >>> may_be_same(before, before | {"input": before["input"] | {"shape": [9, 8]}})
     False
     """
-    if not all(name in identity for identity in (before, now) for name in PICTURES):
+    if not all(name in identity for identity in (before, now) for name in INPUT_KEYS):
         return False  # a reconstruction names what it reads operator by operator
     return _forms(before) == _forms(now)
 
 
 def _forms(identity: Mapping[str, Any]) -> dict[str, list[Any]]:
-    pictures = {"": identity["input"], **identity["sides"]}
-    return {name: [picture[key] for key in ("shape", "dtype", "axes")] for name, picture in pictures.items()}
+    images = {"": identity["input"], **identity["sides"]}
+    return {name: [image[key] for key in ("shape", "dtype", "axes")] for name, image in images.items()}
 
 
 def _word(value: Any) -> str:

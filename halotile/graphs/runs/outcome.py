@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.plans.plan import RunPlan
-from halotile.graphs.runs.identity import PICTURES
+from halotile.graphs.runs.identity import INPUT_KEYS
 from halotile.graphs.runs.progress import Progress
 from halotile.tasks.block import BadBlock
 
@@ -28,7 +28,7 @@ class Outcome:
     output: str
     run_directory: str
     device_peak_bytes: int = 0
-    """The most that a worker's tensors held on a card."""
+    """The most that a worker's tensors held on a GPU."""
     compute_seconds: float = 0.0
     """Of all workers, each by the clock of what computes there."""
     start_seconds: float = 0.0
@@ -63,7 +63,7 @@ def ended_by(error: BaseException) -> str:
     )
 
 
-def full_disk_in_words(plan: RunPlan, error: str, done: int) -> str:
+def describe_full_disk(plan: RunPlan, error: str, done: int) -> str:
     """What a full disk stopped, and how much room the rest takes."""
     total = len(plan.grid)
     left = plan.output_bytes * (total - done) / total
@@ -78,10 +78,10 @@ def full_disk_in_words(plan: RunPlan, error: str, done: int) -> str:
 def failure_of(plan: RunPlan, bad: tuple[BadBlock, ...]) -> BlockFailed:
     """The error that blocks which failed are."""
     kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
-    return kind(bad_blocks_in_words(plan, bad))
+    return kind(describe_bad_blocks(plan, bad))
 
 
-def bad_blocks_in_words(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
+def describe_bad_blocks(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
     """The blocks that failed, the first few by name."""
     lines = [
         f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {first_line(b.error)}"
@@ -104,15 +104,15 @@ def bad_blocks_in_words(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
 
 
 def _remedy(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
-    """What can be done about blocks that failed: the picture and the denoiser make the job what it is."""
-    if not all(name in plan.identity for name in PICTURES):
+    """What can be done about blocks that failed: the image and the denoiser make the job what it is."""
+    if not all(name in plan.identity for name in INPUT_KEYS):
         changed = " Where that changed what the job reads, or your code, run with --fresh to start over."
         return f"Mend the cause and run again.{changed if 'operators' in plan.identity else ''}"
     if not all(b.kind in ("input", "damaged") for b in bad):
         return (
-            "Mend the cause and run again: only these are redone. After a change of the picture or of your code run with "
+            "Mend the cause and run again: only these are redone. After a change of the image or of your code run with "
             "--fresh to start over; other options of the denoiser are another job, which also takes output.overwrite: true."
         )
     may_stay = any("run.on_nan: propagate" in b.error for b in bad)
     redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""
-    return f"{redo}Once the picture is mended, run with --same-input: only these are redone."
+    return f"{redo}Once the image is mended, run with --same-input: only these are redone."

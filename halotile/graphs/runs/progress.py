@@ -25,7 +25,7 @@ class Progress:
     start_seconds: float = 0.0
     """From the beginning of the run until its workers were there; :attr:`seconds` follow."""
     device_peak_bytes: int = 0
-    """The most that a worker's tensors held on a card."""
+    """The most that a worker's tensors held on a GPU."""
     compute_seconds: float = 0.0
     """Of all workers, each by the clock of what computes there."""
     retried: int = 0
@@ -74,7 +74,7 @@ _FIGURES = {
 }
 
 
-def figures_in_words(figures: Mapping[str, float]) -> str:
+def describe_figures(figures: Mapping[str, float]) -> str:
     """What an iteration came to, in a line.
 
     Examples

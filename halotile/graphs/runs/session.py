@@ -113,7 +113,7 @@ class Session:
                 phase = sweep.phase if self._used is not None else "start"
                 with self.status.ticking(partial(sweep.progress, phase)):
                     cluster = self._cluster()
-                    await_workers(cluster, self.status.say, sweep.stop_if_asked)
+                    await_workers(cluster, self.status.report, sweep.stop_if_asked)
                 sweep.through(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
                 sweep.untidy = True
@@ -121,7 +121,9 @@ class Session:
                 restarts = 0 if len(sweep.journal.done) > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
-                self.status.say(f"no progress: {error} Starting the cluster anew, going on from the journal.")
+                self.status.report(
+                    f"no progress: {error} Starting the cluster anew, going on from the journal."
+                )
                 self.status.tell(sweep.progress("start"))
 
     def _cluster(self) -> Cluster:
@@ -130,12 +132,12 @@ class Session:
             self._began = time.time()
             if address := self.status.watch.open(self._used):
                 self.status.dashboard = address
-                self.status.say(f"dashboard: {address}")
+                self.status.report(f"dashboard: {address}")
         return self._used
 
     def _end(self, *, report: bool = True) -> None:
         if self._used is not None and self._sweep is not None:
-            self.status.tell_now(self._sweep.progress(self._sweep.phase))
+            self.status.notify_now(self._sweep.progress(self._sweep.phase))
         self.status.watch.close()
         # A cluster that was given goes on, and its report is its owner's.
         if report and self._used is not None and self._used.dashboard and self.given is None:
@@ -148,7 +150,7 @@ class Session:
             return nullcontext(self.given)
         kind = kind_of(self.choice)
         if kind.name != DEFAULT or self.choice.kind == AUTO:
-            self.status.say(f"cluster: {kind.name}, {kind.why}")
+            self.status.report(f"cluster: {kind.name}, {kind.why}")
         sweep_stale(self.directory.path / WORKERS)  # what a driver that was killed has left there
         start: Start = find("clusters", kind.name).start
         return start(
@@ -158,6 +160,6 @@ class Session:
                 choice=self.choice,
                 folder=self.directory.path,
                 stall_seconds=self.run.stall_seconds,
-                say=self.status.say,
+                report=self.status.report,
             )
         )

@@ -42,7 +42,7 @@ class Signals:
     heeded = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self.name = ""
         self._again = False
         self._since = 0.0
@@ -62,18 +62,18 @@ class Signals:
             signal.signal(number, handler)
 
     def _ask(self, number: int, _: FrameType | None) -> None:
-        if self.asked:  # where a drain takes too long, a batch system sends SIGTERM after its warning
+        if self.requested:  # where a drain takes too long, a batch system sends SIGTERM after its warning
             self._again |= time.monotonic() - self._since > TWICE_SECONDS
             return
         self.name = signal.Signals(number).name
         self._since = time.monotonic()
-        self.asked = True
+        self.requested = True
 
     @property
     def hurried(self) -> bool:
         """Whether there is no time left for what is in flight: a second signal came, or the drain has taken too long."""
         limit = _limit_seconds.get()
-        late = self.asked and limit is not None and time.monotonic() - self._since > limit
+        late = self.requested and limit is not None and time.monotonic() - self._since > limit
         return self._again or late
 
     def _interrupt(self, number: int, _: FrameType | None) -> NoReturn:

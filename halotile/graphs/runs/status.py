@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from halotile.graphs.plans.plan import RunPlan
 
 STATUS_SECONDS = 1.0
-TELL_SECONDS = 0.4
+NOTIFY_SECONDS = 0.4
 
 
 class StatusFile:
@@ -71,10 +71,10 @@ class StatusFile:
         self._write("running", progress)
         if self.resumed == progress.total:
             all_done = "the one block is" if progress.total == 1 else f"all {progress.total} blocks are"
-            self.say(f"nothing left to do: {all_done} done; checking every byte")
+            self.report(f"nothing left to do: {all_done} done; checking every byte")
         elif self.resumed:
             are = "is" if self.resumed == 1 else "are"
-            self.say(f"{self.resumed} of {counted(progress.total, 'block')} {are} done already")
+            self.report(f"{self.resumed} of {counted(progress.total, 'block')} {are} done already")
 
     def work_begins(self) -> None:
         """The cluster is up: the clock for rates starts, unless it runs already."""
@@ -117,13 +117,13 @@ class StatusFile:
     def tell(self, progress: Progress) -> None:
         """Tell the observer and the status file, each not more often than it needs."""
         now = time.monotonic()
-        if now - self._told >= TELL_SECONDS:
+        if now - self._told >= NOTIFY_SECONDS:
             self._told = now
             self._notify(progress)
         if now - self._written >= STATUS_SECONDS:
             self._write("draining" if progress.phase == "drain" else "running", progress)
 
-    def tell_now(self, progress: Progress) -> None:
+    def notify_now(self, progress: Progress) -> None:
         """Tell them at once."""
         self._told = self._written = 0.0
         self.tell(progress)
@@ -134,7 +134,7 @@ class StatusFile:
         over = threading.Event()
 
         def tick() -> None:
-            while not over.wait(TELL_SECONDS):
+            while not over.wait(NOTIFY_SECONDS):
                 self.tell(progress())
 
         self.tell(progress())
@@ -146,7 +146,7 @@ class StatusFile:
             over.set()
             thread.join()
 
-    def say(self, message: str) -> None:
+    def report(self, message: str) -> None:
         """Pass a line on to whoever watches, and keep it.
 
         An error of somebody's own code may bring more lines: they are kept, not shown.

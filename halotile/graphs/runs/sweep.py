@@ -15,7 +15,7 @@ from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.sections import Run
-from halotile.graphs.runs.cpu_kinds import record_processor
+from halotile.graphs.runs.cpu_kinds import record_cpu_kind
 from halotile.graphs.runs.held_output import Claimed
 from halotile.graphs.runs.progress import Progress
 from halotile.graphs.runs.signals import Signals
@@ -115,7 +115,7 @@ class Sweep:
         """Whether a worker was lost, which may have left half a file behind."""
         self.synced = time.monotonic()
         self._missing: str | None = None
-        self._processors: set[str] = set()
+        self._cpu_kinds: set[str] = set()
 
     def left(self) -> int:
         """How many blocks are neither done nor given up."""
@@ -156,7 +156,7 @@ class Sweep:
 
     def stop_if_asked(self) -> None:
         """Raise :class:`Stopped` when a signal came and blocks are left."""
-        if self.signals.asked and self.left():
+        if self.signals.requested and self.left():
             raise Stopped(
                 f"stopped on {self.signals.name}{self.title} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
                 "Run again to go on.",
@@ -217,7 +217,7 @@ class Sweep:
             cluster.check()
             stream.be_patient()
             if missing != self._missing:
-                self.status.say(f"no worker is there: {missing}")
+                self.status.report(f"no worker is there: {missing}")
         self._missing = missing
 
     def _todo(self) -> Iterator[int]:
@@ -232,28 +232,30 @@ class Sweep:
         receipt: Receipt = answer.result
         self._mark(receipt, stream)
         self.status.count(receipt)
-        self._heed_batch(receipt.batch)
-        self._heed_processor(receipt.processor)
+        self._note_batch(receipt.batch)
+        self._note_cpu_kind(receipt.cpu_kind)
         for bad in receipt.bad:
             self._retry(bad, stream)
         begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
         stream.hand_back(number for number in answer.numbers if number not in begun)
 
-    def _heed_batch(self, batch: int) -> None:
+    def _note_batch(self, batch: int) -> None:
         """A worker whose memory ran out computes fewer tiles at once: that is told, and a resumed run begins so."""
         before = self.task.batch if self.status.batch is None else self.status.batch
         if 0 < batch < before:
             self.status.batch = batch
-            self.status.say(f"memory ran out on a worker: {batch} tiles at once there, in place of {before}")
+            self.status.report(
+                f"memory ran out on a worker: {batch} tiles at once there, in place of {before}"
+            )
             with suppress(OSError):  # a full disk is told where blocks are written
                 self.directory.remember(batch=batch)
 
-    def _heed_processor(self, processor: str) -> None:
+    def _note_cpu_kind(self, cpu_kind: str) -> None:
         """Warn once where workers of several kinds share a run."""
-        if processor not in self._processors:
-            self._processors.add(processor)
-            if warning := record_processor(processor, self.directory):
-                self.status.say(warning)
+        if cpu_kind not in self._cpu_kinds:
+            self._cpu_kinds.add(cpu_kind)
+            if warning := record_cpu_kind(cpu_kind, self.directory):
+                self.status.report(warning)
 
     def _mark(self, receipt: Receipt, stream: Stream) -> None:
         try:
@@ -308,17 +310,17 @@ class Sweep:
         self.status.event(
             "bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback
         )
-        self.status.say(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
+        self.status.report(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
 
     def _watch(self, stream: Stream) -> None:
         """Between answers: heed signals, sync the journal, tell how far it is."""
-        if self.signals.asked and not stream.draining:
+        if self.signals.requested and not stream.draining:
             stream.drain()
             self.directory.ask_to_stop()
-            self.status.say(f"{self.signals.name}: finishing the blocks in flight, starting no more")
+            self.status.report(f"{self.signals.name}: finishing the blocks in flight, starting no more")
         if self.signals.hurried:
             self.untidy = True
-            self.status.say(
+            self.status.report(
                 "no time is left for the blocks in flight: they are given up, and done again later"
             )
             self.stop_if_asked()

@@ -14,7 +14,7 @@ from typing import Any
 from distributed import Client, WorkerPlugin
 
 from halotile.graphs.runs.stream import answering
-from halotile.storage.io_threads import HANDS
+from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.tasks.block import BlockRunner, BlockTask, Receipt
@@ -84,7 +84,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         _holders[self.token] = self.directory
         import_from(self.import_folder)
         prepare_process(threads=1)
-        HANDS.employ(self.task.hands)
+        IO_THREADS.employ(self.task.io_threads)
         runner = BlockRunner(self.task)
         runner.stages.check()
         return runner

@@ -85,7 +85,7 @@ class Problem:
         """The same image, computed once for each block: operators ask for nearly the same window one after the other."""
         return Shared(image, self.reach, computed=True)
 
-    def swept(self, image: Readable, step: Callable[[Problem, Readable], Readable], slack: int) -> Readable:
+    def swept(self, image: Readable, step: Callable[[Problem, Readable], Readable], margin: int) -> Readable:
         """The image after the iterations of one sweep. Those between are held for a block, and stored nowhere.
 
         Parameters
@@ -94,12 +94,12 @@ class Problem:
             The one that is stored, whose misfit is told.
         step : callable
             One iteration.
-        slack : int
+        margin : int
             How far, in pixels, parts of it look at the image beyond the part that is read first.
         """
         problem = self
         for _ in range(self.per_sweep - 1):
-            image = Shared(step(problem, image), slack, computed=True)
+            image = Shared(step(problem, image), margin, computed=True)
             assert self.untold is not None
             problem = replace(self, gradient=self.untold)
         return step(problem, image)

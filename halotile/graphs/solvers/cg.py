@@ -85,8 +85,8 @@ class ConjugateGradients:
             misfit = state.numbers[MISFIT] - alpha * state.numbers[RR] / 2
         first = state.numbers.get(FIRST, sums[RR])
         residual = math.sqrt(sums[RR] / first) if first > 0 else 0.0
-        before, carried = (state.numbers.get(name, math.inf) for name in (COMPUTED, RESIDUAL))
-        was_rounding = residual > PAYS * before and carried < PAYS * residual
+        before, packed = (state.numbers.get(name, math.inf) for name in (COMPUTED, RESIDUAL))
+        was_rounding = residual > PAYS * before and packed < PAYS * residual
         told = {
             FIRST: first,
             MISFIT: max(misfit, 0.0),
@@ -100,8 +100,8 @@ class ConjugateGradients:
 
 def _is_due(problem: Problem, numbers: Mapping[str, float]) -> bool:
     """Whether the residual is to be computed, and not carried any further."""
-    carried = ROUNDED * float(np.finfo(problem.dtype).eps) * numbers.get(COMPUTED, 1.0)
-    return not numbers[RECOMPUTED] and numbers[RESIDUAL] <= max(problem.tol, carried)
+    packed = ROUNDED * float(np.finfo(problem.dtype).eps) * numbers.get(COMPUTED, 1.0)
+    return not numbers[RECOMPUTED] and numbers[RESIDUAL] <= max(problem.tol, packed)
 
 
 def _follows_rounding(problem: Problem, sums: Mapping[str, float]) -> bool:

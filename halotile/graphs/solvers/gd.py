@@ -21,8 +21,8 @@ class GradientDescent:
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Down the gradient, from the image as it is."""
-        slack = max(problem.reach, problem.prior.reach())
-        return Step({"x": problem.swept(read("x", 0), step_down, slack)})
+        margin = max(problem.reach, problem.prior.reach())
+        return Step({"x": problem.swept(read("x", 0), step_down, margin)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """The next iteration: nothing is carried."""

@@ -161,7 +161,7 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
         with drains_within(drain_seconds(begun.notice_seconds)):
             go(begun, begun.options["fresh"] and not _has_begun(run, begun.submitted))
     except Stopped as stopped:
-        if stopped.asked_by != TIME_IS_UP:
+        if stopped.requested_by != TIME_IS_UP:
             raise
         if isinstance(stopped.__cause__, OutputInUse):
             _leave_held(stopped.__cause__, begun, run)

@@ -55,7 +55,7 @@ def batch_script(job: AnyJob, run: Path, umask: int) -> str:
     """
     cluster = with_configured(job.cluster, _configured())
     memory = parse_bytes(job.run.memory_per_worker) + NANNY_BYTES + DRIVER_BYTES
-    asked = {
+    requested = {
         "--job-name": Path(job.output.path).name,
         "--output": str(run / LOG).replace("%", "%%"),
         "--open-mode": "append",
@@ -72,7 +72,7 @@ def batch_script(job: AnyJob, run: Path, umask: int) -> str:
         # A node that dies takes its own workers, and no others.
         "--no-kill": "",
     }
-    lines = [_line(key, str(value)) for key, value in asked.items() if value is not None]
+    lines = [_line(key, str(value)) for key, value in requested.items() if value is not None]
     kept = [line for line in lines if not any(skip in line for skip in cluster.directives_skip)]
     return "\n".join(
         [
@@ -97,7 +97,7 @@ def check_walltime(cluster: Cluster) -> None:
     """
     cluster = with_configured(cluster, _configured())
     for directive in cluster.directives:
-        if (asked := _SIGNAL.search(directive)) and not _TOLD.fullmatch(asked[1]):
+        if (requested := _SIGNAL.search(directive)) and not _TOLD.fullmatch(requested[1]):
             raise ConfigError(
                 f"cluster.directives has {directive}, and a run drains when USR1 comes to the batch shell. Write "
                 '"--signal=B:USR1@60", with the seconds that its blocks take.'
@@ -120,8 +120,8 @@ def notice_seconds(cluster: Cluster) -> int:
     (120, 20)
     """
     directives = with_configured(cluster, _configured()).directives
-    asked = [match[1] for directive in directives if (match := _SIGNAL.search(directive))]
-    told = _TOLD.fullmatch(asked[-1]) if asked else None
+    requested = [match[1] for directive in directives if (match := _SIGNAL.search(directive))]
+    told = _TOLD.fullmatch(requested[-1]) if requested else None
     return int(told[1]) if told else NOTICE_SECONDS
 
 

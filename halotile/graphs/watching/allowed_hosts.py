@@ -13,7 +13,7 @@ LEFT_OUT = {"sitemap.json", "exceptions", "individual-exceptions", "hardware"}
 """Dask's list of its pages, which fails on ours; tracebacks, which name folders; and what has workers measure their disks."""
 
 
-def answer_only_told(scheduler: Any, link: str | None) -> None:
+def answer_allowed_only(scheduler: Any, link: str | None) -> None:
     """Answer only requests to, and from pages under, the names of loopback and of the link; others get a 404.
 
     A web page of anybody's may reach what listens on loopback: under a name of its own that leads here (DNS rebinding), or by
@@ -26,11 +26,11 @@ def answer_only_told(scheduler: Any, link: str | None) -> None:
     link : str, optional
         The address of the dashboard that the user is told.
     """
-    told = Told((*LOOPBACK_NAMES, urlsplit(link or "").hostname))
+    told = Faults((*LOOPBACK_NAMES, urlsplit(link or "").hostname))
     scheduler.http_server.request_callback = RuleRouter([Rule(told, scheduler.http_application)])
 
 
-class Told(Matcher):
+class Faults(Matcher):
     """Matches requests to and from some hosts.
 
     Parameters

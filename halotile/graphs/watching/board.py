@@ -1,6 +1,6 @@
 """The blocks of a sweep as a small map: how far each one is, how long it took.
 
-A picture may have a million blocks, and nobody can see as many at once. The map has at most :data:`EDGE` cells on
+An image may have a million blocks, and nobody can see as many at once. The map has at most :data:`EDGE` cells on
 an edge; a cell sums up the blocks that lie in it. What is kept is a byte for each block and some numbers for each
 cell, so a change costs what changed, and a look at the map costs the same for any number of blocks.
 """
@@ -37,7 +37,7 @@ class Board:
     Parameters
     ----------
     counts : tuple of int
-        Blocks along each axis of the picture. The last two axes that are cut are those of the map; others are summed
+        Blocks along each axis of the image. The last two axes that are cut are those of the map; others are summed
         over.
     done : iterable of range
         Blocks that are done already.
@@ -61,7 +61,7 @@ class Board:
         self.counts = counts
         cut = [axis for axis, count in enumerate(counts) if count > 1] or [0]
         self.axes = tuple(cut[-2:])
-        """The axes of the picture that the map shows: rows and columns, or columns alone."""
+        """The axes of the image that the map shows: rows and columns, or columns alone."""
         self._edges = [min(EDGE, counts[axis]) for axis in self.axes]
         self.rows, self.columns = self._edges if len(self._edges) == 2 else (1, *self._edges)
         self._state = np.zeros(math.prod(counts), np.uint8)

@@ -12,7 +12,7 @@ COUNTERS = {
     "bytes_written": ("written_bytes", "Bytes written by this run"),
     "compute_seconds": (
         "compute_seconds",
-        "Seconds that workers, or their cards, were computing in this run",
+        "Seconds that workers, or their GPUs, were computing in this run",
     ),
     "retries": ("retried", "Times that a block of this run was tried again"),
 }
@@ -20,7 +20,7 @@ GAUGES = {
     "blocks_planned": ("total", "Blocks of the whole job, each counted once for every sweep"),
     "blocks_finished": ("done", "Blocks done so far, each counted once for every sweep"),
     "peak_memory_bytes": ("peak_memory_bytes", "The most memory that a worker has had"),
-    "device_peak_bytes": ("device_peak_bytes", "The most memory that a worker has held on its card"),
+    "device_peak_bytes": ("device_peak_bytes", "The most memory that a worker has held on its GPU"),
     "eta_seconds": ("eta_seconds", "Time left at the rate so far"),
 }
 PREFIX = "halotile"

@@ -22,13 +22,13 @@ from halotile.errors import InputError
 from halotile.storage.axes import choose_axes
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.sharded.ome_metadata import OmePicture
+from halotile.storage.sharded.ome_metadata import OmeImage
 
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Types of pixels that can be read."""
 
 _NUMBERS = "biufcmM"
-"""Kinds of types with which arrays that need not be pictures are computed."""
+"""Kinds of types with which arrays that need not be images are computed."""
 
 
 class Source(Readable, Protocol):
@@ -72,7 +72,7 @@ class Source(Readable, Protocol):
         ...
 
     @property
-    def ome(self) -> OmePicture | None:
+    def ome(self) -> OmeImage | None:
         """What OME metadata say besides axes, scale and units; None where there are no such metadata."""
         ...
 
@@ -108,7 +108,7 @@ class Header:
     identity: Mapping[str, Any]
     """What else the fingerprint holds."""
     mapped: bool = False
-    ome: OmePicture | None = None
+    ome: OmeImage | None = None
     shards: tuple[int, ...] | None = None
 
 
@@ -116,20 +116,20 @@ def make_header(
     shape: Sequence[int],
     dtype: Any,
     *,
-    asked: str | None,
+    requested: str | None,
     named: Sequence[str | None] | None = None,
     chunks: Sequence[int] | None = None,
     scale: Sequence[float] | None = None,
     units: Sequence[str | None] | None = None,
     identity: Mapping[str, Any],
     mapped: bool = False,
-    ome: OmePicture | None = None,
+    ome: OmeImage | None = None,
     shards: Sequence[int] | None = None,
-    picture: bool = True,
+    image: bool = True,
 ) -> Header:
     """A header of an array that halotile can read.
 
-    Without ``picture`` it need be none: it may hold numbers of any type, on any axes, which stay unnamed.
+    Without ``image`` it need be none: it may hold numbers of any type, on any axes, which stay unnamed.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def make_header(
     """
     pixels = tuple(int(n) for n in shape)
     native = np.dtype(dtype).newbyteorder("=")
-    if picture:
+    if image:
         _refuse_dtype(native)
         _refuse_shape(pixels)
     elif native.kind not in _NUMBERS:
@@ -146,7 +146,7 @@ def make_header(
     return Header(
         shape=pixels,
         dtype=native,
-        axes=choose_axes(asked, named, pixels, native) if picture else (),
+        axes=choose_axes(requested, named, pixels, native) if image else (),
         chunks=tuple(int(n) for n in chunks) if chunks else (1,) * len(pixels),
         scale=tuple(float(s) for s in scale) if scale else (1.0,) * len(pixels),
         units=tuple(units) if units else (None,) * len(pixels),
@@ -158,11 +158,9 @@ def make_header(
 
 
 def _refuse_shape(shape: tuple[int, ...]) -> None:
-    """Raise for a shape that no picture has."""
+    """Raise for a shape that no image has."""
     if len(shape) < 2:
-        raise InputError(
-            f"the array's shape is {shape}: a picture has at least the axes y and x. Reshape it."
-        )
+        raise InputError(f"the array's shape is {shape}: an image has at least the axes y and x. Reshape it.")
     if 0 in shape:
         raise InputError(f"the array's shape is {shape}: an axis without pixels leaves nothing to do.")
 
@@ -201,7 +199,7 @@ def file_identity(path: str) -> dict[str, Any]:
 
 
 def identity_of(others: Sequence[str]) -> dict[str, Any]:
-    """The same of the other files that hold pixels of a picture, by their paths; nothing where there are none."""
+    """The same of the other files that hold pixels of an image, by their paths; nothing where there are none."""
     return {"files": {path: file_identity(path) for path in others}} if others else {}
 
 

@@ -48,7 +48,7 @@ class Hdf5Reader:
         self.header = make_header(
             pixels.shape,
             pixels.dtype,
-            asked=axes,
+            requested=axes,
             named=[dimension.label for dimension in pixels.dims],
             chunks=pixels.chunks,
             identity={
@@ -87,13 +87,13 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
         raise InputError(f"dataset is {dataset!r}, but the file has no such dataset. {_listed(h5py, file)}")
     # Links often name a dataset of the file once more.
     for datasets in (_datasets(h5py, file), _linked(h5py, file)):
-        pictures = {name: d for name, d in datasets.items() if len(d.shape or ()) >= 2}
-        if len(pictures) == 1:
-            return next(iter(pictures.items()))
-        if pictures:
+        images = {name: d for name, d in datasets.items() if len(d.shape or ()) >= 2}
+        if len(images) == 1:
+            return next(iter(images.items()))
+        if images:
             break
     raise InputError(
-        f"the file holds {len(pictures)} datasets with two or more axes: which one is meant is not clear. "
+        f"the file holds {len(images)} datasets with two or more axes: which one is meant is not clear. "
         + _listed(h5py, file)
     )
 

@@ -40,18 +40,18 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
 
 def open_numbers(path: str) -> Readable:
     """The array in a .npy file, of any numbers on any axes."""
-    return StoredArray(path, "npy", NpyReader, axes=None, picture=False)
+    return StoredArray(path, "npy", NpyReader, axes=None, image=False)
 
 
 class NpyReader:
     """An open .npy file: nothing is in memory but the pages that were touched.
 
-    Without ``picture`` it need not hold one.
+    Without ``image`` it need not hold one.
     """
 
-    def __init__(self, path: str, *, axes: str | None, picture: bool = True) -> None:
+    def __init__(self, path: str, *, axes: str | None, image: bool = True) -> None:
         shape, fortran, dtype, offset = _read_header(path)
-        self.header = make_header(shape, dtype, asked=axes, identity=file_identity(path), picture=picture)
+        self.header = make_header(shape, dtype, requested=axes, identity=file_identity(path), image=image)
         _refuse_truncated(path, offset + math.prod(shape) * dtype.itemsize)
         self.pixels = np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
 

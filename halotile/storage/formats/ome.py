@@ -1,4 +1,4 @@
-"""OME-Zarr 0.4 and 0.5 groups: one resolution level of a multiscale picture."""
+"""OME-Zarr 0.4 and 0.5 groups: one resolution level of a multiscale image."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.run_directory.checksummed_lines import digest
-from halotile.storage.sharded.ome_metadata import OmePicture, checked_omero
+from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
 from halotile.storage.stored_array import StoredArray
 
 
 def claims(path: Path) -> bool:
-    """Whether the attributes at the root of a Zarr describe a multiscale picture."""
+    """Whether the attributes at the root of a Zarr describe a multiscale image."""
     if not (path.is_dir() or path.suffix == ".zip"):
         return False
     new = plain.read_document(path, "zarr.json")
@@ -27,38 +27,38 @@ def claims(path: Path) -> bool:
 
 
 def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - what every format has
-    """One level of an OME-Zarr picture; with ``dataset``, that array of the group and nothing else."""
+    """One level of an OME-Zarr image; with ``dataset``, that array of the group and nothing else."""
     if dataset is not None:
         return plain.open(path, level=level, dataset=dataset, axes=axes)
     return StoredArray(path, "ome", OmeReader, level=level, axes=axes)
 
 
 class OmeReader:
-    """An open level of an OME-Zarr picture."""
+    """An open level of an OME-Zarr image."""
 
     def __init__(self, path: str, *, level: int, axes: str | None) -> None:
         group = plain.open_node(path)
         attributes = plain.ome_attributes(group.attrs)
-        picture = _first_picture(attributes.get("multiscales"))
-        entry = _level_entry(picture, level)
+        image = _first_image(attributes.get("multiscales"))
+        entry = _level_entry(image, level)
         array = plain.choose_array(group, entry["path"])
-        named, units = _axis_words(picture.get("axes"), len(array.shape))
-        scale, translation = _place(picture, entry, len(array.shape))
+        named, units = _axis_words(image.get("axes"), len(array.shape))
+        scale, translation = _place(image, entry, len(array.shape))
         self.pixels = plain.ArrayPixels(path, array)
         self.header: Header = make_header(
             array.shape,
             array.dtype,
-            asked=axes,
+            requested=axes,
             named=named,
             chunks=array.chunks,
             shards=array.shards or array.chunks,
             scale=scale,
             units=units,
-            identity={"level": level, "multiscales": digest(picture), **self.pixels.identity()},
+            identity={"level": level, "multiscales": digest(image), **self.pixels.identity()},
             mapped=self.pixels.mapped,
-            ome=OmePicture(
+            ome=OmeImage(
                 translation,
-                _text(picture.get("name")),
+                _text(image.get("name")),
                 checked_omero(attributes.get("omero")),
             ),
         )
@@ -68,29 +68,27 @@ class OmeReader:
         return self.pixels.read(region)
 
 
-def _first_picture(multiscales: Any) -> Mapping[str, Any]:
-    """The first picture of a group, checked as far as it is used here."""
-    picture: Any = multiscales[0] if isinstance(multiscales, list) and multiscales else None
-    entries = picture.get("datasets") if isinstance(picture, dict) else None
+def _first_image(multiscales: Any) -> Mapping[str, Any]:
+    """The first image of a group, checked as far as it is used here."""
+    image: Any = multiscales[0] if isinstance(multiscales, list) and multiscales else None
+    entries = image.get("datasets") if isinstance(image, dict) else None
     if isinstance(entries, list) and all(
         isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries
     ):
-        return dict(picture)
+        return dict(image)
     raise InputError(
         "its OME-Zarr attributes name no levels: multiscales[0].datasets is not a list with a path in each entry. "
         "Repair the attributes, or write dataset: the path of an array inside."
     )
 
 
-def _level_entry(picture: Mapping[str, Any], level: int) -> Mapping[str, Any]:
+def _level_entry(image: Mapping[str, Any], level: int) -> Mapping[str, Any]:
     """The entry of one level in the multiscale attributes."""
-    entries: Sequence[Mapping[str, Any]] = picture["datasets"]
+    entries: Sequence[Mapping[str, Any]] = image["datasets"]
     if level < len(entries):
         return entries[level]
     known = ", ".join(f"{number} ({entry['path']!r})" for number, entry in enumerate(entries))
-    raise InputError(
-        f"level is {level}, but this picture has no such level. Write one of: {known or 'none'}."
-    )
+    raise InputError(f"level is {level}, but this image has no such level. Write one of: {known or 'none'}.")
 
 
 def _axis_words(entries: Any, count: int) -> tuple[Sequence[str | None] | None, Sequence[str | None] | None]:
@@ -112,14 +110,14 @@ def _axis_name(axis: Mapping[str, Any]) -> str:
 
 
 def _place(
-    picture: Mapping[str, Any], entry: Mapping[str, Any], count: int
+    image: Mapping[str, Any], entry: Mapping[str, Any], count: int
 ) -> tuple[list[float], tuple[float, ...]]:
-    """Size of a pixel of one level, and place of its first one: the level's own steps, then the whole picture's.
+    """Size of a pixel of one level, and place of its first one: the level's own steps, then the whole image's.
 
     The place is empty where no step tells it.
     """
     scale, place, told = [1.0] * count, [0.0] * count, False
-    for holder in (entry, picture):
+    for holder in (entry, image):
         for kind, numbers in _steps(holder, count):
             if kind == "scale":
                 scale = [a * b for a, b in zip(scale, numbers, strict=True)]

@@ -18,7 +18,7 @@ from halotile.storage.formats.base import Header, Source, file_identity, identit
 from halotile.storage.grid import Region
 from halotile.storage.images.tiff_check import check_tiff
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import OmePicture, order
+from halotile.storage.sharded.ome_metadata import OmeImage, order
 from halotile.storage.stored_array import StoredArray
 
 _PALETTE = 3
@@ -39,7 +39,7 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
 
 
 def series_shapes(path: str) -> list[tuple[int, ...]]:
-    """Shape of every series of a TIFF: pictures of different sizes in one file."""
+    """Shape of every series of a TIFF: images of different sizes in one file."""
     import tifffile
 
     with _opened(tifffile, path) as file:
@@ -112,7 +112,7 @@ def _refuse_missing_pages(file: Any, series: Any) -> None:
     missing = sum(page is None for page in pages)
     if missing:
         raise DamagedData(
-            f"{missing} of the {len(pages)} planes of this picture are in none of its files. "
+            f"{missing} of the {len(pages)} planes of this image are in none of its files. "
             "Put all files of the set side by side."
         )
     for other in _other_files(file, series):
@@ -125,7 +125,7 @@ def _other_files(file: Any, series: Any) -> list[str]:
 
 
 def _refuse_palette(page: Any) -> None:
-    """Raise where pixels are numbers of colours. A palette of greys in their order is a picture as it is."""
+    """Raise where pixels are numbers of colours. A palette of greys in their order is an image as it is."""
     if page.photometric != _PALETTE:
         return
     colours = np.asarray([] if page.colormap is None else page.colormap, "i8")
@@ -148,7 +148,7 @@ def _header(file: Any, series: Any, number: int, level: int, axes: str | None, p
     header = make_header(
         series.shape,
         series.dtype,
-        asked=axes,
+        requested=axes,
         named=named,
         identity={
             "series": number,
@@ -156,7 +156,7 @@ def _header(file: Any, series: Any, number: int, level: int, axes: str | None, p
             **file_identity(path),
             **identity_of(_other_files(file, series)),
         },
-        ome=OmePicture() if file.is_ome else None,
+        ome=OmeImage() if file.is_ome else None,
     )
     return _with_scale(header, pixel_sizes(file, number), file.series[number].shape)
 

@@ -53,26 +53,26 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
 
 def open_numbers(path: str) -> Readable:
     """A Zarr array of any numbers on any axes, or the only one of a group."""
-    return StoredArray(path, "zarr", ZarrReader, dataset=None, axes=None, picture=False)
+    return StoredArray(path, "zarr", ZarrReader, dataset=None, axes=None, image=False)
 
 
 class ZarrReader:
-    """An open Zarr array; without ``picture``, it need not be one."""
+    """An open Zarr array; without ``image``, it need not be one."""
 
-    def __init__(self, path: str, *, dataset: str | None, axes: str | None, picture: bool = True) -> None:
+    def __init__(self, path: str, *, dataset: str | None, axes: str | None, image: bool = True) -> None:
         array = choose_array(open_node(path), dataset)
         self.pixels = ArrayPixels(path, array)
         self.header: Header = make_header(
             array.shape,
             array.dtype,
-            asked=axes,
+            requested=axes,
             named=_dimension_names(array),
             chunks=array.chunks,
             shards=array.shards or array.chunks,
             **_pixel_sizes(array),
             identity=self.pixels.identity(),
             mapped=self.pixels.mapped,
-            picture=picture,
+            image=image,
         )
 
     def read(self, region: Region) -> Pixels:
@@ -244,11 +244,11 @@ def choose_array(node: Any, dataset: str | None) -> Any:
     if not arrays:
         raise InputError("the group holds no arrays at all. Write the path of another Zarr.")
     if dataset:
-        asked = f"dataset is {dataset!r}, but the group has no such array"
+        requested = f"dataset is {dataset!r}, but the group has no such array"
     else:
-        asked = f"the group holds {len(arrays)} arrays: which one is meant is not clear"
+        requested = f"the group holds {len(arrays)} arrays: which one is meant is not clear"
     listed = ", ".join(arrays[:_MOST_LISTED]) + (", ..." if len(arrays) > _MOST_LISTED else "")
-    raise InputError(f"{asked}. Write dataset: one of {listed}.")
+    raise InputError(f"{requested}. Write dataset: one of {listed}.")
 
 
 def _member(group: Any, name: str) -> Any:

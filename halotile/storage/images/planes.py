@@ -1,4 +1,4 @@
-"""A picture of any number of axes as planes of y and x, grey or in colour."""
+"""An image of any number of axes as planes of y and x, grey or in colour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Planes:
-    """A part of a picture, plane after plane.
+    """A part of an image, plane after plane.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class Planes:
     window: Region
     """The rows and columns that are shown."""
     colour: bool
-    """Whether the channels are red, green, blue (and opacity), and not pictures of their own."""
+    """Whether the channels are red, green, blue (and opacity), and not images of their own."""
 
     @property
     def loops(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Planes:
         return pixels.reshape(*part.shape, self.samples) if self.colour else pixels.reshape(part.shape)
 
     def parts(self) -> Iterator[Region]:
-        """The plane in parts of whole chunks (of the picture), row by row, each of a bounded size."""
+        """The plane in parts of whole chunks (of the image), row by row, each of a bounded size."""
         height, width = self.shape
         (top, left), (rows, columns) = self.window.start, self.chunk()
         limit = max(1, WINDOW_BYTES // self.pixel_bytes)
@@ -107,12 +107,12 @@ class Planes:
 
 
 def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) -> Planes:
-    """The planes of a picture, or of a part of it.
+    """The planes of an image, or of a part of it.
 
     Parameters
     ----------
     source : Source
-        The picture.
+        The image.
     at : mapping of str to int
         A place along axes other than y and x, such as ``{"t": 0, "c": 1}``.
     region : Region or None
@@ -127,19 +127,19 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
     for axis, place in at.items():
         if axis not in loops:
             raise ConfigError(
-                f"--plane {axis}={place}: the picture's axes are {''.join(source.axes)}. "
-                f"Write axes of {', '.join(loops) or 'a picture that has more than y and x'}."
+                f"--plane {axis}={place}: the image's axes are {''.join(source.axes)}. "
+                f"Write axes of {', '.join(loops) or 'a image that has more than y and x'}."
             )
         if not 0 <= place < _along(source, axis):
             raise ConfigError(
-                f"--plane {axis}={place}: the picture has {_along(source, axis)} along {axis}. "
+                f"--plane {axis}={place}: the image has {_along(source, axis)} along {axis}. "
                 f"Write 0 to {_along(source, axis) - 1}."
             )
     whole = Region.whole((_along(source, "y"), _along(source, "x")))
     if region is not None and (not region.inside(whole) or not region.size):
         (y0, x0), (y1, x1) = region.start, region.stop
         raise ConfigError(
-            f"--region {y0}:{y1},{x0}:{x1}: the picture has {whole.shape[0]} rows and {whole.shape[1]} columns. "
+            f"--region {y0}:{y1},{x0}:{x1}: the image has {whole.shape[0]} rows and {whole.shape[1]} columns. "
             "Write a part of it, as first row:last row,first column:last column, the last not included."
         )
     return Planes(source, dict(at), region or whole, "c" not in at and _is_colour(source))

@@ -25,7 +25,7 @@ Tick = Callable[[float], None]
 MOST_PIXELS = 64 * 2**20
 """What a PNG may have in all: it is made in memory."""
 TAILS = (0.1, 99.9)
-"""Percentiles of the reduced picture that become black and white."""
+"""Percentiles of the reduced image that become black and white."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB = 0, 2
 _UP = 2
@@ -54,7 +54,7 @@ def write_png(
     values: tuple[float, float] | None = None,
     tick: Tick = lambda _: None,
 ) -> Drawing:
-    """Draw the first plane of one or more pictures side by side, all with the same contrast.
+    """Draw the first plane of one or more images side by side, all with the same contrast.
 
     Pixels that are not finite are left out of the means; where there is nothing else, it is black.
 
@@ -63,9 +63,9 @@ def write_png(
     path : Path
         The PNG, 8-bit grey or RGB.
     planes : sequence of Planes
-        The pictures, of one shape.
+        The images, of one shape.
     edge : int or None
-        Longest side of each, in pixels; None: as many as the picture has.
+        Longest side of each, in pixels; None: as many as the image has.
     values : (float, float), optional
         What is black and white; by default the darkest and brightest 0.1 % are cut off.
     tick : callable
@@ -147,35 +147,35 @@ def _added(pixels: Pixels, rows: _Squares, columns: _Squares) -> NDArray[np.floa
     return across
 
 
-def contrast(pictures: Sequence[Means]) -> tuple[float, float]:
-    """What is black and white: percentiles of the picture whose span is smallest.
+def contrast(images: Sequence[Means]) -> tuple[float, float]:
+    """What is black and white: percentiles of the image whose span is smallest.
 
-    Of a noisy picture and a clean one that is the clean one: in the span of the noise, it would look pale.
+    Of a noisy image and a clean one that is the clean one: in the span of the noise, it would look pale.
     """
     spans = []
-    for picture in pictures:
-        finite = picture[np.isfinite(picture)]
+    for image in images:
+        finite = image[np.isfinite(image)]
         low, high = (float(v) for v in np.percentile(finite, TAILS)) if finite.size else (0.0, 1.0)
         spans.append((low, high))
     return min((span for span in spans if span[0] < span[1]), key=lambda s: s[1] - s[0], default=spans[0])
 
 
-def _bytes(picture: Means, low: float, high: float) -> NDArray[np.uint8]:
-    """The picture in 256 steps from black to white; one of a single value is grey."""
+def _bytes(image: Means, low: float, high: float) -> NDArray[np.uint8]:
+    """The image in 256 steps from black to white; one of a single value is grey."""
     with np.errstate(invalid="ignore", over="ignore"):
-        part = (picture.astype(np.float64) - low) / (high - low) if high > low else picture * 0.0 + 0.5
+        part = (image.astype(np.float64) - low) / (high - low) if high > low else image * 0.0 + 0.5
     level = np.nan_to_num(np.clip(part, 0, 1), nan=0.0) * 255
     return level.round().astype(np.uint8)
 
 
-def _side_by_side(pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """The pictures in one row, parted by white."""
-    samples = max(p.shape[-1] for p in pictures)
-    height, width = pictures[0].shape[:2]
+def _side_by_side(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """The images in one row, parted by white."""
+    samples = max(p.shape[-1] for p in images)
+    height, width = images[0].shape[:2]
     gap = np.full((height, _GAP_PIXELS, samples), 255, np.uint8)
     row: list[NDArray[np.uint8]] = []
-    for picture in pictures:
-        row += [gap, np.broadcast_to(picture, (height, width, samples))]
+    for image in images:
+        row += [gap, np.broadcast_to(image, (height, width, samples))]
     return np.concatenate(row[1:], axis=1)
 
 

@@ -1,4 +1,4 @@
-"""A picture of any size written as a tiled TIFF that every viewer opens.
+"""An image of any size written as a tiled TIFF that every viewer opens.
 
 The values stay as they are. The file is compressed with deflate, which needs no package beside
 tifffile; its metadata are OME-XML, with the resolution in the plain TIFF tags as well.
@@ -47,7 +47,7 @@ def write_tiff(path: Path, planes: Planes, *, tick: Tick = lambda _: None) -> in
     path : Path
         The TIFF, a BigTIFF where more than 4 GB may come.
     planes : Planes
-        The picture. float16 is written as float32 and bool as 0 and 255, which viewers know.
+        The image. float16 is written as float32 and bool as 0 and 255, which viewers know.
     tick : callable
         Told of the part that is done, 0 to 1.
 

@@ -21,7 +21,7 @@ from halotile.storage.disk.durable import DISK, PARTIAL, Disk, is_full, sweep_pa
 from halotile.storage.disk.place import check_entry, check_owner
 from halotile.storage.run_directory import plausible
 from halotile.storage.run_directory.checksummed_lines import digest
-from halotile.storage.run_directory.locks import acquire, flock, in_words, never, read_holder, write_holder
+from halotile.storage.run_directory.locks import acquire, describe, flock, never, read_holder, write_holder
 from halotile.storage.run_directory.names import (
     CONFIG,
     EVENTS,
@@ -321,7 +321,7 @@ class RunDirectory:
 
     def _in_use(self, holder: dict[str, Any]) -> OutputInUse:
         return OutputInUse(
-            f"{self.path} is in use: {in_words(holder)} is writing this output. "
+            f"{self.path} is in use: {describe(holder)} is writing this output. "
             "Wait until it ends, or write another output.path."
         )
 

@@ -81,7 +81,7 @@ def read_holder(fd: int) -> dict[str, Any]:
     return {}
 
 
-def in_words(holder: dict[str, Any]) -> str:
+def describe(holder: dict[str, Any]) -> str:
     """A holder for a message."""
     if not holder:
         return "another run"

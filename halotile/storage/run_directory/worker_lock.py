@@ -14,7 +14,7 @@ from typing import Any
 
 from halotile.errors import OutputInUse, OutputRefused
 from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
-from halotile.storage.run_directory.locks import acquire, flock, in_words, never
+from halotile.storage.run_directory.locks import acquire, describe, flock, never
 from halotile.storage.run_directory.names import WORKERS_LOCK
 
 _held: dict[Path, int] = {}
@@ -56,7 +56,7 @@ class WorkerLock:
             if driver is not None and now != driver:
                 os.close(fd)
                 raise OutputRefused(
-                    f"{self.run.path}: this worker belongs to {in_words(driver)}, and {in_words(now)} has the run now. "
+                    f"{self.run.path}: this worker belongs to {describe(driver)}, and {describe(now)} has the run now. "
                     "Nothing is to be done; the worker ends."
                 )
             os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())

@@ -49,7 +49,7 @@ class Layout:
         Place of the first pixel along each axis, in ``units``; empty: not told. This and what follows stand
         in OME-Zarr metadata only.
     name : str or None
-        Name of the picture.
+        Name of the image.
     omero : mapping or None
         How viewers show its channels.
 
@@ -152,8 +152,8 @@ class Layout:
         if not self.ome:
             sizes = {"scale": list(self.scale), "units": list(self.units)}
             return {METADATA: _to_bytes(self._array_document({"halotile": sizes}))}
-        picture = ome_metadata.OmePicture(self.translation, self.name, self.omero)
-        attributes = ome_metadata.group_attributes(self.axes, self.scale, self.units, picture)
+        image = ome_metadata.OmeImage(self.translation, self.name, self.omero)
+        attributes = ome_metadata.group_attributes(self.axes, self.scale, self.units, image)
         group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
         return {
             METADATA: _to_bytes(group),

@@ -1,6 +1,6 @@
 """Reads regions of a Zarr array in a local directory straight from its chunk files.
 
-zarr-python spends several times the processor time of a memory map on every chunk. Where the codecs
+zarr-python spends several times the CPU time of a memory map on every chunk. Where the codecs
 are the plain ones, this module reads the same bits without it:
 
 ====== ==========================================================================================
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import DamagedData
 from halotile.storage.grid import Region
-from halotile.storage.io_threads import HANDS
+from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.codec_chain import (
     CHECKSUM_BYTES,
@@ -133,7 +133,7 @@ class LocalArray:
             except DamagedData as error:
                 raise DamagedData(f"chunk file {self.key(index)}: {error}") from error
 
-        HANDS.all(read, pieces(region, self.file_shape))
+        IO_THREADS.all(read, pieces(region, self.file_shape))
         return pixels
 
     def _read_file(self, path: Path, part: Region, out: Pixels) -> None:
@@ -179,7 +179,7 @@ class LocalArray:
 
 
 def refuse_lost_array(document: Path) -> None:
-    """Raise where the metadata are gone: a missing chunk is fill value, but a disk that went away is no picture of it.
+    """Raise where the metadata are gone: a missing chunk is fill value, but a disk that went away is no image of it.
 
     Raises
     ------

@@ -19,8 +19,8 @@ _WINDOW = ("start", "end", "min", "max")
 
 
 @dataclass(frozen=True)
-class OmePicture:
-    """What the OME metadata of a picture say besides axes, scale and units."""
+class OmeImage:
+    """What the OME metadata of an image say besides axes, scale and units."""
 
     translation: tuple[float, ...] = ()
     """Physical place of the first pixel along each axis; empty where it is not told."""
@@ -78,8 +78,8 @@ def check_axes(axes: tuple[str, ...]) -> None:
         )
 
 
-def carried(
-    picture: OmePicture | None,
+def packed(
+    image: OmeImage | None,
     axes: tuple[str, ...],
     *,
     scale: Sequence[float],
@@ -90,7 +90,7 @@ def carried(
 
     Parameters
     ----------
-    picture : OmePicture or None
+    image : OmePicture or None
         The input's.
     axes : tuple of str
         The output's; the input may lack those in front.
@@ -106,14 +106,14 @@ def carried(
     >>> carried(OmePicture((5.0, 5.0), "cells"), ("y", "x"), scale=(1.0, 1.0), factor=(2, 2), channels=None)
     {'ome': True, 'translation': (4.75, 4.75), 'name': 'cells', 'omero': None}
     """
-    if picture is None or not fits(axes):
+    if image is None or not fits(axes):
         return {"ome": False}
-    shown = len(picture.omero["channels"]) if picture.omero else None
+    shown = len(image.omero["channels"]) if image.omero else None
     return {
         "ome": True,
-        "translation": _moved(picture.translation, scale, factor),
-        "name": picture.name,
-        "omero": picture.omero if shown == (channels or 1) else None,
+        "translation": _moved(image.translation, scale, factor),
+        "name": image.name,
+        "omero": image.omero if shown == (channels or 1) else None,
     }
 
 
@@ -151,28 +151,28 @@ def group_attributes(
     axes: tuple[str, ...],
     scale: tuple[float, ...],
     units: tuple[str | None, ...],
-    picture: OmePicture | None = None,
+    image: OmeImage | None = None,
 ) -> dict[str, Any]:
-    """The attributes of the group: its axes, the size of a pixel along each, and what ``picture`` says.
+    """The attributes of the group: its axes, the size of a pixel along each, and what ``image`` says.
 
     Examples
     --------
     >>> group_attributes(("y", "x"), (0.5, 0.5), ("micrometer", None))["ome"]["multiscales"][0]["axes"]
     [{'name': 'y', 'type': 'space', 'unit': 'micrometer'}, {'name': 'x', 'type': 'space'}]
     """
-    picture = picture or OmePicture()
+    image = image or OmeImage()
     transformations: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
-    if picture.translation:
-        transformations.append({"type": "translation", "translation": list(picture.translation)})
+    if image.translation:
+        transformations.append({"type": "translation", "translation": list(image.translation)})
     multiscale: dict[str, Any] = {
         "axes": [_axis(name, unit) for name, unit in zip(axes, units, strict=True)],
         "datasets": [{"path": LEVEL, "coordinateTransformations": transformations}],
     }
-    if picture.name is not None:
-        multiscale["name"] = picture.name
+    if image.name is not None:
+        multiscale["name"] = image.name
     ome: dict[str, Any] = {"version": VERSION, "multiscales": [multiscale]}
-    if picture.omero is not None:
-        ome["omero"] = dict(picture.omero)
+    if image.omero is not None:
+        ome["omero"] = dict(image.omero)
     return {"ome": ome}
 
 

@@ -22,7 +22,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK, GONE, Buffers, Disk
 from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
-from halotile.storage.io_threads import HANDS
+from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.sharded.layout import Layout, read_layout
 from halotile.storage.sharded.marks import MARKS
 from halotile.storage.sharded.shards import (
@@ -156,7 +156,7 @@ class ShardWriter:
             part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
             return self.layout.shard_path(self.path, index), encode_shard(part, self.layout.form)
 
-        for path, buffers in HANDS.each(encoded, _shards_of(self.layout, region)):
+        for path, buffers in IO_THREADS.each(encoded, _shards_of(self.layout, region)):
             self._make_directory(path.parent)
             digests.append(encoded_digest(buffers))
             yield path, buffers
@@ -266,7 +266,7 @@ def _round(pixels: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     if np.isnan(whole.max()):
         raise InputError(
             f"a pixel is NaN, and the output is {target}, which has none. "
-            "Mend the picture, or write output.dtype: float32."
+            "Mend the image, or write output.dtype: float32."
         )
     limits = np.iinfo(target)
     return np.clip(whole, limits.min, limits.max, out=whole).astype(target)

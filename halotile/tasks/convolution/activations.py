@@ -1,6 +1,6 @@
 """Activations that give a pixel the same bits wherever it lies in its window.
 
-torch computes an elementwise function on whole vectors of the processor, and what is left over at the end of a
+torch computes an elementwise function on whole vectors of the CPU, and what is left over at the end of a
 tensor one by one, by another formula: a sigmoid, or anything made of exponentials, may differ there in its last bit.
 In a window, that end is a pixel that may be kept. So what is left over is computed once more, as part of a whole vector.
 This is for one thread, which is what a worker has: several would each have an end of their own.

@@ -14,7 +14,7 @@ NO_MARGIN: Margin = ((0, 0), (0, 0))
 
 
 class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
-    """``sign`` times a stack of convolutions that pad with zeros, added to the picture; without it if 0.
+    """``sign`` times a stack of convolutions that pad with zeros, added to the image; without it if 0.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
     bias : bool
         Whether the convolutions have one.
     sign : {-1, 0, 1}
-        What the result of the stack is multiplied with before the picture is added; 0 adds nothing.
+        What the result of the stack is multiplied with before the image is added; 0 adds nothing.
     """
 
     def __init__(self, sizes: Sequence[int], *, bias: bool, sign: int) -> None:
@@ -55,5 +55,5 @@ class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
         if self.sign == 0:
             return signal
         (top, _), (left, _) = margin
-        picture = batch[:, :, top : top + signal.shape[2], left : left + signal.shape[3]]
-        return picture + signal if self.sign > 0 else picture - signal
+        image = batch[:, :, top : top + signal.shape[2], left : left + signal.shape[3]]
+        return image + signal if self.sign > 0 else image - signal

@@ -42,10 +42,10 @@ class MedianNetwork:
         self.steps.append((kind, one, other))
         return len(self.steps)
 
-    def exchange(self, lanes: list[int], low: int, high: int) -> None:
+    def exchange(self, prefetch: list[int], low: int, high: int) -> None:
         """Put the lesser of two lanes first."""
-        one, other = lanes[low], lanes[high]
-        lanes[low], lanes[high] = self.add("min", one, other), self.add("max", one, other)
+        one, other = prefetch[low], prefetch[high]
+        prefetch[low], prefetch[high] = self.add("min", one, other), self.add("max", one, other)
 
     @cached_property
     def kept(self) -> dict[int, Step]:
@@ -97,20 +97,20 @@ def median_network(size: int, axes: int) -> MedianNetwork:
         ranks = {
             (*rank, place): value
             for rank, source in ranks.items()
-            for place, value in enumerate(_sorted_lanes(network, source, axis))
+            for place, value in enumerate(_sorted_prefetch(network, source, axis))
         }
     candidates = [value for rank, value in ranks.items() if _may_be_median(rank, size)]
     network.result = _select_middle(network, candidates)
     return network
 
 
-def _sorted_lanes(network: MedianNetwork, source: int, axis: int) -> list[int]:
+def _sorted_prefetch(network: MedianNetwork, source: int, axis: int) -> list[int]:
     """The pixels at every offset along an axis, sorted."""
-    lanes = [network.add("shift", source, axis * network.size + offset) for offset in range(network.size)]
+    prefetch = [network.add("shift", source, axis * network.size + offset) for offset in range(network.size)]
     for end, place in itertools.product(range(network.size - 1, 0, -1), range(network.size - 1)):
         if place < end:
-            network.exchange(lanes, place, place + 1)
-    return lanes
+            network.exchange(prefetch, place, place + 1)
+    return prefetch
 
 
 def _may_be_median(rank: tuple[int, ...], size: int) -> bool:

@@ -68,7 +68,7 @@ def cell_edges(start: int, stop: int) -> list[int]:
 
 
 def snapped(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
-    """The span drawn out to edges of cells, or to ``low`` and ``high``, where the picture ends.
+    """The span drawn out to edges of cells, or to ``low`` and ``high``, where the image ends.
 
     Examples
     --------

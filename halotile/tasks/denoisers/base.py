@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Model = Callable[..., "torch.Tensor"]
 """``model(batch, **sides) -> batch``: float tensors of shape (tiles, channels, *spatial), in the
-units of the picture; each side input has shape (tiles, 1, *spatial). The result has the spatial
+units of the image; each side input has shape (tiles, 1, *spatial). The result has the spatial
 shape times the denoiser's ``scale``. A model neither keeps nor changes state between calls."""
 
 
@@ -45,7 +45,7 @@ class Denoiser(Protocol):
     """Numbers of spatial axes it can work on, the usual one first: ``(2,)``, or ``(3, 2)`` for a filter that
     takes a volume where there is one."""
     boundary: ClassVar[str]
-    """The rim rule under which the tiled result is the result on the whole picture."""
+    """The rim rule under which the tiled result is the result on the whole image."""
     convolutional: ClassVar[bool]
     """Whether ``channels_last`` memory suits it."""
     tried_apart: ClassVar[bool]
@@ -68,7 +68,7 @@ class Denoiser(Protocol):
 
     @property
     def channels(self) -> tuple[int, int]:
-        """Channels in and out. ``(1, 1)``: each channel of the picture is denoised by itself."""
+        """Channels in and out. ``(1, 1)``: each channel of the image is denoised by itself."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class Denoiser(Protocol):
         ...
 
     def with_noise_level(self, sigma: float) -> Denoiser:
-        """The same denoiser told the noise level that was estimated for the whole picture."""
+        """The same denoiser told the noise level that was estimated for the whole image."""
         ...
 
     @property
@@ -209,9 +209,9 @@ class Leveled(Pixelwise):
     def strength_at(
         self, strength: float, sigma: torch.Tensor | None, dtype: torch.dtype
     ) -> float | torch.Tensor:
-        """The strength in the units of the picture: one number, or one for each pixel of a noise map.
+        """The strength in the units of the image: one number, or one for each pixel of a noise map.
 
-        The number is rounded to ``dtype``, the type of the picture, as a map of it would be: both give the same bits.
+        The number is rounded to ``dtype``, the type of the image, as a map of it would be: both give the same bits.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Leveled(Pixelwise):
             return sigma * strength
         if self.sigma == "auto":
             raise ConfigError(
-                "sigma is auto, but nobody estimated the noise level of the picture. "
+                "sigma is auto, but nobody estimated the noise level of the image. "
                 "Call with_noise_level(estimate_noise_level(...)), or write a number."
             )
         if self.sigma is None:
@@ -233,7 +233,7 @@ class Leveled(Pixelwise):
 
 
 def number_like(value: float | torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-    """A number, or one for each pixel, of an image's type and on its device: a card fills in the number itself, and nobody waits for it."""
+    """A number, or one for each pixel, of an image's type and on its device: a GPU fills in the number itself, and nobody waits for it."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -18,7 +18,7 @@ from halotile.tasks.weights import Shapes, listed, load_weights, misfits, shapes
 class DnCNN(Pixelwise):
     """``y = x + f(x)`` or ``y = x - f(x)``, f a stack of ``depth`` convolutions with ReLU between them.
 
-    The convolutions pad with zeros, so the picture is cut at its edge (boundary: cut) and the
+    The convolutions pad with zeros, so the image is cut at its edge (boundary: cut) and the
     network pads there as it would on the whole. The layers of a weights file are taken in order
     whatever they are called: ``in_conv``, ``conv_list.N``, ``out_conv`` or ``model.N``.
 
@@ -57,7 +57,7 @@ class DnCNN(Pixelwise):
     bias: bool = True
     """Whether the convolutions have a bias."""
     residual: Literal["auto", "add", "subtract", "none"] = "auto"
-    """What the stack computes: the noise to subtract from the picture, a correction to add, or the picture
+    """What the stack computes: the noise to subtract from the image, a correction to add, or the image
     itself. auto: add where the layers are called in_conv and out_conv, subtract elsewhere."""
 
     def __post_init__(self) -> None:

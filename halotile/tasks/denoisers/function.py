@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import torch
 
 TOLERANCE = 1e-5
-"""What a window by itself may differ by from the same in a picture, of the largest pixel: rounding."""
-Picture = NDArray[Any]
-PictureFunction = Callable[..., Picture]
-"""A 2-D or 3-D picture in, one of the same shape out."""
+"""What a window by itself may differ by from the same in an image, of the largest pixel: rounding."""
+Image = NDArray[Any]
+ArrayFunction = Callable[..., Image]
+"""A 2-D or 3-D image in, one of the same shape out."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureDenoiser(Pixelwise, ABC):
-    """A function on pictures that looks ``depth`` pixels far."""
+class ArrayDenoiser(Pixelwise, ABC):
+    """A function on images that looks ``depth`` pixels far."""
 
     name: ClassVar[str] = "function"
     dims: ClassVar[tuple[int, ...]] = (2, 3)
@@ -45,26 +45,26 @@ class PictureDenoiser(Pixelwise, ABC):
 
     @property
     @abstractmethod
-    def function(self) -> PictureFunction:
+    def function(self) -> ArrayFunction:
         """The function itself, with its options."""
 
     def build(self) -> Model:
-        """The function on every picture of a batch."""
-        return partial(each_picture, call=self.function)
+        """The function on every image of a batch."""
+        return partial(each_image, call=self.function)
 
     def try_out(self, dims: int) -> None:
-        """Refuse a function that remembers: a picture, another one, and the first again. Needs no torch.
+        """Refuse a function that remembers: an image, another one, and the first again. Needs no torch.
 
         Raises
         ------
         ConfigError
             When the first comes out differently the second time, or the function fails.
         """
-        picture, other = np.random.default_rng(20_26).random((2, *(NARROW[dims],) * dims), np.float32)
-        first, _, again = (self._tried(given.copy()) for given in (picture, other, picture))
+        image, other = np.random.default_rng(20_26).random((2, *(NARROW[dims],) * dims), np.float32)
+        first, _, again = (self._tried(given.copy()) for given in (image, other, image))
         if not np.array_equal(first, again, equal_nan=True):
             raise ConfigError(
-                f"{self.title} gave one picture two results, after it had seen another between: it keeps state or draws "
+                f"{self.title} gave one image two results, after it had seen another between: it keeps state or draws "
                 "random numbers, so the result would depend on the order of tiles. Write one whose result depends on "
                 "its input alone."
             )
@@ -72,7 +72,7 @@ class PictureDenoiser(Pixelwise, ABC):
     def check_depth(self, depth: Depth) -> None:
         """Refuse a function that looks farther than this. Needs no torch.
 
-        A window is tried by itself, and as the middle of a picture in which the pixels around it are of another kind.
+        A window is tried by itself, and as the middle of an image in which the pixels around it are of another kind.
 
         Raises
         ------
@@ -87,18 +87,18 @@ class PictureDenoiser(Pixelwise, ABC):
         inside = tuple(slice(before, before + n) for n in sides)
         draw = np.random.default_rng(20_26)
         try:
-            picture = draw.uniform(0.5, 1, [before + n + frame for n in sides]).astype(np.float32)
-            # Few of its pixels stand out, as in pictures: what cuts off by a multiple of the noise keeps some.
-            picture[inside] = 0.5 * draw.random(sides) ** 4
+            image = draw.uniform(0.5, 1, [before + n + frame for n in sides]).astype(np.float32)
+            # Few of its pixels stand out, as in images: what cuts off by a multiple of the noise keeps some.
+            image[inside] = 0.5 * draw.random(sides) ** 4
         except MemoryError as error:
             raise MemoryRefused(
-                f"{self.title} has a depth of {self.depth}: a picture to try that on, of {sides} pixels, needs more memory than is free. "
+                f"{self.title} has a depth of {self.depth}: an image to try that on, of {sides} pixels, needs more memory than is free. "
                 "Write a depth that is nearer to what it needs."
             ) from error
         deep = tuple(slice(a, n - b) for (a, b), n in zip(depth, sides, strict=True))
         whole, alone = (
             self._tried(given.copy())[place][deep].astype(float)
-            for given, place in ((picture, inside), (picture[inside], ...))
+            for given, place in ((image, inside), (image[inside], ...))
         )
         differ = (alone != whole) & ~(np.isnan(alone) & np.isnan(whole))
         with np.errstate(invalid="ignore"):  # of infinities
@@ -106,25 +106,25 @@ class PictureDenoiser(Pixelwise, ABC):
         most = float(np.abs(whole[np.isfinite(whole)]).max(initial=0))
         if not apart <= TOLERANCE * (most or 1.0):
             raise ConfigError(
-                f"{self.title} looks farther than its depth of {self.depth}, or at the whole picture: tiles differ from it by "
+                f"{self.title} looks farther than its depth of {self.depth}, or at the whole image: tiles differ from it by "
                 f"{apart:.2g}, on a trial. Write a larger depth, or a function that needs no more than what is near a pixel; or, if "
                 "each tile by itself is what you want, tile.seams: allow (in Python, halotile.map_overlap)."
             )
 
-    def _tried(self, picture: Picture) -> Picture:
+    def _tried(self, image: Image) -> Image:
         try:
-            return _checked(self.function(picture), picture)
+            return _checked(self.function(image), image)
         except ConfigError:
             raise
         except MemoryError as error:
             raise MemoryRefused(
-                f"{self.title} needs more memory than is free for a picture of shape {picture.shape}: {error}. Write a function "
+                f"{self.title} needs more memory than is free for an image of shape {image.shape}: {error}. Write a function "
                 "that needs less, or end other programs."
             ) from error
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"{self.title} failed on a picture of shape {picture.shape}: {type(error).__name__}: {error}. "
-                f"Write a function of a {picture.ndim}-D picture of any size."
+                f"{self.title} failed on an image of shape {image.shape}: {type(error).__name__}: {error}. "
+                f"Write a function of a {image.ndim}-D image of any size."
             ) from error
 
     def receptive_field(self) -> int:
@@ -137,8 +137,8 @@ class PictureDenoiser(Pixelwise, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Function(PictureDenoiser):
-    """The function ``import`` on one picture at a time, called as ``function(picture, **options)``.
+class Function(ArrayDenoiser):
+    """The function ``import`` on one image at a time, called as ``function(image, **options)``.
 
     Examples
     --------
@@ -151,7 +151,7 @@ class Function(PictureDenoiser):
     import_: str
     """The function: "package.module:name"."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What it is called with, besides the picture."""
+    """What it is called with, besides the image."""
     depth: int
     """How far, in pixels, an output pixel of the function looks."""
 
@@ -169,28 +169,28 @@ class Function(PictureDenoiser):
         return {self.import_: imported_digest(self.import_, import_reference(self.import_))}
 
     @property
-    def function(self) -> PictureFunction:
+    def function(self) -> ArrayFunction:
         """The function itself, with its options. Runs the user's code."""
         return partial(import_reference(self.import_), **self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenFunction(PictureDenoiser):
+class GivenFunction(ArrayDenoiser):
     """A function that a script hands over; it has no place in a job file.
 
     Examples
     --------
-    >>> GivenFunction(call=lambda picture: picture - picture.mean(), depth=0).receptive_field()
+    >>> GivenFunction(call=lambda image: image - image.mean(), depth=0).receptive_field()
     0
     """
 
-    call: PictureFunction
+    call: ArrayFunction
     """The function itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.call):
-            raise ConfigError(f"call is {self.call!r}: hand over a function from picture to picture.")
+            raise ConfigError(f"call is {self.call!r}: hand over a function from image to image.")
 
     @property
     def title(self) -> str:
@@ -202,39 +202,39 @@ class GivenFunction(PictureDenoiser):
         return {self.title: value_digest(self.call)}
 
     @property
-    def function(self) -> PictureFunction:
+    def function(self) -> ArrayFunction:
         """The function itself."""
         return self.call
 
 
-def each_picture(batch: torch.Tensor, *, call: PictureFunction) -> torch.Tensor:
+def each_image(batch: torch.Tensor, *, call: ArrayFunction) -> torch.Tensor:
     """Apply a NumPy function to every channel of every tile.
 
     Each call gets a copy of its own, so that a function that works in place changes nothing else.
     """
     import torch
 
-    pictures = batch.detach().cpu().numpy().reshape(-1, *batch.shape[2:])
+    images = batch.detach().cpu().numpy().reshape(-1, *batch.shape[2:])
     try:
-        results = [_checked(call(picture.copy()), picture) for picture in pictures]
+        results = [_checked(call(image.copy()), image) for image in images]
     except SystemExit as error:  # it would end the worker
-        raise ConfigError("the function ends the program. Write one that returns a picture.") from error
+        raise ConfigError("the function ends the program. Write one that returns an image.") from error
     return torch.from_numpy(np.stack(results).reshape(batch.shape)).to(batch.device)
 
 
-def _checked(result: Any, picture: Picture) -> Picture:
-    """The result in the type of the picture; another shape is refused."""
-    if not isinstance(result, np.ndarray) or result.shape != picture.shape:
+def _checked(result: Any, image: Image) -> Image:
+    """The result in the type of the image; another shape is refused."""
+    if not isinstance(result, np.ndarray) or result.shape != image.shape:
         shape = getattr(result, "shape", type(result).__name__)
         raise ConfigError(
-            f"the function made {shape} of a picture of shape {picture.shape}. "
+            f"the function made {shape} of an image of shape {image.shape}. "
             "Write one that returns an array of the shape it was given."
         )
     if np.iscomplexobj(result):
         raise ConfigError(
             f"the function made complex numbers ({result.dtype}) of real ones. Write one that returns their real part or their modulus."
         )
-    return result.astype(picture.dtype, copy=False)
+    return result.astype(image.dtype, copy=False)
 
 
 DENOISER = Function

@@ -47,14 +47,14 @@ class NonLocalMeans(Leveled):
 
     strength: float
     """The h of the formula: in noise levels where sigma is given (0.8 is a good start then), else in the units of
-    the picture (of integers, their range is 1)."""
+    the image (of integers, their range is 1)."""
     patch: int = 5
     """Edge of the patches that are compared, in pixels: an odd number."""
     distance: int = 6
     """How far away similar patches are looked for, in pixels."""
     sigma: float | Literal["auto"] | None = None
-    """Standard deviation of the noise, in the units of the picture (of integers, their range is 1). auto: estimated once
-    for the whole picture. Left out: the strength itself is in the units of the picture."""
+    """Standard deviation of the noise, in the units of the image (of integers, their range is 1). auto: estimated once
+    for the whole image. Left out: the strength itself is in the units of the image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,7 +49,7 @@ class UserNetwork(Leveled):
 
     sigma: float | Auto | None = None
     """Noise level that the network is called with: a number, or auto to have it estimated once for the whole
-    picture. Left out: the network takes the pixels alone."""
+    image. Left out: the network takes the pixels alone."""
     import_: str
     """The function that builds the network: "package.module:build"."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -23,7 +23,7 @@ class TotalVariation(Leveled):
 
     ``w`` is the strength, times the noise level where one is known; TV is the isotropic total
     variation. Every step looks one pixel further, so a fixed number of steps has a finite receptive
-    field, which a stopping rule over the whole picture has not. The scheme is that of
+    field, which a stopping rule over the whole image has not. The scheme is that of
     ``skimage.restoration.denoise_tv_chambolle(weight=w, eps=0, max_num_iter=iterations + 1)``, which
     counts its start as an iteration.
 
@@ -45,13 +45,13 @@ class TotalVariation(Leveled):
     convolutional: ClassVar[bool] = False
 
     strength: float
-    """Weight of the total variation: in noise levels where sigma is given, else in the units of the picture (of
+    """Weight of the total variation: in noise levels where sigma is given, else in the units of the image (of
     integers, their range is 1)."""
     iterations: int = 20
     """Number of dual steps: more come closer to the minimum, and need a wider halo."""
     sigma: float | Literal["auto"] | None = None
-    """Standard deviation of the noise, in the units of the picture (of integers, their range is 1). auto: estimated once
-    for the whole picture. Left out: the strength itself is in the units of the picture."""
+    """Standard deviation of the noise, in the units of the image (of integers, their range is 1). auto: estimated once
+    for the whole image. Left out: the strength itself is in the units of the image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,14 +26,14 @@ _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 
 
 @functools.cache
-def processor() -> str:
+def cpu_kind() -> str:
     """Kind of CPU, its vector level and L2 cache, and versions of the libraries that compute.
 
     Libraries choose how to add up by all of these: two workers that differ in one may round differently.
 
     Examples
     --------
-    >>> "torch 2" in processor()
+    >>> "torch 2" in cpu_kind()
     True
     """
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name)]

@@ -68,7 +68,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class Device:
-    """The processor. What a card does beside it (:class:`~halotile.tasks.devices.gpu.Card`) is done at once here, or not at all.
+    """The CPU. What a GPU does beside it (:class:`~halotile.tasks.devices.gpu.Gpu`) is done at once here, or not at all.
 
     A block's pixels are staged, perhaps on a thread of its own; taken, where they are computed; and its result is given
     back, to be had on yet another thread.
@@ -78,7 +78,7 @@ class Device:
     name : str
         ``cpu``, or ``cuda:0`` and the like.
     precision : str
-        ``float32``, ``tf32`` (of cards), or ``float16`` and ``bfloat16`` for automatic mixed precision (about 0.1 and 1 % error).
+        ``float32``, ``tf32`` (of GPUs), or ``float16`` and ``bfloat16`` for automatic mixed precision (about 0.1 and 1 % error).
     channels_last : bool
         Whether activations are laid out channels last, which suits convolutions.
 
@@ -224,7 +224,7 @@ def _plain(pixels: NDArray[Any]) -> NDArray[Any]:
 
 
 def all_finite(pixels: NDArray[Any]) -> bool:
-    """Whether no pixel is NaN or infinite, without a temporary the size of the picture."""
+    """Whether no pixel is NaN or infinite, without a temporary the size of the image."""
     if pixels.dtype.kind != "f":
         return True
     with np.errstate(over="ignore", invalid="ignore"):
@@ -246,7 +246,7 @@ def unless_lost(device: Device) -> Iterator[None]:
 
 
 def give_memory_back() -> None:
-    """Let go of what torch keeps of a card for later: others may want it now."""
+    """Let go of what torch keeps of a GPU for later: others may want it now."""
     import torch
 
     if torch.cuda.is_initialized():

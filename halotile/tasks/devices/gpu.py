@@ -1,4 +1,4 @@
-"""A card: pixels go there and come back beside the computation, through pinned memory, on streams of their own."""
+"""A GPU: pixels go there and come back beside the computation, through pinned memory, on streams of their own."""
 
 from __future__ import annotations
 
@@ -45,30 +45,30 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Pixels on their way to the card."""
+    """Pixels on their way to the GPU."""
 
     tensor: torch.Tensor
     arrived: Mark
 
 
-class Card(Device):
-    """One card.
+class Gpu(Device):
+    """One GPU.
 
     Parameters
     ----------
     name, precision, channels_last
-        As of :class:`~halotile.tasks.devices.device.Device`. ``cpu`` goes the same way on the processor.
+        As of :class:`~halotile.tasks.devices.device.Device`. ``cpu`` goes the same way on the CPU.
     records : bool
-        Whether what a batch asks of the card is recorded once and asked again at once: a CUDA graph. Where a model is many small
+        Whether what a batch asks of the GPU is recorded once and asked again at once: a CUDA graph. Where a model is many small
         steps, asking for each takes longer than doing it.
 
     Examples
     --------
-    >>> card = Card("cpu")
-    >>> pixels = card.take(card.stage(np.arange(3.0)))
-    >>> with card.computing():
-    ...     doubled = card.run(lambda batch: batch * 2, pixels, {})
-    >>> card.give(doubled).pixels()
+    >>> GPU = Card("cpu")
+    >>> pixels = GPU.take(GPU.stage(np.arange(3.0)))
+    >>> with GPU.computing():
+    ...     doubled = GPU.run(lambda batch: batch * 2, pixels, {})
+    >>> GPU.give(doubled).pixels()
     array([0., 2., 4.])
     """
 
@@ -91,9 +91,9 @@ class Card(Device):
         self._beside = Buffers(self.streams.pinned)
 
     def place(self, model: Model) -> Model:
-        """The model on the card, before anything is queued on any stream."""
+        """The model on the GPU, before anything is queued on any stream."""
         placed = super().place(model)
-        self.streams.settle()
+        self.streams.choose_tiles()
         return placed
 
     def is_lost(self) -> bool:
@@ -109,14 +109,14 @@ class Card(Device):
         with self.computing():
             image = self.torch.zeros(1, 1, 8, 8, device=self.name)
             self.torch.nn.functional.conv2d(image, image[..., :3, :3])
-        self.streams.settle()
+        self.streams.choose_tiles()
 
     def recording(self) -> Self:
-        """The same card, which records."""
+        """The same GPU, which records."""
         return type(self)(self.name, self.precision, self.channels_last, records=True)
 
     def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
-        """As on any device; of a card that records, the result is good until the next one is asked for."""
+        """As on any device; of a GPU that records, the result is good until the next one is asked for."""
         if not self.records:
             return super().run(model, batch, sides)
         key = _key(model, batch, sides)
@@ -168,14 +168,14 @@ class Card(Device):
         return Sent(tensor, arrived)
 
     def take(self, staged: Sent) -> torch.Tensor:
-        """What was sent; the card waits for it, not who asks."""
+        """What was sent; the GPU waits for it, not who asks."""
         self.streams.wait("compute", staged.arrived)
         self.streams.keep(staged.tensor, "compute")
         return staged.tensor
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """On the stream that computes, as exactly as this card is to compute: that is said for the whole process."""
+        """On the stream that computes, as exactly as this GPU is to compute: that is said for the whole process."""
         backends = self.torch.backends
         with warnings.catch_warnings():  # versions differ in how they want to be told
             warnings.simplefilter("ignore", UserWarning)
@@ -246,7 +246,7 @@ class Card(Device):
 
 
 class OnItsWay(Given):
-    """A result on its way back from a card."""
+    """A result on its way back from a GPU."""
 
     def __init__(self, pinned: torch.Tensor, memory: torch.Tensor, arrived: Mark, buffers: Buffers) -> None:
         super().__init__(pinned)
@@ -275,7 +275,7 @@ def open_device(kind: str, precision: str, channels_last: bool, records: bool = 
     Parameters
     ----------
     kind : str
-        ``cpu``, or ``cuda``: the first card that the process may see.
+        ``cpu``, or ``cuda``: the first GPU that the process may see.
     precision, channels_last
         As of :class:`~halotile.tasks.devices.device.Device`.
     records : bool
@@ -284,7 +284,7 @@ def open_device(kind: str, precision: str, channels_last: bool, records: bool = 
     Raises
     ------
     ConfigError
-        For a card where there is none.
+        For a GPU where there is none.
     """
     if kind == "cpu":
         return Device("cpu", precision, channels_last)
@@ -295,4 +295,4 @@ def open_device(kind: str, precision: str, channels_last: bool, records: bool = 
             "run.device is cuda, and this worker sees no GPU: torch finds no driver, or CUDA_VISIBLE_DEVICES shows none. Write "
             "device: cpu, or start it where there is one (`recon-cli doctor`)."
         )
-    return Card("cuda:0", precision, channels_last, records)
+    return Gpu("cuda:0", precision, channels_last, records)

@@ -9,7 +9,7 @@ from typing import Any
 from halotile.storage.grid import Block
 
 
-class Lanes:
+class Prefetch:
     """Runs reads one block ahead and writes one block behind, or in turn when that does not pay.
 
     With every core busy computing, a second thread only gets in the way (15 % slower when storage

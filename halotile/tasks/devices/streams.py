@@ -1,4 +1,4 @@
-"""Streams of work of a device: what is queued on one runs beside the others. The processor has none, and does all at once."""
+"""Streams of work of a device: what is queued on one runs beside the others. The CPU has none, and does all at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Streams(Protocol):
         """Between two marks that have been reached."""
         ...
 
-    def settle(self) -> None:
+    def choose_tiles(self) -> None:
         """Wait until nothing is queued anywhere on the device."""
         ...
 
@@ -70,7 +70,7 @@ class Moment:
 
 
 class AtOnce:
-    """The processor's: everything is done where it is queued."""
+    """The CPU's: everything is done where it is queued."""
 
     @contextmanager
     def on(self, name: Name) -> Iterator[None]:
@@ -98,7 +98,7 @@ class AtOnce:
         """By the clock."""
         return last.time - first.time
 
-    def settle(self) -> None:
+    def choose_tiles(self) -> None:
         """Nothing ever is."""
 
     def answer(self) -> None:
@@ -111,7 +111,7 @@ class AtOnce:
 
 
 class CudaStreams:
-    """Those of a card.
+    """Those of a GPU.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class CudaStreams:
 
     @contextmanager
     def on(self, name: Name) -> Iterator[None]:
-        """On a stream of the card."""
+        """On a stream of the GPU."""
         with self.torch.cuda.stream(self._streams[name]):
             yield
 
@@ -140,7 +140,7 @@ class CudaStreams:
         return event
 
     def wait(self, name: Name, mark: Any) -> None:
-        """The card waits."""
+        """The GPU waits."""
         self._streams[name].wait_event(mark)
 
     def keep(self, tensor: torch.Tensor, name: Name) -> None:
@@ -157,7 +157,7 @@ class CudaStreams:
         """By the card's own clock."""
         return float(first.elapsed_time(last)) / 1000
 
-    def settle(self) -> None:
+    def choose_tiles(self) -> None:
         """Whatever stream it is on."""
         self.torch.cuda.synchronize(self._device)
 
@@ -182,7 +182,7 @@ class CudaStreams:
         return replay
 
     def answer(self) -> None:
-        """What loses a card shows on each of its streams."""
+        """What loses a GPU shows on each of its streams."""
         self._streams["back"].synchronize()
 
     def _end_allocating(self) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from halotile.errors import ConfigError, MissingPackage, WrongKind
 from halotile.tasks.distributed.kinds import KINDS, recognise, unstacked
-from halotile.tasks.distributed.stacks.operators import Operators, carry_all, make_all
+from halotile.tasks.distributed.stacks.operators import Operators, make_all, pack_all
 from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
 from halotile.tasks.distributed.transport.engine import Engine
 
@@ -103,7 +103,7 @@ def stack_of(
                 f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write deepinv.physics objects."
             )
         _tell_of_weights(parts)
-        operators = carry_all(ctx, [rewritten(part, exact) for part in parts], here=parts)
+        operators = pack_all(ctx, [rewritten(part, exact) for part in parts], here=parts)
         is_one = isinstance(thing, Physics) and not hasattr(thing, "physics_list")
         return kinds[kind](ctx, operators, is_one=is_one, **options)
     return kinds[kind](ctx, make_all(ctx, Rewriting(thing, exact), count, shared), **options)
@@ -136,12 +136,10 @@ def fidelity_of(
     if isinstance(thing, StackedPhysicsDataFidelity):
         thing = list(thing.data_fidelity_list)
     if isinstance(thing, DataFidelity):
-        return DistributedDataFidelity(
-            ctx, carry_all(ctx, [thing]), copy.deepcopy(thing), reduction=reduction
-        )
+        return DistributedDataFidelity(ctx, pack_all(ctx, [thing]), copy.deepcopy(thing), reduction=reduction)
     operators: Operators
     if isinstance(thing, list | tuple):
-        operators = carry_all(ctx, thing)
+        operators = pack_all(ctx, thing)
     else:
         operators = make_all(ctx, thing, count, shared)
     return DistributedDataFidelity(ctx, operators, reduction=reduction)

@@ -45,7 +45,7 @@ def draw_cells(region: Region, seed: int, operator: int, draw: Draw) -> NDArray[
     region : Region
         The last two axes are those of the cells; one alone lies in the first row of them.
     seed, operator : int
-        Which picture of random numbers: 0 or more.
+        Which image of random numbers: 0 or more.
     draw : callable
         Gives the numbers of one cell, shape (CELL, CELL).
 

@@ -1,4 +1,4 @@
-"""The noise level of a picture, estimated from a fixed set of samples all over it."""
+"""The noise level of an image, estimated from a fixed set of samples all over it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256
     Parameters
     ----------
     source : Readable
-        The picture; the last two axes are those of the squares, samples are spread over the others.
+        The image; the last two axes are those of the squares, samples are spread over the others.
     samples : int
         Number of squares at most.
     edge : int
@@ -39,7 +39,7 @@ def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256
     Raises
     ------
     InputError
-        When the picture is too small to have details, or has none.
+        When the image is too small to have details, or has none.
 
     References
     ----------
@@ -48,7 +48,7 @@ def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256
     """
     if len(source.shape) < 2 or min(source.shape[-2:]) < 2:
         raise InputError(
-            f"sigma is auto, but a picture of shape {source.shape} has no 2 x 2 pixels to estimate noise from. "
+            f"sigma is auto, but an image of shape {source.shape} has no 2 x 2 pixels to estimate noise from. "
             "Write sigma as a number."
         )
     regions = sample_regions(source.shape, samples, edge)
@@ -59,13 +59,13 @@ def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256
         if all(map(math.isnan, levels)):
             why = "no 2 x 2 pixels are finite wherever it was sampled"
         raise InputError(
-            f"sigma is auto, and no noise could be estimated in the picture: {why}. Write sigma as a number."
+            f"sigma is auto, and no noise could be estimated in the image: {why}. Write sigma as a number."
         )
     return float(np.median(telling))
 
 
 def sample_regions(shape: tuple[int, ...], samples: int, edge: int) -> list[Region]:
-    """Squares spread evenly over a picture: every axis by a low-discrepancy sequence of its own.
+    """Squares spread evenly over an image: every axis by a low-discrepancy sequence of its own.
 
     Examples
     --------

@@ -19,7 +19,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.operators.base import Kind, Operator, Shape, read_all, working_dtype
 from halotile.tasks.operators.common.locality import SIDES, agrees, find_reach, widened
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
-from halotile.tasks.operators.common.translation import channel_counts, told_size, translated
+from halotile.tasks.operators.common.translation import channel_counts, stated_size, translated
 from halotile.tasks.options import check_whole
 
 COPIES = 3
@@ -139,7 +139,7 @@ class DeepInv:
     @property
     def told(self) -> Shape | None:
         """The shape (C, H, W) that its images are told to have, where its adjoint gives no other."""
-        return told_size(self.calls.module)
+        return stated_size(self.calls.module)
 
     @cached_property
     def _near(self) -> int | None:

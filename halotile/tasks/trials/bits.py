@@ -1,7 +1,7 @@
 """How far a job's tiles are from the whole image in their last bits, on noise of the sizes that the job has.
 
 A library may choose another way to compute for another size, and another way rounds otherwise. Which sizes those are
-depends on the processor, so it is tried where it is asked. An image not much larger than a tile is tried whole, against
+depends on the CPU, so it is tried where it is asked. An image not much larger than a tile is tried whole, against
 what the network's own library makes of it, in as many of its tiles as are not alike. Of a larger one a tile is tried against windows of as many pixels that are longer on one axis.
 """
 
@@ -66,9 +66,9 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     noise = partial(_noise, task.denoiser.channels[0], corner)
 
     # Built one after the other: weights may be drawn from numbers that all threads share.
-    model = device.place(Trial.of(task.denoiser, len(tiling.picture)).model)
+    model = device.place(Trial.of(task.denoiser, len(tiling.image)).model)
     reference = device.place(
-        task.denoiser.reference() if is_small else Trial.of(task.denoiser, len(tiling.picture)).model
+        task.denoiser.reference() if is_small else Trial.of(task.denoiser, len(tiling.image)).model
     )
 
     wanted = list(itertools.product(tiles, sorted({1, tiling.batch})))
@@ -136,14 +136,14 @@ def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:
         for (before, after), k, n in zip(tiling.depth, tiling.align, tile.shape, strict=True)
     ]
     found = []
-    for axis, length in enumerate(tiling.picture):
+    for axis, length in enumerate(tiling.image):
         lengths = list(short)
         room = max(tile.size, TRIED_WHOLE) // math.prod(n for i, n in enumerate(short) if i != axis)
         lengths[axis] = min(length, max(room, tile.shape[axis]))
         start = list(tile.start)
         start[axis] = min(start[axis], length - lengths[axis])
         stop = tuple(a + n for a, n in zip(start, lengths, strict=True))
-        found.append(align_outward(Region(tuple(start), stop), tiling.align, tiling.picture))
+        found.append(align_outward(Region(tuple(start), stop), tiling.align, tiling.image))
     return found
 
 
@@ -181,13 +181,13 @@ def _apart(tile: Window, made: torch.Tensor, region: Region, whole: torch.Tensor
         tuple(a + before if a != 0 else a for a, (before, _) in zip(region.start, tiling.depth, strict=True)),
         tuple(
             b - after if b != n else b
-            for b, (_, after), n in zip(region.stop, tiling.depth, tiling.picture, strict=True)
+            for b, (_, after), n in zip(region.stop, tiling.depth, tiling.image, strict=True)
         ),
     )
     both = tile.core.clip(inside)
     if not both.size:
         return 0.0
-    scale = (tiling.scale,) * len(tiling.picture)
+    scale = (tiling.scale,) * len(tiling.image)
     computed = tile.core if made.shape[2:] == tile.core.scale(scale).shape else tile.reach
     mine = made[(..., *both.relative_to(computed).scale(scale).slices)]
     there = whole[(..., *both.relative_to(region).scale(scale).slices)]

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 
 @dataclass(frozen=True)
-class Wish:
+class TrialRequest:
     """What is to be tried.
 
     Parameters
@@ -62,7 +62,7 @@ class Precision:
     seconds : float or None
         For one block; None where it does not run here.
     error : float or None
-        The largest difference from float32 on a processor, of the largest pixel of that; None where there is none to tell.
+        The largest difference from float32 on a CPU, of the largest pixel of that; None where there is none to tell.
     why_not : str
         Why it does not run here, or has no error.
     """
@@ -90,9 +90,9 @@ class Tuned:
     megapixels_per_second : float
         Of a block with these, without reading and writing.
     device_bytes : int
-        The most that a worker holds there: model, blocks on their way, one batch. 0 for a processor.
+        The most that a worker holds there: model, blocks on their way, one batch. 0 for a CPU.
     free_bytes : int or None
-        What a worker may hold there; None on a processor.
+        What a worker may hold there; None on a CPU.
     host_bytes : int
         Resident memory of a process that has opened the device and loaded the model.
     block_pixels : int

@@ -19,7 +19,7 @@ from halotile.tasks.block import resident_bytes
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import Device
 from halotile.tasks.inner_tiles import Computed, Staged, TileRunner, cut_evenly, windows_of
-from halotile.tasks.trials.gpu_findings import Precision, Tried, Tuned, Wish
+from halotile.tasks.trials.gpu_findings import Precision, TrialRequest, Tried, Tuned
 
 SECONDS = 20.0
 """After so long nothing else is tried."""
@@ -29,7 +29,7 @@ WHOLE_SECONDS = 1.0
 """A block that takes longer is not computed: its first batch tells how long."""
 LATE_SECONDS = 90.0
 """After so long the best is good enough as it is."""
-ASKED_SECONDS = 0.05
+REQUESTED_SECONDS = 0.05
 """To ask for a batch takes no longer than some milliseconds: where it computes longer than this, a recording saves nothing."""
 GAIN = 0.03
 """What is less is noise: of two sizes that near each other the one that needs less memory is taken."""
@@ -38,20 +38,20 @@ PATIENCE = 2
 DEEP = 1.25
 """Tiles whose halo costs so much more than that of the best are tried only where no other has room."""
 COMPARED = 256
-"""Edge of the tile on which precisions are compared: a processor computes it too."""
+"""Edge of the tile on which precisions are compared: a CPU computes it too."""
 ROOM = 0.9
 """The part of the free memory that is planned with: the allocator needs some for itself."""
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 
 
-def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
-    """Try tiles and batches on a block from the middle of the picture.
+def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None) -> Tuned:
+    """Try tiles and batches on a block from the middle of the image.
 
     Parameters
     ----------
     task : DenoiseTask
         The job, with any tile.
-    wish : Wish
+    request : Wish
         What is to be tried.
     device : Device, optional
         By default the one the job names.
@@ -62,21 +62,21 @@ def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
         When not even the smallest of them has room on the device.
     """
     trial = _Trial(task, device)
-    tried = list(trial.search(wish))
+    tried = list(trial.search(request))
     if not tried:
         raise MemoryRefused(
-            f"{trial.device.title} has no room for one tile of {' x '.join(map(str, wish.tiles[-1]))} pixels"
-            f"{_beside(wish)}. Write a smaller tile.size, or let nobody else use it."
+            f"{trial.device.title} has no room for one tile of {' x '.join(map(str, request.tiles[-1]))} pixels"
+            f"{_beside(request)}. Write a smaller tile.size, or let nobody else use it."
         )
     fastest = min(each.seconds for each in tried)
     best = min(
         (each for each in tried if each.seconds <= (1 + GAIN) * fastest), key=lambda each: each.batch_bytes
     )
-    precisions = tuple(trial.compare(best)) if wish.compare else ()
-    if wish.layouts:
-        best = trial.other_layout(best, wish.sharing) or best
+    precisions = tuple(trial.compare(best)) if request.compare else ()
+    if request.layouts:
+        best = trial.other_layout(best, request.sharing) or best
     # The last: a recording that fails may leave a process that can allocate no more.
-    recorded = trial.recorded(best, wish.sharing)
+    recorded = trial.recorded(best, request.sharing)
     best = recorded or best
     pixels = trial.block.core.size
     return Tuned(
@@ -87,7 +87,7 @@ def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
         records=recorded is not None,
         megapixels_per_second=pixels / 1e6 / best.seconds,
         device_bytes=trial.planned(best.batch_bytes),
-        free_bytes=trial.free_bytes(wish.sharing),
+        free_bytes=trial.free_bytes(request.sharing),
         host_bytes=trial.host_bytes,
         block_pixels=pixels,
         tried=tuple(tried),
@@ -95,8 +95,8 @@ def tune(task: DenoiseTask, wish: Wish, device: Device | None = None) -> Tuned:
     )
 
 
-def _beside(wish: Wish) -> str:
-    return f", beside {wish.sharing - 1} other workers" if wish.sharing > 1 else ""
+def _beside(request: TrialRequest) -> str:
+    return f", beside {request.sharing - 1} other workers" if request.sharing > 1 else ""
 
 
 class _Trial:
@@ -139,17 +139,17 @@ class _Trial:
         windows = max(2 * self.window_bytes + batch_bytes, 3 * self.window_bytes)
         return self.resting_bytes + windows + 2 * self.result_bytes
 
-    def search(self, wish: Wish) -> Iterator[Tried]:
+    def search(self, request: TrialRequest) -> Iterator[Tried]:
         """Larger and larger batches of each tile, until they gain nothing or find no room."""
         found, failure = 0, None
         tiles = sorted(
-            wish.tiles, key=self._redundancy
+            request.tiles, key=self._redundancy
         )  # with the least halo, and so the fewest pixels, first
         for tile in tiles:
             if found and self._redundancy(tile) > DEEP * self._redundancy(tiles[0]):
                 return
             fastest, idle = math.inf, 0
-            for batch in self._batches(tile, wish.batch):
+            for batch in self._batches(tile, request.batch):
                 if found and self.seconds > SECONDS:
                     return
                 try:
@@ -161,7 +161,7 @@ class _Trial:
                         raise
                     failure = error
                     break
-                if tried is None or not self._fits(tried, wish.sharing):
+                if tried is None or not self._fits(tried, request.sharing):
                     break
                 yield tried
                 found += 1
@@ -239,7 +239,7 @@ class _Trial:
         """The best once more, recorded; None where that does not pay."""
         device = self.device.recording()
         batches = -(-self._count(best.tile) // best.batch)
-        if device is None or best.seconds / batches > ASKED_SECONDS:
+        if device is None or best.seconds / batches > REQUESTED_SECONDS:
             return None
         tried = self._timed_if_it_goes(best, device)
         pays = tried is not None and device.records and tried.seconds < (1 - GAIN) * best.seconds
@@ -264,7 +264,7 @@ class _Trial:
         return max(computed.seconds, 1e-9)
 
     def compare(self, best: Tried) -> Iterator[Precision]:
-        """Each precision against float32 on a processor, on the block's first tile."""
+        """Each precision against float32 on a CPU, on the block's first tile."""
         small = tuple(
             -(-min(t, COMPARED) // k) * k for t, k in zip(best.tile, self.task.tiling.align, strict=True)
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import Denoiser, Model
-from halotile.tasks.denoisers.function import PictureDenoiser
+from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory
 from halotile.tasks.trials.trial import NARROW, Trial
 
@@ -28,7 +28,7 @@ LENGTHS = {1: (128, 256, 512, 1024, 2048), 2: (64, 128, 256, 512, 1024), 3: (32,
 ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 """Total strides that are tried."""
 COMPARED = 48
-"""Pixels compared between a picture and its shifted copy, at least."""
+"""Pixels compared between an image and its shifted copy, at least."""
 RAGGED = 64
 """Length, at least, of a window whose ragged end is tried: a network may pad by reflection, up to its own length."""
 BATCH_PIXELS = 8 * 128 * 64
@@ -63,7 +63,7 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     Raises
     ------
     ConfigError
-        When it looks at the whole picture, depends on where a tile lies, fails on a small window,
+        When it looks at the whole image, depends on where a tile lies, fails on a small window,
         or makes another shape than it declares.
 
     Examples
@@ -109,7 +109,7 @@ def check_own_code(denoiser: Denoiser, dims: int) -> None:
     ConfigError
         As :func:`check_purity`; and when two that were built from the same options differ in a bit.
     """
-    if isinstance(denoiser, PictureDenoiser):
+    if isinstance(denoiser, ArrayDenoiser):
         denoiser.try_out(dims)
         return
     import torch
@@ -155,14 +155,14 @@ def _check_pure(trial: Trial) -> None:
         )
 
 
-def check_ragged(denoiser: Denoiser, picture: tuple[int, ...]) -> None:
-    """Refuse a strided network that cannot take the picture's ragged far edge.
+def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
+    """Refuse a strided network that cannot take the image's ragged far edge.
 
     Parameters
     ----------
     denoiser : Denoiser
         With its alignment known.
-    picture : tuple of int
+    image : tuple of int
         Lengths of the tiled axes, in pixels.
 
     Raises
@@ -171,16 +171,16 @@ def check_ragged(denoiser: Denoiser, picture: tuple[int, ...]) -> None:
         When the network loses pixels, or fails, on a side that is no multiple of its total stride.
     """
     stride = denoiser.alignment
-    rest = [n % stride for n in picture]
+    rest = [n % stride for n in image]
     if not any(rest):
         return
-    trial = Trial.of(denoiser, len(picture))
+    trial = Trial.of(denoiser, len(image))
     try:
         trial.run(trial.noise(tuple(max(4, -(-RAGGED // stride)) * stride + r for r in rest)))
     except ConfigError as error:
         raise ConfigError(
-            f"{denoiser.title} has a total stride of {stride}, and the picture's sides {list(picture)} are no multiples of "
-            f"it: {error} Let forward pad to a multiple of {stride} and crop its result, or pad the picture."
+            f"{denoiser.title} has a total stride of {stride}, and the image's sides {list(image)} are no multiples of "
+            f"it: {error} Let forward pad to a multiple of {stride} and crop its result, or pad the image."
         ) from error
 
 
@@ -353,7 +353,7 @@ def _alignment(trial: Trial, exact: Exact, axis: int, reach: int, likely: int) -
         if _follows(rough, axis, shift, reach) and _follows(exact, axis, shift, reach):
             return shift
     raise ConfigError(
-        f"{trial.name} does not follow when the picture is shifted by any of {ALIGNMENTS[0]} to {ALIGNMENTS[-1]} "
+        f"{trial.name} does not follow when the image is shifted by any of {ALIGNMENTS[0]} to {ALIGNMENTS[-1]} "
         "pixels: its result depends on where the tile lies. A position encoding does that. "
         "Write a network without one; or receptive_field and alignment by hand, if you know better."
     )
@@ -388,11 +388,11 @@ def _follows(by: Exact, axis: int, shift: int, reach: int) -> bool:
     # With a stride of that much, other pixels may look that much further.
     margin = reach + shift
     length = -(-(2 * margin + shift + COMPARED) // 64) * 64
-    picture = trial.noise(trial.shape(axis, length + shift)).to(kind)
+    image = trial.noise(trial.shape(axis, length + shift)).to(kind)
     scale, kept = trial.scale, length - 2 * margin
     with torch.inference_mode():
-        before = trial.run(picture.narrow(2 + axis, 0, length))
-        after = trial.run(picture.narrow(2 + axis, shift, length))
+        before = trial.run(image.narrow(2 + axis, 0, length))
+        after = trial.run(image.narrow(2 + axis, shift, length))
     before = before.narrow(2 + axis, (margin + shift) * scale, (kept - shift) * scale)
     after = after.narrow(2 + axis, margin * scale, (kept - shift) * scale)
     return float((before - after).abs().max()) <= tolerance * float(before.abs().max())

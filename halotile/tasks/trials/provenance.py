@@ -11,7 +11,7 @@ from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.denoisers.base import Denoiser, Model
 from halotile.tasks.denoisers.function import Function
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.devices.cpu_kind import processor
+from halotile.tasks.devices.cpu_kind import cpu_kind
 from halotile.tasks.options import import_reference
 from halotile.tasks.trials.user_code import imported_digest, loaded_code, source_files, whole_digest
 from halotile.tasks.weights import file_sha256
@@ -35,7 +35,7 @@ def origin_of(denoiser: Denoiser, *question: Any) -> str | None:
     network, loaded = whole_digest((denoiser, denoiser.build())), loaded_code()
     if network is None or loaded is None:
         return None
-    words = [network, loaded, _halotile(), processor(), *question]
+    words = [network, loaded, _halotile(), cpu_kind(), *question]
     return hashlib.sha256(repr(words).encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""A network rehearsed: a small picture of random pixels in tiles and as one, which have to agree.
+"""A network rehearsed: a small image of random pixels in tiles and as one, which have to agree.
 
-A probe looks at one pixel at a time, in windows of round lengths. What a network does to a whole picture of other
+A probe looks at one pixel at a time, in windows of round lengths. What a network does to a whole image of other
 lengths, such as padding it to a multiple of something, shows only here.
 """
 
@@ -25,7 +25,7 @@ from halotile.tasks.trials.trial import Trial, failing_as
 SMALL = 20480
 """Windows of up to so many pixels go to another library in torch, which rounds otherwise."""
 PERIOD = {1: 192, 2: 192, 3: 48}
-"""A picture that is cut down keeps its lengths modulo this: what a network pads to divides it."""
+"""An image that is cut down keeps its lengths modulo this: what a network pads to divides it."""
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LARGEST = 64
 """The largest multiple that a network is tried with."""
@@ -50,8 +50,8 @@ class Rehearsal:
         return self.difference <= TOLERANCE
 
 
-def rehearse(denoiser: Denoiser, depth: Depth, picture: tuple[int, ...], *, search: bool) -> Rehearsal:
-    """Denoise a picture in tiles and whole.
+def rehearse(denoiser: Denoiser, depth: Depth, image: tuple[int, ...], *, search: bool) -> Rehearsal:
+    """Denoise an image in tiles and whole.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ def rehearse(denoiser: Denoiser, depth: Depth, picture: tuple[int, ...], *, sear
         With its alignment, so far.
     depth : tuple of (int, int)
         The halo on each tiled axis.
-    picture : tuple of int
-        Lengths of the tiled axes of the real picture.
+    image : tuple of int
+        Lengths of the tiled axes of the real image.
     search : bool
         Whether larger alignments are tried where the tiles do not agree.
     """
-    stage = _Stage.of(denoiser, depth, picture)
+    stage = _Stage.of(denoiser, depth, image)
     if not denoiser.convolutional:
         with threads():
             return _rehearsed(stage, search)
@@ -94,19 +94,19 @@ def _rehearsed(stage: _Stage, search: bool) -> Rehearsal:
             return found
     if not np.array_equal(stage.denoised(everything), whole, equal_nan=True):
         raise ConfigError(
-            f"{denoiser.title} gave one picture two results, after it had seen others between: it keeps state or draws random "
+            f"{denoiser.title} gave one image two results, after it had seen others between: it keeps state or draws random "
             "numbers, so the result would depend on the order of tiles. Write one whose result depends on its input alone."
         )
     return best
 
 
-def refusal(denoiser: Denoiser, found: Rehearsal, picture: tuple[int, ...]) -> ConfigError:
+def refusal(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -> ConfigError:
     """What to say of a network whose tiles do not agree with the whole."""
-    sides = " x ".join(map(str, picture))
+    sides = " x ".join(map(str, image))
     return ConfigError(
-        f"{denoiser.title} gives other pixels in tiles than on a whole picture whose sides are those of {sides}: by "
-        f"{found.difference:.2g} of the largest pixel, on a trial. It may pad the picture in front as well as behind, which "
-        "no tile can do alike: let it pad behind only, or pad the picture itself to a multiple of 64. Or it "
+        f"{denoiser.title} gives other pixels in tiles than on a whole image whose sides are those of {sides}: by "
+        f"{found.difference:.2g} of the largest pixel, on a trial. It may pad the image in front as well as behind, which "
+        "no tile can do alike: let it pad behind only, or pad the image itself to a multiple of 64. Or it "
         "looks farther than was found: write receptive_field and alignment by hand, if you know better."
     )
 
@@ -120,7 +120,7 @@ def _alignments(first: int, search: bool) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """The picture, and what denoises it."""
+    """The image, and what denoises it."""
 
     denoiser: Denoiser
     model: Model
@@ -129,13 +129,12 @@ class _Stage:
     least: int
 
     @classmethod
-    def of(cls, denoiser: Denoiser, depth: Depth, picture: tuple[int, ...]) -> _Stage:
-        dims = len(picture)
+    def of(cls, denoiser: Denoiser, depth: Depth, image: tuple[int, ...]) -> _Stage:
+        dims = len(image)
         trial = Trial.of(denoiser, dims)
         least = math.ceil((SMALL + 1) ** (1 / dims))
         lengths = tuple(
-            _cut(n, 2 * least + LARGEST + a + b, PERIOD[dims])
-            for n, (a, b) in zip(picture, depth, strict=True)
+            _cut(n, 2 * least + LARGEST + a + b, PERIOD[dims]) for n, (a, b) in zip(image, depth, strict=True)
         )
         return cls(denoiser, trial.model, depth, trial.noise(lengths).numpy()[0], least)
 
@@ -158,7 +157,7 @@ class _Stage:
         return list(dict.fromkeys(Region(*zip(*place, strict=True)) for place in places))
 
     def far_ends(self, alignment: int) -> Iterator[tuple[Region, Region]]:
-        """Windows that end with the picture on one axis, with the part of each that is far enough from where it begins."""
+        """Windows that end with the image on one axis, with the part of each that is far enough from where it begins."""
         whole = Region.whole(self.lengths)
         least = (max(self.least, after + LARGEST) for _, after in self.depth)
         near = tuple(min(-(-m // alignment) * alignment, n) for m, n in zip(least, self.lengths, strict=True))
@@ -197,7 +196,7 @@ class _Stage:
         return math.inf if math.isnan(apart) else apart
 
     def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[np.float32]:
-        """A part of the picture, as if it were all there is; of that one tile, or all as one."""
+        """A part of the image, as if it were all there is; of that one tile, or all as one."""
         lengths = window.shape
         everything = Region.whole(lengths)
         core = core or everything
@@ -207,7 +206,7 @@ class _Stage:
             depth=self.depth,
             align=(alignment,) * dims,
             least=tuple(min(self.least, n) for n in lengths),
-            picture=lengths,
+            image=lengths,
             scale=scale,
             batch=1,
             range=None,
@@ -217,7 +216,7 @@ class _Stage:
         pixels = self.pixels[(slice(None), *window.slices)]
         title = self.denoiser.title
         with failing_as(
-            f"{title} failed on a picture of {' x '.join(map(str, lengths))} pixels, or a tile of it"
+            f"{title} failed on an image of {' x '.join(map(str, lengths))} pixels, or a tile of it"
         ):
             return TileRunner(self.model, device, tiling, title)(
                 pixels, everything, core, self.denoiser.channels[1], {}

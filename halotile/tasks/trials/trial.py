@@ -97,7 +97,7 @@ class Trial:
         import torch
 
         if self.dims < 3 and self._takes(windows[:1, :, None].repeat(1, 1, NARROW[3], *[1] * self.dims)):
-            return f"It takes {self.dims + 1} axes: write tile: {{axes: {'zyx'[-self.dims - 1 :]}}}, if the picture has them."
+            return f"It takes {self.dims + 1} axes: write tile: {{axes: {'zyx'[-self.dims - 1 :]}}}, if the image has them."
         for count in CHANNELS:
             window = windows[:1, :1].repeat(1, count, *[1] * self.dims)
             with suppress(Exception, SystemExit), torch.inference_mode():
@@ -137,7 +137,7 @@ class Trial:
     def too_far(self, length: int) -> ConfigError:
         """What to say of a model that reaches both ends of every window."""
         return ConfigError(
-            f"{self.name} looks at the whole picture, or at least {length // 2 - 1} pixels far: no tile can give its "
+            f"{self.name} looks at the whole image, or at least {length // 2 - 1} pixels far: no tile can give its "
             "result. A normalisation, attention or Fourier transform over all pixels does that. "
             "Write a local network; or receptive_field and alignment by hand, if you know better."
         )

@@ -126,7 +126,7 @@ def value_digest(value: Any) -> str:
     Examples
     --------
     >>> def times(factor):
-    ...     return lambda picture: picture * factor
+    ...     return lambda image: image * factor
     >>> value_digest(times(2)) == value_digest(times(2)), value_digest(times(2)) == value_digest(times(3))
     (True, False)
     """
@@ -207,7 +207,7 @@ class _Walk:
         self.seen: dict[int, tuple[int, Any]] = {}
         """By address: the order in which it was met; the object is held, so that its address stays its own."""
 
-    def say(self, *words: object) -> None:
+    def report(self, *words: object) -> None:
         for word in words:
             text = str(word).encode()
             self.digest.update(b"%d:" % len(text) + text)
@@ -215,10 +215,10 @@ class _Walk:
     def take(self, value: Any) -> None:
         kind = type(value)
         if value is None or value is Ellipsis or kind in (bool, int, float, complex, str, bytes):
-            self.say(kind.__name__, repr(value))
+            self.report(kind.__name__, repr(value))
             return
         if id(value) in self.seen:
-            self.say("again", self.seen[id(value)][0])
+            self.report("again", self.seen[id(value)][0])
             return
         self.seen[id(value)] = len(self.seen), value
         self._take_made(value)
@@ -231,7 +231,7 @@ class _Walk:
         elif type(value) is dict or isinstance(value, types.MappingProxyType):
             self._take_mapping(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            self.say("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
+            self.report("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
         elif _is_tensor(value):
             self._take_tensor(value)
         elif isinstance(value, types.CodeType):
@@ -255,12 +255,12 @@ class _Walk:
 
     def _take_all(self, what: str, values: Any) -> None:
         values = list(values)
-        self.say(what, len(values))
+        self.report(what, len(values))
         for value in values:
             self.take(value)
 
     def _take_mapping(self, mapping: Mapping[Any, Any]) -> None:
-        self.say("mapping", len(mapping))
+        self.report("mapping", len(mapping))
         ordered = sorted(mapping) if all(isinstance(key, str) for key in mapping) else mapping
         for key in ordered:
             self.take(key)
@@ -270,28 +270,30 @@ class _Walk:
         import torch
 
         numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        self.say("tensor", tensor.dtype, tuple(tensor.shape), hashlib.sha256(numbers.tobytes()).hexdigest())
+        self.report(
+            "tensor", tensor.dtype, tuple(tensor.shape), hashlib.sha256(numbers.tobytes()).hexdigest()
+        )
 
     def _take_code(self, code: types.CodeType) -> None:
-        self.say("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
+        self.report("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
         self._take_all("constants", code.co_consts)
 
     def _take_function(self, function: types.FunctionType) -> None:
-        self.say("function", function.__module__, function.__qualname__)
+        self.report("function", function.__module__, function.__qualname__)
         self.take(function.__code__)
         self._take_all("defaults", (function.__defaults__, function.__kwdefaults__, function.__dict__))
         for cell in function.__closure__ or ():
             try:
                 self.take(cell.cell_contents)
             except ValueError:  # nothing is in it yet
-                self.say("empty")
+                self.report("empty")
         if _is_foreign(function.__module__):  # its closure may hold the user's own, its globals do not
             return
         named = sorted(set(_names(function.__code__)) & function.__globals__.keys())
         self._take_mapping({name: function.__globals__[name] for name in named})
 
     def _take_class(self, kind: type) -> None:
-        self.say("class", kind.__module__, kind.__qualname__)
+        self.report("class", kind.__module__, kind.__qualname__)
         if _is_foreign(kind.__module__):
             return
         self._take_all("bases", kind.__bases__)
@@ -300,9 +302,9 @@ class _Walk:
         )
 
     def _take_module(self, module: types.ModuleType) -> None:
-        self.say("module", module.__name__)
+        self.report("module", module.__name__)
         if not _is_foreign(module.__name__):
-            self.say(*(file.read_bytes() for file in source_files(module.__name__)))
+            self.report(*(file.read_bytes() for file in source_files(module.__name__)))
 
     def _take_object(self, value: Any) -> None:
         """Any other object: what it would be pickled as."""
@@ -314,10 +316,10 @@ class _Walk:
             self.is_whole = False
             return
         if isinstance(parts, str):
-            self.say(getattr(value, "__module__", ""), parts)
+            self.report(getattr(value, "__module__", ""), parts)
             return
         make, arguments, *state = parts
-        self.say(getattr(make, "__qualname__", ""))
+        self.report(getattr(make, "__qualname__", ""))
         self._take_all("object", [arguments, *(list(s) if isinstance(s, Iterator) else s for s in state)])
 
 

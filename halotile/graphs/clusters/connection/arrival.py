@@ -14,7 +14,7 @@ QUIET_SECONDS = 3.0
 
 
 def await_workers(
-    cluster: Cluster, say: Callable[[str], None], between: Callable[[], None] = lambda: None
+    cluster: Cluster, report: Callable[[str], None], between: Callable[[], None] = lambda: None
 ) -> None:
     """Until a worker is there; whenever the reason changes for which none is, it is said.
 
@@ -22,7 +22,7 @@ def await_workers(
     ----------
     cluster : Cluster
         A running cluster.
-    say : callable
+    report : callable
         Takes a line for whoever watches.
     between : callable
         Called several times a second; what it raises ends the wait.
@@ -35,7 +35,7 @@ def await_workers(
     began, said = time.monotonic(), None
     while (missing := cluster.missing()) is not None:
         if missing != said and time.monotonic() - began > QUIET_SECONDS:
-            say(f"waiting for the first of {counted(cluster.workers, 'worker')}: {missing}")
+            report(f"waiting for the first of {counted(cluster.workers, 'worker')}: {missing}")
             said = missing
         cluster.check()
         between()

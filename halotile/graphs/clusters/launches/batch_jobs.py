@@ -125,10 +125,10 @@ def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any
     extra = ["--memory-limit", str(order.memory_bytes)]
     if interface := _interface(system, choice):
         extra += ["--interface", interface]
-    asked = dict(system.asks(choice, memory_bytes, logs))
+    requested = dict(system.asks(choice, memory_bytes, logs))
     gpus = dict(system.gpus(choice, memory_bytes)) if choice.gpus else {}
     configured = dask.config.get(f"jobqueue.{system.module}", {})
-    ours = [*asked.pop("directives", ()), *gpus.pop("directives", ())]
+    ours = [*requested.pop("directives", ()), *gpus.pop("directives", ())]
     ours = [line for line in ours if not any(skip in line for skip in choice.directives_skip)]
     directives = system.directives([*ours, *choice.directives])
     if not choice.directives:
@@ -141,7 +141,7 @@ def arguments_of(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any
         "job_directives_skip": list(choice.directives_skip),
         "job_extra_directives": directives,
     }
-    usual = {**system.usual, **asked}
+    usual = {**system.usual, **requested}
     usual = {key: value for key, value in usual.items() if configured.get(key.replace("_", "-")) is None}
     return {
         "cores": choice.cores,
@@ -177,7 +177,7 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
     address = address_of_interface(interface) if interface else own_address()
 
     def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> Any:
-        with _refused_in_words(system, order.choice):
+        with _describe_refusal(system, order.choice):
             return holder(
                 **arguments_of(system, order, logs),
                 job_cls=watched(holder.job_cls, logs, system),
@@ -196,7 +196,7 @@ def jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
 
 
 @contextmanager
-def _refused_in_words(system: BatchSystem, choice: sections.Cluster) -> Iterator[None]:
+def _describe_refusal(system: BatchSystem, choice: sections.Cluster) -> Iterator[None]:
     """What dask-jobqueue has against its arguments."""
     try:
         yield
@@ -227,7 +227,7 @@ def _plain(folder: Path | None) -> Iterator[Path | None]:
 def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, security: Security) -> str:
     """The script of one job, as it would be submitted."""
     kind = _class_of(system).job_cls
-    with _refused_in_words(system, order.choice):
+    with _describe_refusal(system, order.choice):
         made = kind(
             address,
             name=f"{NAME}-0",
@@ -274,7 +274,7 @@ def watched(kind: type, logs: Path, system: BatchSystem) -> type:
             try:
                 await super().start()
             except (RuntimeError, ValueError, OSError) as error:
-                said = refusal_in_words(self.submit_command, error)
+                said = describe_refusal(self.submit_command, error)
                 self.refusal = f"{system.title} takes no job: {said} `{system.lists}` lists its queues"
                 self.status = Status.running  # Dask waits for it, and the keeper ends it
 
@@ -300,7 +300,7 @@ def logs_of(folder: Path, job: str) -> list[Path]:
     return [path for path in folder.iterdir() if named.search(path.name)]
 
 
-def refusal_in_words(command: str, error: Exception) -> str:
+def describe_refusal(command: str, error: Exception) -> str:
     """Why a job was not taken.
 
     Examples

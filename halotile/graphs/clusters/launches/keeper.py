@@ -36,7 +36,7 @@ class Keeper:
         How many were asked for.
     look : callable
         How pieces stand that have no worker.
-    say : callable
+    report : callable
         Takes a line for whoever watches.
     room : callable, optional
         How many pieces there is room for by now.
@@ -47,13 +47,13 @@ class Keeper:
         cluster: Any,
         workers: int,
         look: Look,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         room: Callable[[], int] | None = None,
     ) -> None:
         self.cluster = cluster
         self.workers = workers
         self.look = look
-        self.say = say
+        self.report = report
         self.room = room or (lambda: workers)
         self._since: dict[Any, float] = {}
         """When each worker was seen first, of those that are there."""
@@ -100,7 +100,7 @@ class Keeper:
             except Exception as error:  # it goes on: nobody else would replace the next worker that is lost
                 words = f"{type(error).__name__}: {error}"
                 if words != stumbled and self.cluster.status.name == "running":
-                    self.say(f"looking after the workers failed, and is tried again: {first_line(words)}")
+                    self.report(f"looking after the workers failed, and is tried again: {first_line(words)}")
                 stumbled = words
             self._over.wait(LOOK_SECONDS if time.monotonic() - self._changed < CALM_SECONDS else SLOW_SECONDS)
 
@@ -118,7 +118,7 @@ class Keeper:
             self._changed, self._seen = now, now_seen
         waiting = [state.words for piece, state in states.items() if not state.over]
         if waiting:
-            self._waiting = _in_words(waiting)
+            self._waiting = _describe(waiting)
         if now >= self._not_before:
             if self._failure is not None:  # those that are left have gone on; what was wrong may be mended
                 self._failure, self._ended_early = None, 0
@@ -138,8 +138,8 @@ class Keeper:
 
     def _states(self, absent: Sequence[Piece]) -> dict[Piece, State]:
         refused = {piece: State(True, piece.refusal) for piece in absent if piece.refusal}
-        asked = [piece for piece in absent if piece not in refused and piece.title]
-        return refused | (dict(self.look(asked)) if asked else {})
+        requested = [piece for piece in absent if piece not in refused and piece.title]
+        return refused | (dict(self.look(requested)) if requested else {})
 
     def _bury(self, over: dict[Any, Piece], states: dict[Piece, State], now: float) -> None:
         """Let go of pieces that ended without a worker, so that others are asked for."""
@@ -154,7 +154,7 @@ class Keeper:
         if self._ended_early < self.workers + SPARE and room:
             again = f"asking for {'it' if len(over) == 1 else 'them'} again"
             left = f"going on with {room} of {self.workers}"
-            self.say(
+            self.report(
                 f"{counted(len(over), 'worker')} lost ({words}); {left if room < self.workers else again}"
             )
             return
@@ -162,10 +162,10 @@ class Keeper:
         log = f" The end of its log:\n{said}" if said else ""
         self._failure = f"{counted(self._ended_early, 'worker')} one after the other ended before they did anything. {words}.{log}"
         self._not_before = now + FORGIVE_SECONDS
-        self.say(f"no more workers are asked for, for {FORGIVE_SECONDS / 60:.0f} minutes: {self._failure}")
+        self.report(f"no more workers are asked for, for {FORGIVE_SECONDS / 60:.0f} minutes: {self._failure}")
 
 
-def _in_words(states: Sequence[str]) -> str:
+def _describe(states: Sequence[str]) -> str:
     """How those stand that wait, the most frequent first.
 
     Examples

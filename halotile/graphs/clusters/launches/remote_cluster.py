@@ -12,7 +12,7 @@ import dask
 from distributed import Client
 from distributed.security import Security
 
-from halotile.graphs.clusters.base import Cluster, Order, in_words_of_config
+from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK
 from halotile.graphs.clusters.connection.credentials import credentials, private_base
 from halotile.graphs.clusters.launches.base import Look
@@ -20,7 +20,7 @@ from halotile.graphs.clusters.launches.keeper import Keeper
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
 from halotile.graphs.clusters.workers.settings import SETTINGS
-from halotile.graphs.watching.allowed_hosts import answer_only_told
+from halotile.graphs.watching.allowed_hosts import answer_allowed_only
 from halotile.storage.run_directory.names import WORKERS
 
 START_SECONDS = 120
@@ -92,14 +92,14 @@ def kept(
         private_scratch(),
         given as made,
     ):
-        with in_words_of_config():
+        with config_errors_described():
             cluster = hold(made.security, base, options | {"security": made.security})
         try:
             keep_off_path()
             with Client(cluster, timeout=START_SECONDS, set_as_default=False) as client:
                 pages = pages_of(cluster) if order.choice.dashboard else None
-                answer_only_told(cluster.scheduler, pages)
-                with Keeper(cluster, order.workers, look, order.say, room) as keeper:
+                answer_allowed_only(cluster.scheduler, pages)
+                with Keeper(cluster, order.workers, look, order.report, room) as keeper:
                     yield RemoteWorkers(client, order.workers, pages, keeper)
         finally:
             with suppress(TimeoutError, OSError):

@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with (
         dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}),
         private_scratch() as scratch,
-        in_words(own.address),
+        describe(own.address),
     ):
         # Of an option that is there twice, as dask-jobqueue's configuration may have it, the last counts.
         ours = ["--nthreads", "1", "--local-directory", scratch, "--worker-class", OWN_WORKER]
@@ -67,7 +67,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def in_words(address: str) -> Iterator[None]:
+def describe(address: str) -> Iterator[None]:
     """What keeps a worker from its scheduler, as the one line that ends its log."""
     try:
         yield

@@ -55,9 +55,9 @@ def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
     ensure_forks()
     method: Any = multiprocessing.get_context(METHOD)
     here, there = method.Pipe(duplex=False)
-    asked = there, cloudpickle.dumps(call), limit_bytes, environment_now()
+    requested = there, cloudpickle.dumps(call), limit_bytes, environment_now()
     with script_not_imported(), children_spared_from_ctrl_c():
-        process = method.Process(target=_answer, args=asked)
+        process = method.Process(target=_answer, args=requested)
         process.start()
     there.close()
     try:
@@ -90,14 +90,14 @@ def _ending(code: int) -> str:
     )
 
 
-def _answer(replies: Connection, asked: bytes, limit_bytes: int, environment: Mapping[str, str]) -> None:
+def _answer(replies: Connection, requested: bytes, limit_bytes: int, environment: Mapping[str, str]) -> None:
     """What the process does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(environment)
     limit_memory(limit_bytes)
     answer: tuple[bool, Any]
     try:
-        answer = True, pickle.loads(asked)()
+        answer = True, pickle.loads(requested)()
     except HalotileError as error:
         answer = False, error
     except Exception as error:

@@ -15,7 +15,7 @@ ALLOCATOR_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(4 * 1024**3),
     "MALLOC_TRIM_THRESHOLD_": str(8 * 1024**3),
     "MALLOC_TOP_PAD_": str(256 * 1024**2),
-    # One heap for all threads: growth with the size of the picture falls from 170 MB to 26 MB.
+    # One heap for all threads: growth with the size of the image falls from 170 MB to 26 MB.
     "MALLOC_ARENA_MAX": "1",
 }
 WORKER_ENVIRONMENT = ALLOCATOR_ENVIRONMENT | {

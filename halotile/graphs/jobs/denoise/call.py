@@ -38,10 +38,10 @@ def denoise(
     precision: str = "float32",
     **options: Any,
 ) -> Outcome:
-    """Denoise a picture of any size from disk to disk, on worker processes of this machine
+    """Denoise an image of any size from disk to disk, on worker processes of this machine
     or of a cluster.
 
-    The result has the same bits as the denoiser gives on the whole picture. Call it again after an
+    The result has the same bits as the denoiser gives on the whole image. Call it again after an
     interruption, and it goes on where it was.
 
     Parameters

@@ -28,38 +28,38 @@ from halotile.graphs.plans.devices import (
     check_device,
     cluster_for,
     device_of,
-    hands_of,
+    io_threads_for,
     is_here,
     note_of_cluster,
 )
 from halotile.graphs.plans.gpu_trials import (
-    Settled,
+    ChosenTiles,
     as_it_went,
     channels_last_of,
-    chosen_and_settled,
+    choose_tiles,
+    chosen_with_tiles,
     on_device,
-    settle,
     trying,
 )
-from halotile.graphs.plans.memory import Footprint, card_bytes, footprint, machine_bytes
+from halotile.graphs.plans.memory import Footprint, footprint, gpu_bytes, machine_bytes
 from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
 from halotile.graphs.plans.opening import (
     assign_axes,
     check_paths,
     check_units,
+    choose_noise_level,
     computed_by,
     describe_denoiser,
     make_denoiser,
     open_sides,
-    settle_noise_level,
     value_range,
 )
 from halotile.graphs.plans.plan import Plan, existing_parent, run_directory_of, tile_window
 from halotile.graphs.plans.sizes import block_unit
 from halotile.graphs.plans.worker_count import no_more_than, with_workers
 from halotile.graphs.rules.values import check_job
-from halotile.graphs.runs.identity import code_versions, differences, may_be_same, pictures_of
-from halotile.graphs.waiting import Say, silent, told_if_slow
+from halotile.graphs.runs.identity import code_versions, differences, inputs_of, may_be_same
+from halotile.graphs.waiting import Report, no_report, report_if_slow
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.place import check_parents
 from halotile.storage.run_directory.directory import RunDirectory
@@ -77,11 +77,11 @@ def make_plan(
     refuse: bool = True,
     same_input: bool = False,
     probe: bool = False,
-    say: Say = silent,
+    report: Report = no_report,
 ) -> Plan:
     """Decide every size of a job and check that it fits.
 
-    Reads metadata, not pixels, unless a noise level or a receptive field has to be found out, or a card is tried.
+    Reads metadata, not pixels, unless a noise level or a receptive field has to be found out, or a GPU is tried.
 
     Parameters
     ----------
@@ -92,11 +92,11 @@ def make_plan(
     refuse : bool
         Whether to raise for a plan that does not fit; otherwise :meth:`Plan.check_fits` says so.
     same_input : bool
-        Take what is read for the pictures of the run that stands there, mended, copied or moved, if their
+        Take what is read for the images of the run that stands there, mended, copied or moved, if their
         shapes, types and axes agree. It is remembered.
     probe : bool
         Try the device also where nothing is to be decided, and every precision on it: see :attr:`Plan.tuned`.
-    say : callable
+    report : callable
         Told in a line what is being done, where it takes a while.
 
     Raises
@@ -116,18 +116,18 @@ def make_plan(
         job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
     )
     check_paths(original, output)
-    device, precision, unheeded = computed_by(denoiser, device_of(job.run, job.cluster), job.run.precision)
+    device, precision, ignored = computed_by(denoiser, device_of(job.run, job.cluster), job.run.precision)
     check_device(job.run, job.cluster, device)
     cluster = cluster_for(job.cluster, device)
-    job, asked = with_workers(job, cluster, device)
+    job, requested = with_workers(job, cluster, device)
     roles, source = assign_axes(job, denoiser, original)
     sides = open_sides(job, denoiser, source, roles)
     values = value_range(job, source.dtype)
     given = denoiser
     check_units(denoiser, values, sides)
-    denoiser, noise_level = settle_noise_level(denoiser, source, values, previous)
-    picture = tuple(source.shape[i] for i in roles.spatial)
-    own_code, reach = tried(denoiser, job.tile, picture, previous, run=job.run, say=say)
+    denoiser, noise_level = choose_noise_level(denoiser, source, values, previous)
+    image = tuple(source.shape[i] for i in roles.spatial)
+    own_code, reach = tried(denoiser, job.tile, image, previous, run=job.run, report=report)
     seals = seals_of(denoiser, own_code)
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
@@ -135,7 +135,7 @@ def make_plan(
     layout = layout_of(job, original, geometry, roles, previous)
     rim = rim_of(job.tile, denoiser, roles)
     unit = block_unit(geometry, layout.shard)
-    job, asked = no_more_than(job, asked, geometry.shape, unit)
+    job, requested = no_more_than(job, requested, geometry.shape, unit)
 
     convolves = denoiser.convolutional and geometry.dims == 2
 
@@ -159,32 +159,32 @@ def make_plan(
             on_nan=job.run.on_nan,
             overlap=device != "cpu" or overlap_pays(job.run),
             channels_last=convolves and channels_last_of(job.tile, device, precision),
-            hands=hands_of(job.run, cluster, device),
+            io_threads=io_threads_for(job.run, cluster, device),
             seals=seals,
         )
         return task, _footprint(task, layout, stored_piece, tuned)
 
     machine = machine_bytes() if is_here(cluster) else None
     stored_piece = original.chunks if not original.mapped else (1,)
-    on_card = device != "cpu"
+    on_gpu = device != "cpu"
 
     def choose(known: Tuned | None) -> tuple[DenoiseTask, Footprint]:
         sized = partial(with_sizes, tuned=known)
-        return choose_block(job, geometry, unit, previous, machine, sized, on_card=on_card)
+        return choose_block(job, geometry, unit, previous, machine, sized, on_gpu=on_gpu)
 
-    def settled(chosen: tuple[DenoiseTask, Footprint]) -> Settled:
-        with told_if_slow(say, trying(chosen[0])):
-            return settle(job, chosen[0], geometry, previous, probe=probe)
+    def settled(chosen: tuple[DenoiseTask, Footprint]) -> ChosenTiles:
+        with report_if_slow(report, trying(chosen[0])):
+            return choose_tiles(job, chosen[0], geometry, previous, probe=probe)
 
-    def fits(_: tuple[DenoiseTask, Footprint], made: Settled) -> bool:
+    def fits(_: tuple[DenoiseTask, Footprint], made: ChosenTiles) -> bool:
         needed = _footprint(made.task, layout, stored_piece, made.tuned)
         return needed.total_bytes <= allowed_bytes(job.run, machine)
 
-    is_free = on_card and job.tile.block == "auto" and previous is None
-    (task, needed), made = chosen_and_settled(choose, settled, fits, is_free=is_free)
+    is_free = on_gpu and job.tile.block == "auto" and previous is None
+    (task, needed), made = chosen_with_tiles(choose, settled, fits, is_free=is_free)
     if made is not None:
         task, needed = made.task, _footprint(made.task, layout, stored_piece, made.tuned)
-    reach = compared(reach, task, job.tile, previous, run=job.run, say=say)
+    reach = compared(reach, task, job.tile, previous, run=job.run, report=report)
     identity = _identity(job, original, given, task, layout, previous) | {
         "code": {**code_versions(), **own_code},
         "noise_level": noise_level,
@@ -192,11 +192,11 @@ def make_plan(
     }
     same_inputs: list[dict[str, Any]] = previous.get("same_inputs", []) if previous else []
     if previous and may_be_same(previous["identity"], identity):
-        pictures = pictures_of(identity)
-        if same_input and pictures not in [pictures_of(previous["identity"]), *same_inputs]:
-            same_inputs = [*same_inputs, pictures]
-        if pictures in same_inputs:
-            identity |= pictures_of(previous["identity"])
+        images = inputs_of(identity)
+        if same_input and images not in [inputs_of(previous["identity"]), *same_inputs]:
+            same_inputs = [*same_inputs, images]
+        if images in same_inputs:
+            identity |= inputs_of(previous["identity"])
     differs = tuple(differences(previous["identity"], identity)) if previous else ()
     free = shutil.disk_usage(existing_parent(output)).free
     plan = Plan(
@@ -216,7 +216,7 @@ def make_plan(
         footprint=needed,
         free_disk_bytes=free,
         machine_bytes=machine,
-        asked=asked,
+        requested=requested,
         tuned=made.tuned if made else None,
         notes=notes_of(
             original,
@@ -228,7 +228,7 @@ def make_plan(
             noise_level=noise_level,
             of_trial=made.note if made else "",
         )
-        + unheeded
+        + ignored
         + note_of_cluster(job, cluster, device)
         + note_of_files(layout, job.output, roles)
         + note_of_locks(output),
@@ -264,8 +264,8 @@ def _footprint(
         bytes_per_pixel=denoiser.bytes_per_pixel(),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,
-        hands=task.hands,
-        card_bytes=None if task.device == "cpu" else card_bytes(tuned.host_bytes if tuned else None),
+        io_threads=task.io_threads,
+        gpu_bytes=None if task.device == "cpu" else gpu_bytes(tuned.host_bytes if tuned else None),
     )
 
 

@@ -10,7 +10,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.held_output import Claimed
-from halotile.graphs.runs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
+from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
 from halotile.graphs.runs.progress import Observer
 from halotile.graphs.runs.session import Session
 from halotile.graphs.runs.signals import Signals
@@ -23,8 +23,8 @@ from halotile.storage.run_directory.number_ranges import Runs
 __all__ = ["Outcome", "run"]
 
 PHASE = "denoise"
-CARD_TASK_SECONDS = 10.0
-"""What a run on cards loses at most when it is killed."""
+GPU_TASK_SECONDS = 10.0
+"""What a run on GPUs loses at most when it is killed."""
 STAGES = ("read", "write")
 """What else is done to a block."""
 
@@ -87,8 +87,8 @@ class _Driver:
             signals=signals,
             status=self.status,
             import_folder=plan.job.import_folder,
-            # A card stands still while the last block of a task is written and the first of the next is read.
-            task_seconds=TASK_SECONDS if plan.task.device == "cpu" else CARD_TASK_SECONDS,
+            # A GPU stands still while the last block of a task is written and the first of the next is read.
+            task_seconds=TASK_SECONDS if plan.task.device == "cpu" else GPU_TASK_SECONDS,
             seconds_per_block=plan.tuned.seconds_per_block if plan.tuned else None,
         )
 
@@ -98,9 +98,9 @@ class _Driver:
         struck = self.claimed.strike_damaged(self.journal.done, signals, thorough=False)
         self.earlier = Runs(self.journal.done)
         self.status.begin(self.sweep.progress("start"))
-        self._say_struck(struck)
+        self._report_struck(struck)
         if self.journal.warning:
-            self.status.say(self.journal.warning)
+            self.status.report(self.journal.warning)
         try:
             self._until_done()
             self._until_sound()
@@ -116,17 +116,17 @@ class _Driver:
             sweep_partials(self.plan.output)
         return self._conclude()
 
-    def _say_struck(self, struck: int) -> None:
+    def _report_struck(self, struck: int) -> None:
         if struck:
             are = "is" if struck == 1 else "are"
-            self.status.say(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
+            self.status.report(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
 
     def _until_sound(self) -> None:
         """Look at every byte that earlier runs wrote, and do again what is damaged: a run that ends well made a whole output."""
         if self.earlier and not self.sweep.disk_error:
             with self.status.ticking(lambda: self.sweep.progress("check")):
                 damaged = self.claimed.strike_damaged(self.earlier, self.sweep.signals, thorough=True)
-            self._say_struck(damaged)
+            self._report_struck(damaged)
             self._until_done()
 
     def _until_done(self) -> None:
@@ -134,7 +134,7 @@ class _Driver:
         with Session(job.run, self.plan.cluster, self.status, self.cluster) as session:
             session.through(self.sweep)
         if self.sweep.disk_error:
-            raise DiskRefused(full_disk_in_words(self.plan, self.sweep.disk_error, len(self.journal.done)))
+            raise DiskRefused(describe_full_disk(self.plan, self.sweep.disk_error, len(self.journal.done)))
 
     def _conclude(self) -> Outcome:
         progress = self.sweep.progress("stop")

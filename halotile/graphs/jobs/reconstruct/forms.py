@@ -15,7 +15,7 @@ from halotile.tasks.fidelity import L2, MISFIT, FoldedGradient, Gradient, Normal
 from halotile.tasks.operators.base import engines_of, with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
-from halotile.tasks.step import Sight
+from halotile.tasks.step import View
 
 REACH_OF_CELLS = 64
 """How much farther, in pixels, a convolution by Fourier transforms looks: its cells lie still, whatever is asked for."""
@@ -59,16 +59,16 @@ class Form:
         """The same of those that are computed in the pass of the prior."""
         return 0 if self.apart else self.reach
 
-    def sight(self, halo: int) -> Sight:
+    def view(self, halo: int) -> View:
         """How far a sweep looks in which something acts on the gradient that looks so far."""
-        return Sight(halo) if self.apart or not self.near else self.own_sight(halo)
+        return View(halo) if self.apart or not self.near else self.own_view(halo)
 
-    def own_sight(self, halo: int = 0) -> Sight:
+    def own_view(self, halo: int = 0) -> View:
         """How far the operators look that see a neighbourhood, and what acts on what they give."""
         cells, repeats = self.in_still_cells, self.per_sweep
         if self.folded is not None:
-            return Sight(halo, self.folded.reach, 1, cells, repeats)
-        return Sight(halo, max((term.operator.reach for term in self.near), default=0), 2, cells, repeats)
+            return View(halo, self.folded.reach, 1, cells, repeats)
+        return View(halo, max((term.operator.reach for term in self.near), default=0), 2, cells, repeats)
 
     @property
     def is_fft(self) -> bool:
@@ -92,7 +92,7 @@ class Form:
             return {self.folded.engine}
         return {engine for term in self.near for engine in engines_of(term.operator)}
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The form, for the plan."""
         if self.folded is None:
             engines = (

@@ -10,7 +10,7 @@ import numpy as np
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.jobs.reconstruct.forms import Form
 from halotile.graphs.jobs.reconstruct.prior import denoised_of
-from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB, card_bytes, pinned
+from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB, gpu_bytes, pinned
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
@@ -45,7 +45,7 @@ class StepFootprint:
         """The projected peak."""
         return sum(getattr(self, field.name) for field in fields(self))
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What takes most, largest first."""
         parts = {
             "the program itself": self.imports_bytes,
@@ -66,7 +66,7 @@ def footprint_of_step(
     layout: Layout,
     *,
     overlap: bool,
-    hands: int = 1,
+    io_threads: int = 1,
     measured: int | None = None,
 ) -> StepFootprint:
     """The footprint of one block of an iteration.
@@ -85,10 +85,10 @@ def footprint_of_step(
         That of the vectors.
     overlap : bool
         Whether the next read and the last write go on beside the computation.
-    hands : int
+    io_threads : int
         Threads that read and write side by side, each with a piece of its own.
     measured : int, optional
-        Resident memory of a process that has opened a card, where a trial told it.
+        Resident memory of a process that has opened a GPU, where a trial told it.
     """
     size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
     before = (form.per_sweep - 1) * (prior.reach() + form.reach)
@@ -98,21 +98,21 @@ def footprint_of_step(
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     denoised = denoised_of(prior)
     model, tiles = _denoiser(denoised)
-    on_card = denoised is not None and denoised.device != "cpu"
+    on_gpu = denoised is not None and denoised.device != "cpu"
     return StepFootprint(
-        imports_bytes=IMPORTS_BYTES + (card_bytes(measured) if on_card else 0),
+        imports_bytes=IMPORTS_BYTES + (gpu_bytes(measured) if on_gpu else 0),
         model_bytes=model,
         vectors_bytes=copies * (read * seen + len(solver.vectors) * core)
-        + 2 * hands * shard
+        + 2 * io_threads * shard
         + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
         operators_bytes=IMAGES_OF_A_GRADIENT * seen + (TRANSFORMS_BYTES if form.is_fft else 0),
-        # On a card they are there, and the pixels pass through pinned memory on their way: two pieces each way.
-        tiles_bytes=2 * COUNT * pinned(step) if on_card else tiles,
+        # On a GPU they are there, and the pixels pass through pinned memory on their way: two pieces each way.
+        tiles_bytes=2 * COUNT * pinned(step) if on_gpu else tiles,
     )
 
 
 def footprint_of_operator(
-    term: Term, image: Shape, dtype: np.dtype[np.generic], step: StepFootprint, *, on_card: bool
+    term: Term, image: Shape, dtype: np.dtype[np.generic], step: StepFootprint, *, on_gpu: bool
 ) -> StepFootprint:
     """The footprint of an operator that sees the whole image, in a task of its own; a worker that does a ``step`` too keeps its model."""
     size = dtype.itemsize
@@ -122,8 +122,8 @@ def footprint_of_operator(
         model_bytes=step.model_bytes,
         vectors_bytes=3 * size * math.prod(image),  # the image, what this one adds, and the sum so far
         operators_bytes=bytes_of_operator(term.operator, image, size, measured) + 2 * measured,
-        # Of tiles on a processor nothing is left by then; pinned memory stays.
-        tiles_bytes=step.tiles_bytes if on_card else 0,
+        # Of tiles on a CPU nothing is left by then; pinned memory stays.
+        tiles_bytes=step.tiles_bytes if on_gpu else 0,
     )
 
 

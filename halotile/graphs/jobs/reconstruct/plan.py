@@ -52,16 +52,16 @@ from halotile.graphs.plans.devices import (
     check_device,
     cluster_for,
     device_of,
-    hands_of,
+    io_threads_for,
     is_here,
     note_of_cluster,
 )
 from halotile.graphs.plans.gpu_trials import (
-    Settled,
+    ChosenTiles,
     as_it_went,
-    chosen_and_settled,
+    choose_tiles,
+    chosen_with_tiles,
     on_device,
-    settle,
     sized_as,
     trying,
 )
@@ -81,7 +81,7 @@ from halotile.graphs.plans.worker_count import no_more_than, with_workers
 from halotile.graphs.rules.combinations import check_reconstruction
 from halotile.graphs.rules.paths import with_whole_paths
 from halotile.graphs.runs.identity import code_versions, differences
-from halotile.graphs.waiting import Say, silent, told_if_slow
+from halotile.graphs.waiting import Report, no_report, report_if_slow
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.place import check_parents
@@ -101,11 +101,11 @@ def make_reconstruction_plan(
     fresh: bool = False,
     refuse: bool = True,
     probe: bool = False,
-    say: Say = silent,
+    report: Report = no_report,
 ) -> ReconstructionPlan:
     """Decide every size of a reconstruction and check that it fits.
 
-    ``say`` is told in a line what is being done, where it takes a while. With ``probe``, the denoiser of the prior is tried
+    ``report`` is told in a line what is being done, where it takes a while. With ``probe``, the denoiser of the prior is tried
     on the device also where nothing is to be decided, in every precision: see :attr:`ReconstructionPlan.tuned`.
 
     Raises
@@ -129,7 +129,7 @@ def make_reconstruction_plan(
     images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     check_kernels(operators, shape)
-    with told_if_slow(say, "comparing adjoints with forwards"):
+    with report_if_slow(report, "comparing adjoints with forwards"):
         untried = try_adjoints(operators, shape, job.run)
     inferred = job.shape == "auto" and all(image.shape != shape for image in images.values())
     for key, other in images.items():
@@ -140,16 +140,16 @@ def make_reconstruction_plan(
             check_paths(source, output)
     denoiser = denoiser_of(job)
     expect_trial(denoiser)
-    device, precision, unheeded = _computed_by(job, denoiser)
+    device, precision, ignored = _computed_by(job, denoiser)
     cluster = cluster_for(job.cluster, device)
-    job, asked = with_workers(job, cluster, device)
+    job, requested = with_workers(job, cluster, device)
     roles = _roles(data[0], shape)
-    own_code, reach = tried_prior(job, denoiser, shape[-2:], previous, say)
+    own_code, reach = tried_prior(job, denoiser, shape[-2:], previous, report)
     seals = seals_of(denoiser, own_code) if denoiser else {}
     geometry = Geometry(shape, shape, roles, 1, reach.align)
     memory = parse_bytes(job.run.memory_per_worker)
     layout = layout_like(data[0], job.output, geometry, image.dtype, memory, previous)
-    job, asked = no_more_than(job, asked, shape, block_unit(geometry, layout.shard))
+    job, requested = no_more_than(job, requested, shape, block_unit(geometry, layout.shard))
     terms = make_terms(job.operators, operators, data, job.fidelity, given)
     form = choose_form(terms, image.dtype, exact=job.exact, per_sweep=job.solver.checkpoint_every)
     _check_per_sweep(form)
@@ -157,7 +157,7 @@ def make_reconstruction_plan(
     machine = machine_bytes() if is_here(cluster) else None
     allowed, overlap = allowed_bytes(job.run, machine), overlap_pays(job.run)
     state = replace(layout, dtype=str(image.dtype))
-    hands = hands_of(job.run, cluster, device)
+    io_threads = io_threads_for(job.run, cluster, device)
 
     def choose(known: Tuned | None) -> Cut:
         for block in _blocks(job, geometry, layout, previous):
@@ -169,7 +169,7 @@ def make_reconstruction_plan(
                 break  # or else the smallest, which the plan refuses
         return cut
 
-    def settled(cut: Cut) -> Settled | None:
+    def settled(cut: Cut) -> ChosenTiles | None:
         task = denoising_of(cut, state, [given, *data] if given else data, output)
         if task is None:
             if probe:
@@ -177,23 +177,32 @@ def make_reconstruction_plan(
                     f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out."
                 )
             return None
-        with told_if_slow(say, trying(task)):
-            return settle(job, task, geometry, previous, probe=probe)
+        with report_if_slow(report, trying(task)):
+            return choose_tiles(job, task, geometry, previous, probe=probe)
 
     def fits(cut: Cut, tuned: Tuned | None) -> bool:
         measured = tuned.host_bytes if tuned else None
         needed = footprint_of_step(
-            cut.grid, cut.form, cut.prior, solver, state, overlap=overlap, hands=hands, measured=measured
+            cut.grid,
+            cut.form,
+            cut.prior,
+            solver,
+            state,
+            overlap=overlap,
+            io_threads=io_threads,
+            measured=measured,
         )
         return needed.total_bytes <= allowed
 
     is_free = device != "cpu" and job.tile.block == "auto" and previous is None
-    cut, made = chosen_and_settled(choose, settled, lambda cut, made: fits(cut, made.tuned), is_free=is_free)
+    cut, made = chosen_with_tiles(choose, settled, lambda cut, made: fits(cut, made.tuned), is_free=is_free)
     prior, tuned = cut.prior, made.tuned if made else None
     if made is not None:
         prior = with_denoised(prior, partial(sized_as, task=made.task))
     denoised = denoised_of(prior)
-    reach = compared(reach, denoising_of(cut, state, (), output), job.tile, previous, run=job.run, say=say)
+    reach = compared(
+        reach, denoising_of(cut, state, (), output), job.tile, previous, run=job.run, report=report
+    )
     identity = {
         "operators": {
             str(number): describe_operator(operator)
@@ -221,7 +230,7 @@ def make_reconstruction_plan(
         job=job,
         cluster=cluster,
         form=cut.form,
-        hands=hands,
+        io_threads=io_threads,
         prior=with_denoised(prior, lambda denoised: as_it_went(denoised, previous)),
         tuned=tuned,
         solver=solver,
@@ -239,7 +248,7 @@ def make_reconstruction_plan(
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
         machine_bytes=machine,
-        asked=asked,
+        requested=requested,
         notes=(
             *reach.remarks,
             *((made.note,) if made and made.note else ()),
@@ -248,7 +257,7 @@ def make_reconstruction_plan(
             *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
             *note_of_passes(form.per_sweep, computed_twice(cut.grid, layout.shard, cut.form, prior)),
             *(note_of(directory, job.solver) if resumes else ()),
-            *unheeded,
+            *ignored,
             *note_of_cluster(job, cluster, device),
             *note_of_files(layout, job.output, roles),
             *note_of_locks(output),
@@ -260,12 +269,12 @@ def make_reconstruction_plan(
 
 
 def _computed_by(job: Reconstruction, denoiser: Denoiser | None) -> tuple[str, str, tuple[str, ...]]:
-    """What computes the denoiser, how exactly, and what is to be said of that; operators are for processors."""
-    asked = job.run.precision
+    """What computes the denoiser, how exactly, and what is to be said of that; operators are for CPUs."""
+    requested = job.run.precision
     if denoiser is None:
-        unheeded = (f"run.precision is {asked}, which is for networks: this job has none",)
-        return "cpu", "float32", unheeded if asked != "float32" else ()
-    found = computed_by(denoiser, device_of(job.run, job.cluster), asked)
+        ignored = (f"run.precision is {requested}, which is for networks: this job has none",)
+        return "cpu", "float32", ignored if requested != "float32" else ()
+    found = computed_by(denoiser, device_of(job.run, job.cluster), requested)
     check_device(job.run, job.cluster, found[0])
     return found
 

@@ -24,7 +24,7 @@ from halotile.graphs.plans.gpu_trials import written_tiles
 from halotile.graphs.plans.memory import MIB, check_share
 from halotile.graphs.plans.opening import describe_denoiser
 from halotile.graphs.plans.plan import check_inodes, existing_parent, free_inodes
-from halotile.graphs.plans.worker_count import Asked, check_allocation
+from halotile.graphs.plans.worker_count import Requested, check_allocation
 from halotile.graphs.runs.identity import fingerprint
 from halotile.graphs.solvers.base import Problem, Solver
 from halotile.storage.arrays import Source
@@ -52,7 +52,7 @@ class ReconstructionPlan:
     """Where its workers live: that of the job, or what is better for it where the job leaves that open."""
     form: Form
     prior: Prior
-    hands: int
+    io_threads: int
     """Threads of a worker that read and write the pieces of a block side by side."""
     tuned: Tuned | None
     """What a trial of the device found for the prior, where there was one."""
@@ -73,7 +73,7 @@ class ReconstructionPlan:
     free_disk_bytes: int
     machine_bytes: int | None
     """Memory that the workers share; None where they run on other machines."""
-    asked: Asked
+    requested: Requested
     """How many workers the job asks for."""
     notes: tuple[str, ...] = ()
     same_inputs: tuple[dict[str, Any], ...] = ()
@@ -167,14 +167,14 @@ class ReconstructionPlan:
             self.solver,
             self.state_layout,
             overlap=self.overlap,
-            hands=self.hands,
+            io_threads=self.io_threads,
             measured=self.tuned.host_bytes if self.tuned else None,
         )
         yield step
         denoised, dtype = denoised_of(self.prior), np.dtype(self.state_layout.dtype)
-        on_card = denoised is not None and denoised.device != "cpu"
+        on_gpu = denoised is not None and denoised.device != "cpu"
         for term in self.form.whole:
-            yield footprint_of_operator(term, self.grid.shape, dtype, step, on_card=on_card)
+            yield footprint_of_operator(term, self.grid.shape, dtype, step, on_gpu=on_gpu)
 
     @property
     def memory_bytes(self) -> int:
@@ -241,7 +241,7 @@ class ReconstructionPlan:
         if step.total_bytes > allowed:
             raise MemoryRefused(
                 f"run.memory_per_worker is {self.job.run.memory_per_worker}; one block of {list(self.grid.block)} needs "
-                f"{bytes_text(step.total_bytes)}, of which {step.in_words()}. Write {self._enough(step)}, or {SMALLER}."
+                f"{bytes_text(step.total_bytes)}, of which {step.describe()}. Write {self._enough(step)}, or {SMALLER}."
             )
         for term, needed in zip(self.form.whole, operators, strict=True):
             if needed.total_bytes > allowed:
@@ -249,10 +249,10 @@ class ReconstructionPlan:
                 raise MemoryRefused(
                     f"run.memory_per_worker is {self.job.run.memory_per_worker}; operators[{number}] ({term.operator.name}) "
                     f"sees the whole image of {list(self.grid.shape)}, and needs {bytes_text(needed.total_bytes)}, "
-                    f"of which {needed.in_words()}. Write {self._enough(needed)}, or an operator that looks a few pixels far."
+                    f"of which {needed.describe()}. Write {self._enough(needed)}, or an operator that looks a few pixels far."
                 )
         check_allocation(self.run, self.cluster)
-        check_share(self.run.count, self.machine_bytes, self.memory_bytes, self.footprint.in_words(), SMALLER)
+        check_share(self.run.count, self.machine_bytes, self.memory_bytes, self.footprint.describe(), SMALLER)
         if not self.resumes:
             check_inodes(self.inodes, existing_parent(self.output))
         taken = self.output_bytes + self.scratch_bytes
@@ -277,7 +277,7 @@ class ReconstructionPlan:
         plain = {f.name: getattr(self.job, f.name) for f in fields(self.job) if f.name not in named}
         parts = {name: _plainly(part) for name, part in plain.items()}
         parts["output"]["path"] = str(self.output)
-        parts["run"]["workers"] = self.asked.workers
+        parts["run"]["workers"] = self.requested.workers
         parts["operators"] = [written(choice) for choice in self.job.operators]
         parts["prior"] = {f.name: getattr(self.job.prior, f.name) for f in fields(self.job.prior)}
         denoiser = self.job.prior.denoiser
@@ -309,7 +309,7 @@ class ReconstructionPlan:
             "dtype": self.layout.dtype,
             "operators": [term.operator.name for term in self.form.terms],
             "data": [choice.data for choice in self.job.operators],
-            "form": self.form.in_words(),
+            "form": self.form.describe(),
             "fidelity": self.job.fidelity.name,
             "prior": self.job.prior.name,
             "denoiser": self._denoiser,
@@ -326,7 +326,7 @@ class ReconstructionPlan:
             "codec": self.layout.codec,
             "halo": self.halo,
             "read_amplification": round(
-                pixels_read(self.grid, self.form.sight(self.prior.reach())) / math.prod(self.grid.shape), 4
+                pixels_read(self.grid, self.form.view(self.prior.reach())) / math.prod(self.grid.shape), 4
             ),
             "passes": 2 if self.form.apart else 1,
             "per_sweep": self.form.per_sweep,
@@ -343,7 +343,7 @@ class ReconstructionPlan:
             "inodes": self.inodes,
             "free_inodes": free_inodes(existing_parent(self.output)),
             "workers": self.job.run.count,
-            "workers_from": self.asked.why,
+            "workers_from": self.requested.why,
             "resumes": self.resumes,
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),

@@ -14,7 +14,7 @@ from halotile.graphs.plans.gpu_trials import channels_last_of
 from halotile.graphs.plans.opening import describe_denoiser, make_denoiser
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import Geometry
-from halotile.graphs.waiting import Say
+from halotile.graphs.waiting import Report
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.tasks.denoised_image import Denoised
@@ -58,14 +58,14 @@ def denoiser_of(job: Reconstruction) -> Denoiser | None:
 def tried_prior(
     job: Reconstruction,
     denoiser: Denoiser | None,
-    picture: tuple[int, ...],
+    image: tuple[int, ...],
     previous: Mapping[str, Any] | None,
-    say: Say,
+    report: Report,
 ) -> Tried:
     """The user's code in the prior, and how far it looks."""
     if denoiser is None:
-        return Tried({}, Reach(((0, 0),) * len(picture), 1, "no denoiser"))
-    return tried(denoiser, job.tile, picture, previous, run=job.run, say=say)
+        return Tried({}, Reach(((0, 0),) * len(image), 1, "no denoiser"))
+    return tried(denoiser, job.tile, image, previous, run=job.run, report=report)
 
 
 def cut_for_prior(

@@ -1,4 +1,4 @@
-"""A prior's denoiser as a denoising job of its own: what a trial of a card takes for the block that is to be computed."""
+"""A prior's denoiser as a denoising job of its own: what a trial of a GPU takes for the block that is to be computed."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from halotile.graphs.jobs.reconstruct.forms import Backprojection
 from halotile.graphs.jobs.reconstruct.plan_value import NORM_ITERATIONS, ReconstructionPlan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.held_output import Claimed
-from halotile.graphs.runs.outcome import Outcome, ended_by, failure_of, full_disk_in_words
-from halotile.graphs.runs.progress import Observer, Progress, figures_in_words
+from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
+from halotile.graphs.runs.progress import Observer, Progress, describe_figures
 from halotile.graphs.runs.session import Pass, Session
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import StatusFile
@@ -39,7 +39,7 @@ from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import Constant
 from halotile.tasks.contributions import Contributions
 from halotile.tasks.fidelity import MISFIT
-from halotile.tasks.step import Sight, StepTask
+from halotile.tasks.step import StepTask, View
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
 """What the dashboard calls the sweeps."""
@@ -155,11 +155,13 @@ class _Driver:
             self._note([row])
             with suppress(OSError):
                 self.directory.append_iteration(row)
-            self.status.say(f"iteration {row['iteration']:.0f} of {job.iterations}: {figures_in_words(row)}")
+            self.status.report(
+                f"iteration {row['iteration']:.0f} of {job.iterations}: {describe_figures(row)}"
+            )
         if left_out := job.iterations - iterations.done:
             spent = iterations.rows[-1].get(SPENT)
             why = ": rounding keeps its residual from getting shorter" if spent else ""
-            self.status.say(f"{solver.name} is done {counted(left_out, 'iteration')} early{why}")
+            self.status.report(f"{solver.name} is done {counted(left_out, 'iteration')} early{why}")
         self._write_output(iterations)
 
     def _tell_of_mending(self) -> None:
@@ -167,7 +169,7 @@ class _Driver:
         if is_gone(self.directory):
             missing = len(self.plan.grid) - len(self.journal.done)
             written = counted(last_of(self.directory.read_written()), "iteration")
-            self.status.say(
+            self.status.report(
                 f"to write {counted(missing, 'block')} anew: {written} from the start, for what the solver had was removed when "
                 "the run ended (solver.keep_state: true keeps it)"
             )
@@ -179,9 +181,9 @@ class _Driver:
 
     def _step_size(self) -> float:
         """What was asked for, or one over how much the slope of the problem changes at most."""
-        asked = self.plan.job.solver.step
-        if isinstance(asked, float | int):
-            return float(asked)
+        requested = self.plan.job.solver.step
+        if isinstance(requested, float | int):
+            return float(requested)
         if not self.plan.finds_step:
             return 1.0
         norm = self._iterations(Lanczos(), NORM, begun(self.plan.problem()))
@@ -189,7 +191,7 @@ class _Driver:
             pass
         square = largest_eigenvalue(norm.state)
         size = self.plan.step_for(square)
-        self.status.say(f"|A|² is at most {square:.6g}: the step size is {size:.6g}")
+        self.status.report(f"|A|² is at most {square:.6g}: the step size is {size:.6g}")
         return size
 
     def _problem(self, step_size: float) -> Problem:
@@ -215,14 +217,14 @@ class _Driver:
             self.plan.vectors(solver, phase),
             self.plan.grid,
             self.plan.fingerprint,
-            sight=form.sight(halo),
-            slack=form.fused_reach,
+            view=form.view(halo),
+            margin=form.fused_reach,
             overlap=self.plan.overlap,
             sweep=partial(self._sweep, phase),
             gather=partial(self._gather, phase),
-            own_sight=form.own_sight(),
+            own_view=form.own_view(),
             by_shard=form.by_shard,
-            hands=self.plan.hands,
+            io_threads=self.plan.io_threads,
         )
 
     def _write_output(self, iterations: Iterations) -> None:
@@ -233,10 +235,10 @@ class _Driver:
             images=((ShardWriter(self.plan.output, self.plan.layout), image),),
             sums=(),
             stored=(image,),
-            sight=Sight(),
+            view=View(),
             denoised=(),
             overlap=self.plan.overlap,
-            hands=self.plan.hands,
+            io_threads=self.plan.io_threads,
         )
         self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1)
         self._sweep(WRITE, task, 0, self.journal, None)
@@ -297,7 +299,7 @@ class _Driver:
     def _through(self, work: Pass) -> None:
         self.session.through(work)
         if work.disk_error:
-            raise DiskRefused(full_disk_in_words(self.plan, work.disk_error, len(work.journal.done)))
+            raise DiskRefused(describe_full_disk(self.plan, work.disk_error, len(work.journal.done)))
         if work.untidy:
             sweep_partials(self.plan.output)
             sweep_partials(self.directory.state_path)

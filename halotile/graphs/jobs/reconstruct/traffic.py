@@ -12,7 +12,7 @@ from halotile.graphs.jobs.sections import Auto
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.tasks.priors import Prior
-from halotile.tasks.step import Sight
+from halotile.tasks.step import View
 
 BESIDE = ("gd",)
 """Solvers whose prior acts beside the gradient, not on it."""
@@ -24,7 +24,7 @@ MOST_COMPUTED_TWICE = 0.5
 """Pixels of the gradient that may be computed twice, for each pixel of the image, before it gets a pass of its own."""
 
 
-def comes_apart(asked: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: Solver) -> bool:
+def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: Solver) -> bool:
     """Whether operators have a pass of their own, before that of the prior.
 
     In one pass the gradient is computed on each block with the prior's halo; in two it is written and read once more. It
@@ -32,15 +32,15 @@ def comes_apart(asked: bool | Auto, form: Form, prior: Prior, grid: Grid, solver
 
     Parameters
     ----------
-    asked : bool or str
+    requested : bool or str
         Whether they are to be fused: True, False or ``auto``.
     form, prior, grid, solver
         What is computed, and in which blocks.
     """
     if not prior.reach() or solver.name in BESIDE or not form.near or form.whole or form.per_sweep > 1:
         return False
-    if asked != "auto":
-        return not asked
+    if requested != "auto":
+        return not requested
     return computed_twice(grid, grid.block, form, prior) > MOST_COMPUTED_TWICE
 
 
@@ -59,7 +59,7 @@ def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior)
         grid = replace(grid, block=tuple(map(min, shard, grid.shape)))
     halo = prior.reach()
     around = [halo + later * (halo + form.reach) for later in range(form.per_sweep)]
-    computed = sum(pixels_read(grid, Sight(wide)) for wide in around)
+    computed = sum(pixels_read(grid, View(wide)) for wide in around)
     return computed / (form.per_sweep * math.prod(grid.shape)) - 1
 
 
@@ -104,7 +104,7 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
 
     def moved(halo: int) -> int:
         acted_on = 0 if solver.name in BESIDE else halo
-        return read * size * pixels_read(grid, form.own_sight(halo)) + (
+        return read * size * pixels_read(grid, form.own_view(halo)) + (
             0 if solver.name in BLIND else _measured(grid, form, size, acted_on)
         )
 
@@ -114,7 +114,7 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
     if not wide or whole:
         return Traffic(fused, None)
     # The prior's pass reads the gradient and the images, each with its halo.
-    return Traffic(fused, moved(0) + image + (1 + read) * size * pixels_read(grid, Sight(wide)) + written)
+    return Traffic(fused, moved(0) + image + (1 + read) * size * pixels_read(grid, View(wide)) + written)
 
 
 def _gathered(form: Form, image: int) -> int:
@@ -126,14 +126,14 @@ def _gathered(form: Form, image: int) -> int:
 def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
     """What is read of the measurements, or of what they were folded into."""
     if form.folded is not None:
-        return size * pixels_read(grid, Sight(halo + (form.per_sweep - 1) * (halo + form.reach)))
+        return size * pixels_read(grid, View(halo + (form.per_sweep - 1) * (halo + form.reach)))
     whole = math.prod(grid.shape)
     return sum(
         round(
             term.measurement.dtype.itemsize
             * pixels_read(
                 grid,
-                Sight(
+                View(
                     halo + (form.per_sweep - 1) * (halo + form.reach), term.operator.reach, cells=form.is_fft
                 ),
             )
@@ -144,7 +144,7 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
     )
 
 
-def pixels_read(grid: Grid, sight: Sight) -> int:
+def pixels_read(grid: Grid, view: View) -> int:
     """Pixels that are read where each block looks so far around itself on the last two axes, inside the image.
 
     Examples
@@ -155,6 +155,6 @@ def pixels_read(grid: Grid, sight: Sight) -> int:
     lengths = list(grid.shape)
     for axis in (-2, -1):
         length, block = grid.shape[axis], grid.block[axis]
-        spans = (sight.span(core, min(length, core + block), length) for core in range(0, length, block))
+        spans = (view.span(core, min(length, core + block), length) for core in range(0, length, block))
         lengths[axis] = sum(stop - start for start, stop in spans)
     return math.prod(lengths)

@@ -32,7 +32,7 @@ class NoiseChoice:
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}: seeds count from 0. Write 0 or more.")
 
-    def in_words(self, sigma: float) -> str:
+    def describe(self, sigma: float) -> str:
         """The noise of a measurement.
 
         Examples

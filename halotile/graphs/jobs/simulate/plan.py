@@ -36,7 +36,7 @@ from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import Operator, with_engine, working_dtype
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import Sight, StepTask
+from halotile.tasks.step import StepTask, View
 
 MAKING = ".making"
 """What is added to the name of a measurement until it is whole."""
@@ -103,7 +103,7 @@ class SimulationPlan:
             images=((ShardWriter(self.output, self.layout), self.measured),),
             sums=(),
             stored=(),
-            sight=Sight(),
+            view=View(),
             denoised=(),
             overlap=overlap_pays(self.run),
         )
@@ -243,7 +243,7 @@ def _plan_of(
         measured=measured,
         sources=(reference, *sources_in(operator)),
         data=data,
-        told=f"{data}: {operator.name} with {noise.in_words(choice.noise_sigma)}",
+        told=f"{data}: {operator.name} with {noise.describe(choice.noise_sigma)}",
         grid=Grid(shape, block, ((0, 0),) * len(block)),
         layout=layout,
         run=job.run,

@@ -17,7 +17,7 @@ from halotile.graphs.rules.arguments import Words, cluster_of_script
 from halotile.graphs.rules.paths import whole_path
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.held_output import Claimed
-from halotile.graphs.runs.outcome import ended_by, failure_of, full_disk_in_words
+from halotile.graphs.runs.outcome import describe_full_disk, ended_by, failure_of
 from halotile.graphs.runs.progress import Observer
 from halotile.graphs.runs.session import Session
 from halotile.graphs.runs.signals import Signals
@@ -195,7 +195,7 @@ class _Making:
         )
         session.follow(self.status)
         self.status.begin(sweep.progress("start"))
-        self.status.say(self.plan.told)
+        self.status.report(self.plan.told)
         try:
             session.through(sweep)
             self._check(sweep)
@@ -224,7 +224,7 @@ class _Making:
     def _check(self, sweep: Sweep) -> None:
         done = len(self.journal.done)
         if sweep.disk_error:
-            raise DiskRefused(full_disk_in_words(self.plan, sweep.disk_error, done))
+            raise DiskRefused(describe_full_disk(self.plan, sweep.disk_error, done))
         if sweep.bad:
             bad = tuple(sweep.bad[number] for number in sorted(sweep.bad))
             if all(block.kind == "input" for block in bad):

@@ -15,12 +15,12 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.distributed.stacks.maps import Linear, Many, image_measured_as, is_measured, is_real, own
-from halotile.tasks.distributed.stacks.operators import carry
+from halotile.tasks.distributed.stacks.operators import pack
 from halotile.tasks.distributed.stacks.windows import Late, windows
 from halotile.tasks.distributed.transport.calls import Call, Tensors
 from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch
-from halotile.tasks.distributed.transport.packing import Carried
+from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.typed import empty
 from halotile.tasks.fidelity import Gradient, NormalImage, Term, share_of
 from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
@@ -42,7 +42,7 @@ class Piece:
 
     Parameters
     ----------
-    operators : Carried
+    operators : Packed
         A tuple of them.
     wants : str
         Which of these.
@@ -54,7 +54,7 @@ class Piece:
         ``w_i``: of gradient and misfit.
     """
 
-    operators: Carried
+    operators: Packed
     wants: Wants
     image: Shape
     region: Region
@@ -118,7 +118,7 @@ class LocalStack:
     ) -> None:
         self.engine = engine
         self.operators = tuple(with_engine(operator, SINGLE, exact) for operator in operators)
-        self.carried = carry(engine, self.operators)
+        self.packed = pack(engine, self.operators)
         self._folded = None if exact else _folded(engine, operators)
         self._told = told
 
@@ -169,7 +169,7 @@ class LocalStack:
         image = tuple(x.shape)
         places = tuple(range(1 + len(y)))
         calls = tuple(
-            Call(Piece(self.carried, "misfit", image, region, weights), places, (0,), number)
+            Call(Piece(self.packed, "misfit", image, region, weights), places, (0,), number)
             for number, region in enumerate(blocks_of(image))
         )
         (total,) = Batch(self.engine, "forward", calls, 1, "block").values([x, *y])
@@ -188,7 +188,7 @@ class LocalStack:
         given = [tuple(array.shape) for array in arrays]
         lates, places = [], []
         for region in blocks_of(image):
-            piece = Piece(self.carried, wants, image, region)
+            piece = Piece(self.packed, wants, image, region)
             near = tuple(
                 windows(share_of(region, image, shape), self._margin(given), shape) for shape in given
             )
@@ -207,7 +207,7 @@ class LocalStack:
         count = len(shapes)
         calls = tuple(
             Call(
-                Piece(self.carried, wants, image, region, weights),
+                Piece(self.packed, wants, image, region, weights),
                 tuple(range(len(tensors))),
                 tuple(range(number * count, (number + 1) * count)),
                 number,

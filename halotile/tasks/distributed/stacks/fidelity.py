@@ -16,7 +16,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.distributed.stacks.blockwise import is_large
 from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients
 from halotile.tasks.distributed.stacks.linear import MOST_PRODUCTS, TOLERANCE, DistributedStackedLinearPhysics
-from halotile.tasks.distributed.stacks.operators import Operators, carry_words
+from halotile.tasks.distributed.stacks.operators import Operators, pack_note
 from halotile.tasks.distributed.stacks.physics import (
     ADJOINT,
     FORWARD,
@@ -161,10 +161,10 @@ class DistributedDataFidelity(Peer):  # type: ignore[misc]
         parts = physics._parts(y)
         if not rest and not words and (found := self._by_blocks(wants, x, parts, physics)) is not None:
             return found
-        carried = carry_words(self.ctx, (rest, words) if rest or words else None)
+        packed = pack_note(self.ctx, (rest, words) if rest or words else None)
         calls = tuple(
             Call(
-                Misfit(self._of(number), thing, wants, carried),
+                Misfit(self._of(number), thing, wants, packed),
                 (0, number + 1),
                 (0 if self.reduction_mode else number,),
                 number,

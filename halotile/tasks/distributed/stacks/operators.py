@@ -12,7 +12,7 @@ import torch
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.transport.calls import Made, Thing
 from halotile.tasks.distributed.transport.engine import Engine
-from halotile.tasks.distributed.transport.packing import Carried, Carrier
+from halotile.tasks.distributed.transport.packing import Packed, Packer
 
 WORDS = "words"
 """The folder of keywords."""
@@ -43,17 +43,17 @@ class Operators:
             tuple(self.here[number] for number in numbers) if self.here else (),
         )
 
-    def carried_anew(self, changed: Mapping[int, Any]) -> Operators:
+    def repacked(self, changed: Mapping[int, Any]) -> Operators:
         """With these things, by their numbers, as they are now. What they were stays where it is, for gradients to come."""
         things = list(self.things)
         for number, thing in changed.items():
             place = things[number]
-            assert isinstance(place, Carried)
-            things[number] = Carrier(thing, place.folder, place.device).carried()
+            assert isinstance(place, Packed)
+            things[number] = Packer(thing, place.folder, place.device).packed()
         return Operators(tuple(things), self.here)
 
 
-def carry_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None = None) -> Operators:
+def pack_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None = None) -> Operators:
     """Objects as they are now; what is done to them later is not seen. ``here`` is what they are in this process.
 
     Raises
@@ -61,24 +61,24 @@ def carry_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None 
     WrongKind
         With the number of one that cannot be pickled.
     """
-    carried = tuple(_carry(engine, thing, f"operator {number}") for number, thing in enumerate(things))
-    return Operators(carried, tuple(things if here is None else here))
+    packed = tuple(_pack(engine, thing, f"operator {number}") for number, thing in enumerate(things))
+    return Operators(packed, tuple(things if here is None else here))
 
 
-def carrier(engine: Engine, thing: Any) -> Carrier:
+def packer(engine: Engine, thing: Any) -> Packer:
     """Something that carries an object, as it is whenever it is asked."""
-    return Carrier(thing, tempfile.mkdtemp(dir=engine.folder), str(engine.device))
+    return Packer(thing, tempfile.mkdtemp(dir=engine.folder), str(engine.device))
 
 
-def carry(engine: Engine, thing: Any) -> Carried:
+def pack(engine: Engine, thing: Any) -> Packed:
     """An object, put where workers find it."""
-    return carrier(engine, thing).carried()
+    return packer(engine, thing).packed()
 
 
-def _carry(engine: Engine, thing: Any, name: str) -> Carried:
+def _pack(engine: Engine, thing: Any, name: str) -> Packed:
     """An object with a name for the message that it cannot be carried."""
     try:
-        return carry(engine, thing)
+        return pack(engine, thing)
     except WrongKind as error:
         raise WrongKind(f"{name}: {error}") from error
 
@@ -100,11 +100,11 @@ def make_all(
             f"num_operators is {count!r}: how often the factory is to be called is not clear. "
             "When using a factory, write num_operators=4 or the like."
         )
-    carried = _carry(engine, (factory, shared), "the factory and what it shares")
-    return Operators(tuple(Made(carried, index, str(engine.device)) for index in range(count)))
+    packed = _pack(engine, (factory, shared), "the factory and what it shares")
+    return Operators(tuple(Made(packed, index, str(engine.device)) for index in range(count)))
 
 
-def carry_words(engine: Engine, words: Any) -> Carried | None:
+def pack_note(engine: Engine, words: Any) -> Packed | None:
     """Keywords for a call, equal ones once; nothing where there are none.
 
     Raises
@@ -121,7 +121,7 @@ def carry_words(engine: Engine, words: Any) -> Carried | None:
         )
     folder = engine.folder / WORDS
     folder.mkdir(exist_ok=True)
-    return Carrier(words, folder, str(engine.device)).carried()
+    return Packer(words, folder, str(engine.device)).packed()
 
 
 def _wants_gradient(words: Any, name: str = "an argument") -> str | None:

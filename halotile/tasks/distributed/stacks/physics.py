@@ -11,12 +11,12 @@ from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.rewritten import rewritten
-from halotile.tasks.distributed.stacks.operators import Operators, carry_words
+from halotile.tasks.distributed.stacks.operators import Operators, pack_note
 from halotile.tasks.distributed.stacks.single import OnePhysics
 from halotile.tasks.distributed.transport.calls import Call, Method, Noisy
 from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
-from halotile.tasks.distributed.transport.packing import Carried
+from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import Draws
 from halotile.tasks.distributed.transport.typed import typed
 
@@ -164,15 +164,15 @@ class DistributedStackedPhysics(Peer):  # type: ignore[misc]
         for number in which:
             getattr(self.operators.here[number], method)(**words)
         changed = {number: rewritten(self.operators.here[number], self.exact) for number in which}
-        self.operators = self.operators.carried_anew(changed)
+        self.operators = self.operators.repacked(changed)
         self._kept = None
 
-    def _keep(self, name: str, words: Mapping[str, Any], carried: Carried | None, *numbers: int) -> None:
+    def _keep(self, name: str, words: Mapping[str, Any], packed: Packed | None, *numbers: int) -> None:
         """Leave operators with the parameters of a call, as deepinv does, unless a factory makes them on the workers."""
-        if name not in KEEPING or carried is None or not self.operators.here:
+        if name not in KEEPING or packed is None or not self.operators.here:
             return
         method = "update" if name == "forward" else "update_parameters"
-        if self._kept != (kept := (method, numbers, carried.digest)):
+        if self._kept != (kept := (method, numbers, packed.digest)):
             self._changed(method, words, numbers or None)
             self._kept = kept
 
@@ -229,12 +229,12 @@ class DistributedStackedPhysics(Peer):  # type: ignore[misc]
                 "from halotile import distribute."
             )
         check_reduction("reduce_op", reduce_op)
-        carried = carry_words(self.ctx, words)
-        self._keep(name, words, carried)
+        packed = pack_note(self.ctx, words)
+        self._keep(name, words, packed)
         draw = self._draws.next() if draws else None
         calls = tuple(
             Call(
-                Method(thing, name, carried, draw and draw.of(number), self.kind),
+                Method(thing, name, packed, draw and draw.of(number), self.kind),
                 used,
                 (0 if reduce_op else number,),
                 number,
@@ -248,9 +248,9 @@ class DistributedStackedPhysics(Peer):  # type: ignore[misc]
 
     def applied_by(self, number: int, name: str, tensors: list[torch.Tensor], words: Any) -> torch.Tensor:
         """A method of one operator."""
-        carried = carry_words(self.ctx, words)
-        self._keep(name, words, carried, number)
-        method = Method(self.operators.things[number], name, carried, kind=self.kind)
+        packed = pack_note(self.ctx, words)
+        self._keep(name, words, packed, number)
+        method = Method(self.operators.things[number], name, packed, kind=self.kind)
         call = Call(method, tuple(range(len(tensors))), (0,), number)
         return evaluate(Batch(self.ctx, FORWARD if name == "A" else ADJOINT, (call,), 1), tensors)[0]
 

@@ -11,7 +11,7 @@ from halotile.tasks.distributed.tiling.tiles import Tiles
 from halotile.tasks.distributed.transport.arguments import Argument
 from halotile.tasks.distributed.transport.calls import Tensors
 from halotile.tasks.distributed.transport.loaded_objects import lent
-from halotile.tasks.distributed.transport.packing import Carried
+from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import Draw
 from halotile.tasks.distributed.transport.tensors import check_tensor
 
@@ -22,7 +22,7 @@ class Processed:
 
     Parameters
     ----------
-    processor : Carried
+    processor : Packed
         The network or function.
     rest : Carried, optional
         Positional arguments and keywords that are no tensors.
@@ -36,8 +36,8 @@ class Processed:
         What random numbers it has, wherever it runs.
     """
 
-    processor: Carried
-    rest: Carried | None
+    processor: Packed
+    rest: Packed | None
     arguments: tuple[Argument, ...] = ()
     parameters: tuple[str, ...] = ()
     tiles: Tiles | None = None

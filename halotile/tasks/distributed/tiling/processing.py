@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.stacks.operators import carrier, carry_words
+from halotile.tasks.distributed.stacks.operators import pack_note, packer
 from halotile.tasks.distributed.tiling.custom import CUSTOM, CustomTiles
 from halotile.tasks.distributed.tiling.processed import CutOut, Processed
 from halotile.tasks.distributed.tiling.tileable import Looking, is_triable, lent_to_windows, refusal
@@ -110,7 +110,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self.processor = processor
         self.options = options or TilingOptions()
         self.max_batch_size = self.options.max_batch_size
-        self._carrier = carrier(ctx, processor)
+        self._packer = packer(ctx, processor)
         self._draws = Draws(ctx.seed, ctx.stream())
         self._told: set[str] = set()
         self._asked: set[tuple[bool, bool]] = set()
@@ -277,8 +277,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         wanted = {n: p for n, p in named.items() if p.requires_grad and torch.is_grad_enabled()}
         rest = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         keywords = {key: value for key, value in words.items() if not isinstance(value, torch.Tensor)}
-        carried = carry_words(self.ctx, (rest, keywords) if rest or keywords else None)
+        packed = pack_note(self.ctx, (rest, keywords) if rest or keywords else None)
         self._tell()
         draw = self._draws.next()
-        processed = Processed(self._carrier.carried(), carried, arguments, tuple(wanted), tiles, draw)
+        processed = Processed(self._packer.packed(), packed, arguments, tuple(wanted), tiles, draw)
         return processed, list(wanted.values())

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from halotile.tasks.distributed.transport.loaded_objects import Loaded, lent
-from halotile.tasks.distributed.transport.packing import Carried
+from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import Draw
 from halotile.tasks.operators.deepinv import COPIES
 
@@ -31,7 +31,7 @@ class Made:
 
     Parameters
     ----------
-    factory : Carried
+    factory : Packed
         ``factory(index, device, shared)``.
     index : int
         Which one.
@@ -39,7 +39,7 @@ class Made:
         Where its tensors are to be.
     """
 
-    factory: Carried
+    factory: Packed
     index: int
     device: str = "cpu"
 
@@ -62,7 +62,7 @@ KEPT = 1024
 """Things made by factories that a process keeps."""
 _made: dict[tuple[str, int, str], Loaded] = {}
 
-Thing = Carried | Made
+Thing = Packed | Made
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Method:
 
     thing: Thing
     name: str
-    words: Carried | None = None
+    words: Packed | None = None
     draw: Draw | None = None
     kind: str | None = None
 
@@ -140,14 +140,14 @@ class Misfit:
         The operator.
     wants : str
         ``fn`` or ``grad``.
-    words : Carried
+    words : Packed
         Positional arguments of the distance, and keywords that distance and operator take.
     """
 
     fidelity: Thing
     physics: Thing
     wants: str
-    words: Carried | None = None
+    words: Packed | None = None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Tensors:
         with lent(None, self.fidelity, self.physics, self.words) as (fidelity, physics, given):

@@ -23,12 +23,12 @@ from halotile.tasks.distributed.transport.tensors import kind_of, to_array, to_t
 KEPT_BYTES = 2**30
 """Tensors of objects that a process keeps loaded."""
 
-_loaded: OrderedDict[Carried, Loaded] = OrderedDict()
+_loaded: OrderedDict[Packed, Loaded] = OrderedDict()
 _guard = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class Packed:
     """Where an object lies: what travels in its place.
 
     Parameters
@@ -71,7 +71,7 @@ class Carried:
             return _loaded[self]
 
 
-class Carrier:
+class Packer:
     """Carries one object, anew when it has changed since.
 
     Parameters
@@ -100,9 +100,9 @@ class Carrier:
         self.thing = thing
         self.device = device
         self.folder = Path(folder)
-        self._last: Carried | None = None
+        self._last: Packed | None = None
 
-    def carried(self) -> Carried:
+    def packed(self) -> Packed:
         """The object as it is now, on the disk.
 
         Raises
@@ -123,7 +123,7 @@ class Carrier:
             ) from error
         data = stream.getvalue()
         digest = hashlib.sha256(data).hexdigest()[:32]
-        current = Carried(
+        current = Packed(
             str(self.folder),
             digest,
             tuple(sorted(writer.digests)),
@@ -136,7 +136,7 @@ class Carrier:
             self._last = current
         return current
 
-    def _forget(self, keep: Carried) -> None:
+    def _forget(self, keep: Packed) -> None:
         """Remove what the object was before: a network that is trained would leave its weights of every step."""
         if self._last is not None:
             if self._last.digest != keep.digest:
@@ -188,10 +188,10 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
 class _Reader(pickle.Unpickler):
     """Unpickles what a writer wrote, with tensors of its own."""
 
-    def __init__(self, carried: Carried) -> None:
-        self.folder = Path(carried.folder)
-        super().__init__(io.BytesIO((self.folder / f"{carried.digest}.pkl").read_bytes()))
-        self.device = carried.device
+    def __init__(self, packed: Packed) -> None:
+        self.folder = Path(packed.folder)
+        super().__init__(io.BytesIO((self.folder / f"{packed.digest}.pkl").read_bytes()))
+        self.device = packed.device
         self._tensors: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, name: tuple[int, str, str, bool, bool]) -> torch.Tensor:

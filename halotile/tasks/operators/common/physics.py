@@ -101,7 +101,7 @@ class Physics:
         return getattr(self._module(torch.float32), method)(tensor.float()).double()
 
     def _module(self, dtype: Any) -> Any:
-        """The physics for numbers of this type, on the processor."""
+        """The physics for numbers of this type, on the CPU."""
         import torch
 
         if dtype not in self._modules:

@@ -64,7 +64,7 @@ def _blur_fft(module: Any) -> Operator | None:
 def _downsampling(module: Any) -> Operator | None:
     kernel = np.ones((1, 1)) if module.filter is None else _kernel(module.filter)
     blur = Blur(kernel=kernel, boundary=_boundary(module.padding), factor=int(module.factor))
-    if size := told_size(module):
+    if size := stated_size(module):
         blur.measured(size)  # which refuses sizes that deepinv alone takes
     return blur
 
@@ -105,7 +105,7 @@ TRANSLATIONS: dict[str, Callable[[Any], Operator | None]] = {
 """By the name of the class."""
 
 
-def told_size(module: Any) -> Shape | None:
+def stated_size(module: Any) -> Shape | None:
     """The shape (C, H, W) of the images that a ``Downsampling`` is told to have: its adjoint gives no other."""
     size = getattr(module, "imsize", None)
     return tuple(size) if size is not None and len(size) == 3 else None
