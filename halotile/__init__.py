@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.denoise.call import denoise
     from halotile.graphs.jobs.reconstruct.call import reconstruct
     from halotile.graphs.jobs.reconstruct.measurement import measurement
-    from halotile.graphs.jobs.simulate.run import simulate
+    from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.overlap.map_overlap import map_overlap
     from halotile.storage.arrays import open_source
 
@@ -39,7 +39,7 @@ _PUBLIC = {
     "measurement": "halotile.graphs.jobs.reconstruct.measurement",
     "open_source": "halotile.storage.arrays",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
-    "simulate": "halotile.graphs.jobs.simulate.run",
+    "simulate": "halotile.graphs.jobs.simulate.call",
 }
 
 

@@ -25,6 +25,8 @@ from halotile.errors import ConfigError, UnknownName
 
 _PACKAGE = Path(__file__).parent
 _ROOMS = ("storage", "tasks", "graphs")
+_FOLDERS = ("jobs",)
+"""Kinds whose extensions are folders, not files."""
 
 
 def names(kind: str) -> list[str]:
@@ -96,9 +98,13 @@ def _load(kind: str, point: importlib.metadata.EntryPoint) -> Any:
 
 @lru_cache
 def _built_in(kind: str) -> frozenset[str]:
-    """Names of the modules in the folder of this kind. ``base`` holds the contract, and folders what all of them share."""
+    """Names of the modules in the folder of this kind, or of its folders where each extension is one.
+
+    ``base`` holds the contract; a folder beside files, or a file beside folders, what all of them share.
+    """
     folder = _PACKAGE / _room_of(kind) / kind
-    modules = (module.name for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg)
+    found = pkgutil.iter_modules([str(folder)])
+    modules = (module.name for module in found if module.ispkg == (kind in _FOLDERS))
     return frozenset(
         name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_")
     )

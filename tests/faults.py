@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import Outcome, run
-from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from tests.support import Image, write_zarr
@@ -161,7 +162,7 @@ class Scene:
         file.write_text(text)
         return file
 
-    def job(self, *, parts: dict[str, dict[str, Any]] | None = None, **options: Any) -> Job:
+    def job(self, *, parts: dict[str, dict[str, Any]] | None = None, **options: Any) -> Denoising:
         """The job; ``options`` are those of its run, ``parts`` those of its other sections."""
         sections: dict[str, dict[str, Any]] = {
             "input": {"path": str(self.source)},
@@ -172,7 +173,7 @@ class Scene:
         for name, values in (parts or {}).items():
             sections[name] |= values
         watching = {"import": "tests.faults:watched", "options": {"folder": str(self.folder)}, "depth": 0}
-        return Job(
+        return Denoising(
             input=Input(**sections["input"]),
             output=Output(**sections["output"]),
             denoiser=DenoiserChoice(name="function", options=watching),
@@ -270,7 +271,7 @@ class Scene:
         return [(int(block), int(pid)) for block, pid in map(str.split, lines)]
 
 
-def _as_config(job: Job) -> dict[str, Any]:
+def _as_config(job: Denoising) -> dict[str, Any]:
     parts = {
         "input": {"path": job.input.path},
         "output": {"path": job.output.path, "shard": job.output.shard, "chunk": job.output.chunk},

@@ -15,8 +15,9 @@ import zarr
 from numpy.typing import NDArray
 
 from halotile.cli.config.loading import load_job
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.opening import make_denoiser
 from halotile.storage.sharded.output import create_output, to_dtype
 from halotile.tasks.block import BlockRunner
@@ -76,9 +77,9 @@ def job_of(
     tile: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
     **parts: Mapping[str, Any],
-) -> Job:
+) -> Denoising:
     """A job on small images, with small shards."""
-    return Job(
+    return Denoising(
         input=Input(path=str(source), **parts.get("input", {})),
         output=Output(path=str(output), shard=shard, chunk=chunk, **parts.get("output", {})),
         denoiser=DenoiserChoice(name=name, options=dict(options or {})),
@@ -88,14 +89,14 @@ def job_of(
     )
 
 
-def load_denoising(path: Path, *arguments: Any, **options: Any) -> Job:
+def load_denoising(path: Path, *arguments: Any, **options: Any) -> Denoising:
     """The denoising job of a configuration."""
     job = load_job(path, *arguments, **options)
-    assert isinstance(job, Job)
+    assert isinstance(job, Denoising)
     return job
 
 
-def whole_picture(job: Job, pixels: Image, depth: int, spatial: int = 2) -> Image:
+def whole_picture(job: Denoising, pixels: Image, depth: int, spatial: int = 2) -> Image:
     """What the denoiser gives on the whole image at once: the truth that tiles must meet, bit by bit.
 
     ``pixels`` has the tiled axes last; all others are looped over.
@@ -126,7 +127,7 @@ def whole_picture(job: Job, pixels: Image, depth: int, spatial: int = 2) -> Imag
     return result
 
 
-def run_inline(job: Job) -> Image:
+def run_inline(job: Denoising) -> Image:
     """The job in this process, block by block, without a cluster; returns the output's pixels."""
     plan = make_plan(job)
     create_output(plan.output, plan.layout, overwrite=True)

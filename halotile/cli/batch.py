@@ -25,8 +25,8 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import WORKERS
 
 if TYPE_CHECKING:
-    from halotile.graphs.jobs.sections import AnyJob
-    from halotile.graphs.plans.plan import RunPlan
+    from halotile.graphs.jobs.sections import Job
+    from halotile.graphs.plans.plan import Plan
     from halotile.graphs.submission.attend import Submission
 
 KIND = "slurm"
@@ -42,9 +42,9 @@ class Prepared:
 
     Parameters
     ----------
-    job : Job or Reconstruction
+    job : Job
         What is asked for.
-    plan : RunPlan
+    plan : Plan
         What it will do.
     submission : Submission
         What is kept of it.
@@ -54,8 +54,8 @@ class Prepared:
         Where everything goes.
     """
 
-    job: AnyJob
-    plan: RunPlan
+    job: Job
+    plan: Plan
     submission: Submission
     script: str
     run: RunDirectory
@@ -67,7 +67,7 @@ class Prepared:
         return submit(self.submission, self.script, self.run)
 
 
-def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
+def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written.
 
     Raises
@@ -77,7 +77,7 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
     HalotileError
         When a run would be refused.
     """
-    from halotile.graphs.jobs.engines import engine_of
+    from halotile.graphs.plans.make import make_plan
     from halotile.graphs.plans.plan import run_directory_of
     from halotile.graphs.runs.claim import look
     from halotile.graphs.submission.attend import Submission, check_not_waiting
@@ -91,17 +91,17 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
             "slurm, or start it with `recon-cli run`."
         )
     check_walltime(job.cluster)
-    run = RunDirectory(run_directory_of(job.output.path).absolute())
+    run = RunDirectory(run_directory_of(job.place).absolute())
     if "\\" in str(run.path):
         raise ConfigError(
-            f"output.path is {job.output.path}, and Slurm drops the backslash from the names of its logs. Write a path without."
+            f"output.path is {job.place}, and Slurm drops the backslash from the names of its logs. Write a path without."
         )
     check_not_waiting(run)
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
-    plan = engine_of(job).plan(job, fresh=fresh, same_input=same_input)
+    plan = make_plan(job, fresh=fresh, same_input=same_input)
     look(plan)
     # Wherever it goes on later, it takes what is there: in the batch job that is the allocation.
-    saved = plan.job_json()
+    saved = dict(plan.documents.asked)
     saved["cluster"] = {**saved["cluster"], "kind": "auto"}
     saved["run"] = {**saved["run"], "workers": plan.run.count}
     job = dataclasses.replace(job, run=plan.run)
@@ -117,10 +117,8 @@ def prepare(job: AnyJob, *, fresh: bool, same_input: bool) -> Prepared:
 
 def show(prepared: Prepared) -> None:
     """The script and the plan."""
-    from halotile.cli.screens.job_words import words_of
-
     echo(prepared.script)
-    print_rows("plan", words_of(prepared.job).rows(prepared.plan.summary() | {"resumed_blocks": 0}))
+    print_rows("plan", prepared.plan.kind.rows(prepared.plan.summary() | {"resumed_blocks": 0}))
 
 
 def submitted_words(made: Submission, run: RunDirectory) -> str:

@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halotile.cli.screens.screen import Row
-from halotile.cli.screens.units import bytes_text, shape_text
 from halotile.errors import HalotileError
+from halotile.graphs.amounts import bytes_text
+from halotile.graphs.jobs.base import Row
+from halotile.graphs.units import shape_text
 
 if TYPE_CHECKING:
     from halotile.storage.arrays import Source

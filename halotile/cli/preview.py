@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halotile.cli.screens.units import bytes_text, shape_text, size_text
 from halotile.errors import ConfigError, OutputRefused
+from halotile.graphs.amounts import bytes_text
+from halotile.graphs.units import shape_text, size_text
 from halotile.storage.grid import Region
 
 if TYPE_CHECKING:

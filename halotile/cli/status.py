@@ -18,10 +18,12 @@ from halotile.cli.screens.bad_blocks import GivenUp, blocks_given_up, rows_of
 from halotile.cli.screens.batch_state import QUEUED, BatchJob, batch_job
 from halotile.cli.screens.outcome_rows import iteration_text
 from halotile.cli.screens.progress_report import Lines, Report, Silence, counts
-from halotile.cli.screens.screen import Row, complain
-from halotile.cli.screens.units import bytes_text, counted, percent, rate_text, seconds_text
+from halotile.cli.screens.screen import complain
 from halotile.errors import ConfigError, DamagedData
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.jobs.base import Row
 from halotile.graphs.runs.progress import Progress
+from halotile.graphs.units import percent, rate_text, seconds_text
 from halotile.storage.disk.place import check_entry
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import BATCH

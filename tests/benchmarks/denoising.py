@@ -47,11 +47,12 @@ def run_job(
     """
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
+    from halotile.graphs.jobs.denoise.job import Denoising
     from halotile.graphs.jobs.denoise.plan import make_plan
     from halotile.graphs.jobs.denoise.run import run
-    from halotile.graphs.jobs.sections import Cluster, Input, Job, Output, Run, Tile
+    from halotile.graphs.jobs.sections import Cluster, Input, Output, Run, Tile
 
-    job = Job(
+    job = Denoising(
         input=Input(path=str(source)),
         output=Output(path=str(output)),
         denoiser=denoiser,

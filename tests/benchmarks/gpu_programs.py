@@ -94,9 +94,10 @@ def job_of(
     subject: Subject, source: Path, output: Path, device: str, workers: int, known: Path | None = None
 ) -> Any:
     """The job, on workers of this machine that share its one GPU; with the sizes that an earlier run chose, where it is known."""
-    from halotile.graphs.jobs.sections import Cluster, Input, Job, Output, Run, Tile
+    from halotile.graphs.jobs.denoise.job import Denoising
+    from halotile.graphs.jobs.sections import Cluster, Input, Output, Run, Tile
 
-    return Job(
+    return Denoising(
         input=Input(path=str(source)),
         output=Output(path=str(output)),
         denoiser=subject.choice(source.parent),

@@ -63,15 +63,8 @@ class _Stored:
 
 def _job(folder: Path, edge: int, denoiser: str, iterations: int, every: int = 1, **options: Any) -> Any:
     """Plug and play with three blurs, a checkpoint every so many iterations."""
-    from halotile.graphs.jobs.sections import (
-        DenoiserChoice,
-        OperatorChoice,
-        Output,
-        PriorChoice,
-        Reconstruction,
-        Run,
-        SolverChoice,
-    )
+    from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
+    from halotile.graphs.jobs.sections import DenoiserChoice, Output, Run
 
     operators = []
     for number in range(len(EDGES)):

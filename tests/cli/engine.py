@@ -10,7 +10,8 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from halotile.graphs.jobs.sections import Cluster, Job
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.sections import Cluster
 from halotile.graphs.runs.progress import Progress
 from halotile.storage.grid import Region
 
@@ -55,7 +56,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class FakePlan:
-    job: Job
+    job: Denoising
     fresh: bool
     refuses: BaseException | None = None
     same_input: bool = False
@@ -85,7 +86,7 @@ class Engine:
 
     def make_plan(
         self,
-        job: Job,
+        job: Denoising,
         *,
         fresh: bool = False,
         refuse: bool = True,

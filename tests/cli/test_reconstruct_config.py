@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from halotile.cli.config.loading import load_job, load_saved_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.jobs.sections import DenoiserChoice, Reconstruction
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.jobs.sections import DenoiserChoice
 
 RUNNER = CliRunner()
 

@@ -17,10 +17,10 @@ import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.sections import Cluster as Choice
-from halotile.graphs.jobs.sections import Job
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from tests.faults import REPOSITORY, members, until
@@ -36,7 +36,7 @@ DENOISERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def job(folder: Path, output: str, name: str, device: str, **parts: Any) -> Job:
+def job(folder: Path, output: str, name: str, device: str, **parts: Any) -> Denoising:
     """A job of several blocks, on workers of this machine."""
     source = folder / "in.zarr"
     if not source.exists():
@@ -55,7 +55,7 @@ def _weights(folder: Path) -> Path:
     return path if path.exists() else dncnn_weights(path)
 
 
-def denoised(wanted: Job, cluster: Cluster) -> Image:
+def denoised(wanted: Denoising, cluster: Cluster) -> Image:
     """What it writes."""
     outcome = run(make_plan(wanted), cluster=cluster)
     assert outcome.done == outcome.total > 1
@@ -91,7 +91,7 @@ def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
     (tmp_path / "pace").write_text("0")
     source = write_zarr(tmp_path / "in.zarr", noisy_image((512, 512)))
 
-    def wanted(output: str) -> Job:
+    def wanted(output: str) -> Denoising:
         options = {
             "import": "tests.gpu.models:told",
             "options": {"folder": str(tmp_path)},

@@ -8,22 +8,12 @@ import numpy as np
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import (
-    Cluster as Choice,
-)
-from halotile.graphs.jobs.sections import (
-    DenoiserChoice,
-    OperatorChoice,
-    Output,
-    PriorChoice,
-    Reconstruction,
-    Run,
-    SolverChoice,
-    Tile,
-)
+from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.jobs.sections import DenoiserChoice, Output, Run, Tile
 from halotile.graphs.runs.outcome import Outcome
 from tests.graphs.solving import kernel
 from tests.support import Image, dncnn_weights, noisy_image, read_zarr, write_zarr

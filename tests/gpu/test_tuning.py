@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.sections import Cluster as Choice
-from halotile.graphs.jobs.sections import Job
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.trials.gpu_findings import TrialRequest
 from halotile.tasks.trials.gpu_trial import PRECISIONS, tune
@@ -20,7 +20,7 @@ from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 pytestmark = pytest.mark.gpu
 
 
-def job(folder: Path, device: str) -> Job:
+def job(folder: Path, device: str) -> Denoising:
     """A network on an image of nine blocks."""
     source = write_zarr(folder / "in.zarr", noisy_image((3000, 3000), "uint16"), chunk=512)
     weights = dncnn_weights(folder / "w.safetensors", 7, 32)

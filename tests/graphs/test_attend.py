@@ -21,9 +21,10 @@ from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run as denoise
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import Output, Reconstruction
+from halotile.graphs.jobs.sections import Output
 from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from halotile.graphs.jobs.simulate.run import run_simulation

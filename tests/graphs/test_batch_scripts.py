@@ -15,12 +15,13 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import Credentials
 from halotile.graphs.clusters.launches.base import State
 from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, job_script, logs_of
-from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Input, Job, Output, Run
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Input, Output, Run
 from halotile.graphs.plans.devices import note_of_cluster
 from halotile.graphs.submission.script import batch_script
 from halotile.registry import names
 
-pytestmark = pytest.mark.filterwarnings("ignore:OAR Job memory")
+pytestmark = pytest.mark.filterwarnings("ignore:OAR Denoising memory")
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SYSTEMS = {
@@ -127,7 +128,7 @@ def test_the_users_own_directives_stand_beside_those_for_gpus(name: str) -> None
 
 @pytest.mark.parametrize("how", ["plain", "site"])
 def test_the_script_of_a_whole_run(how: str) -> None:
-    job = Job(
+    job = Denoising(
         input=Input(path="in.zarr"),
         output=Output(path="/scratch/ada/my scan.zarr"),
         denoiser=DenoiserChoice(name="tv"),
@@ -162,7 +163,7 @@ def test_sge_gives_cores_by_a_name_that_only_the_site_knows() -> None:
 )
 def test_cores_that_come_with_a_gpu_are_noted(kind: str, changed: dict[str, Any], noted: bool) -> None:
     choice = replace(SITE, kind=kind, **changed)
-    job = Job(
+    job = Denoising(
         input=Input(path="x"), output=Output(path="y"), denoiser=DenoiserChoice(name="tv"), cluster=choice
     )
     notes = note_of_cluster(job, choice, "cuda")
@@ -208,7 +209,7 @@ ANSWERS = {
     ("slurm", "7|FAILED|NonZeroExitCode\n"): State(True, "FAILED (NonZeroExitCode)"),
     ("slurm", "7|NODE_FAIL|None\n"): State(True, "NODE_FAIL"),
     ("slurm", ""): State(True, "over"),
-    ("pbs", "Job id    Name\n--------  ----\n7.server  halotile\n"): State(False, "in the queue"),
+    ("pbs", "Denoising id    Name\n--------  ----\n7.server  halotile\n"): State(False, "in the queue"),
     ("sge", "=====\njob_number:                 7\nowner: ada\n"): State(False, "in the queue"),
     ("lsf", "7 PEND\n"): State(False, "PEND"),
     ("lsf", "7 EXIT\n"): State(True, "EXIT"),
@@ -247,8 +248,8 @@ def test_what_a_batch_system_says_of_a_job(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("pbs", "qstat: Unknown Job Id 7.server"),
-        ("pbs", "qstat: 7.server Job has finished, use -x or -H to obtain historical job information"),
+        ("pbs", "qstat: Unknown Denoising Id 7.server"),
+        ("pbs", "qstat: 7.server Denoising has finished, use -x or -H to obtain historical job information"),
         ("sge", "Following jobs do not exist:\n7"),
     ],
 )
@@ -264,7 +265,7 @@ ONE_CALL = {
     "pbs": """
         echo "7.server  halotile"
         echo "70.server  halotile"
-        case "$*" in *8*) echo "qstat: Unknown Job Id 8.server" >&2; exit 153;; esac
+        case "$*" in *8*) echo "qstat: Unknown Denoising Id 8.server" >&2; exit 153;; esac
     """,
     "sge": """
         for each in $(echo $2 | tr , " "); do [ $each = 8 ] || echo "job_number:    $each"; done

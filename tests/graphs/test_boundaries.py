@@ -15,17 +15,10 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import (
-    OperatorChoice,
-    Output,
-    PriorChoice,
-    Reconstruction,
-    Run,
-    SolverChoice,
-    Tile,
-)
+from halotile.graphs.jobs.sections import Output, Run, Tile
 from halotile.graphs.plans import devices
 from tests.graphs.distributing import image, kernel
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, write_zarr

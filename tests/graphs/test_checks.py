@@ -11,23 +11,15 @@ import pytest
 import halotile
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise import call as main_job
-from halotile.graphs.jobs.sections import (
-    Cluster,
-    DenoiserChoice,
-    Input,
-    Job,
-    OperatorChoice,
-    Output,
-    Reconstruction,
-    Run,
-    Tile,
-)
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
+from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.rules.values import CHECKS, check_job
 
 
-def job(section: str, part: Any) -> Job:
+def job(section: str, part: Any) -> Denoising:
     parts: dict[str, Any] = {"input": Input(path="a.npy"), "output": Output(path="b.zarr")} | {section: part}
-    return Job(denoiser=DenoiserChoice(name="tv"), **parts)
+    return Denoising(denoiser=DenoiserChoice(name="tv"), **parts)
 
 
 WRONG: list[tuple[str, Any, str]] = [

@@ -16,8 +16,9 @@ from halotile.errors import OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import run as engine
 from halotile.graphs.jobs.reconstruct.continuation import Reached
+from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.sections import Output, PriorChoice, Reconstruction, Run, SolverChoice, Tile
+from halotile.graphs.jobs.sections import Output, Run, Tile
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.directory import RunDirectory

@@ -11,8 +11,9 @@ import pytest
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.sections import Cluster, PriorChoice, Run
+from halotile.graphs.jobs.sections import Cluster, Run
 from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from halotile.tasks.denoisers.function import GivenFunction

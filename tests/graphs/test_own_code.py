@@ -18,11 +18,13 @@ import torch
 from halotile.errors import ConfigError, HalotileError, ResumeRefused, WeightsError
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.prior import denoised_of
-from halotile.graphs.jobs.sections import Input, Job, Output, PriorChoice
+from halotile.graphs.jobs.sections import Input, Output
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
@@ -95,7 +97,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def own(folder: Path, build: str, name: str = "torch", **options: Any) -> Job:
+def own(folder: Path, build: str, name: str = "torch", **options: Any) -> Denoising:
     """A job with a network or a function of the folder."""
     from dataclasses import replace
 
@@ -103,15 +105,15 @@ def own(folder: Path, build: str, name: str = "torch", **options: Any) -> Job:
     return replace(job, import_folder=str(folder))
 
 
-def given(folder: Path, call: Callable[[Any], Any]) -> Job:
-    return Job(
+def given(folder: Path, call: Callable[[Any], Any]) -> Denoising:
+    return Denoising(
         input=Input(path=str(folder / "in.zarr")),
         output=Output(path=str(folder / "out.zarr"), shard=128, chunk=32),
         denoiser=GivenFunction(call=call, depth=0),
     )
 
 
-def begin(job: Job) -> None:
+def begin(job: Denoising) -> None:
     """What a run leaves that is killed before its first block."""
     plan = make_plan(job)
     with claim(plan, RunDirectory(plan.run_directory)):
@@ -238,7 +240,7 @@ def test_a_network_without_seed_may_have_its_weights_from_a_file(folder: Path) -
     make_plan(own(folder, "own_networks:unseeded", weights=str(folder / "w.pth")))
 
 
-def differences(job: Job) -> str:
+def differences(job: Denoising) -> str:
     """What a run of this job would be refused for."""
     plan = make_plan(job)
     with pytest.raises(ResumeRefused) as refused, claim(plan, RunDirectory(plan.run_directory)):
@@ -304,7 +306,7 @@ def test_a_job_that_may_not_import_leaves_the_path_alone(folder: Path) -> None:
     assert str(folder) not in sys.path
 
 
-def with_weights(folder: Path) -> Job:
+def with_weights(folder: Path) -> Denoising:
     options = {"weights": str(dncnn_weights(folder / "w.safetensors")), "depth": 5, "width": 8}
     return job_of(folder / "in.zarr", folder / "out.zarr", "dncnn", options)
 

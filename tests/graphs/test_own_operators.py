@@ -13,9 +13,10 @@ import pytest
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import operator_checks
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import OperatorChoice, Output, Reconstruction, Run, SolverChoice
+from halotile.graphs.jobs.sections import Output, Run
 from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from tests.support import read_zarr, write_zarr

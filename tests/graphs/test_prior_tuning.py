@@ -13,19 +13,13 @@ from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.errors import ConfigError
+from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
 from halotile.graphs.jobs.reconstruct.memory import footprint_of_operator
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
 from halotile.graphs.jobs.reconstruct.prior_trials import Cut, denoising_of
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import (
-    Cluster,
-    Output,
-    PriorChoice,
-    Run,
-    SolverChoice,
-    Tile,
-)
+from halotile.graphs.jobs.sections import Cluster, Output, Run, Tile
 from halotile.graphs.plans.gpu_trials import NotTried
 from halotile.graphs.plans.memory import MIB
 from halotile.graphs.runs.claim import claim

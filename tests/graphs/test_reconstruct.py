@@ -22,9 +22,9 @@ from halotile.cli.config.loading import Flags, load_job
 from halotile.cli.main import app
 from halotile.errors import BlockInputFailed, InputError, OutputRefused
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import Reconstruction
 from halotile.graphs.runs.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.faults import REPOSITORY, flip_bit, members, until

@@ -15,9 +15,10 @@ from safetensors.numpy import save_file
 import halotile
 from halotile.errors import BlockFailed, HalotileError, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
-from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output
+from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output
 from halotile.storage.run_directory.journal import Journal
 from tests.faults import BLOCKS, Scene, image
 from tests.support import job_of, write_zarr
@@ -46,8 +47,8 @@ def refused(
     assert listing(folder) == before
 
 
-def gaussian(source: Path, output: Path | str, *, overwrite: bool = False) -> Job:
-    return Job(
+def gaussian(source: Path, output: Path | str, *, overwrite: bool = False) -> Denoising:
+    return Denoising(
         input=Input(path=str(source)),
         output=Output(path=str(output), shard=128, chunk=32, overwrite=overwrite),
         denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}),
@@ -154,7 +155,7 @@ def test_a_run_directory_that_is_not_ours_stays(tmp_path: Path, source: Path, ki
 def test_an_output_that_holds_a_side_input_is_refused(tmp_path: Path, source: Path) -> None:
     mask = write_zarr(tmp_path / "clean.zarr" / "mask", np.ones(image().shape, "uint8"))
     (tmp_path / "clean.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    job = Job(
+    job = Denoising(
         input=Input(path=str(source), sides={"mask": str(mask)}),
         output=Output(path=str(tmp_path / "clean.zarr"), overwrite=True),
         denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}),

@@ -24,9 +24,10 @@ from halotile.errors import (
     Stopped,
 )
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import FidelityChoice, OperatorChoice, Output, Reconstruction, Run
+from halotile.graphs.jobs.sections import Output, Run
 from halotile.graphs.jobs.simulate import run as engine
 from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans

@@ -15,9 +15,10 @@ import halotile
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import call
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import DenoiserChoice, OperatorChoice
+from halotile.graphs.jobs.sections import DenoiserChoice
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.operators.blur import Blur
 from tests.graphs.solving import kernel

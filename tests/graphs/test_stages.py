@@ -13,16 +13,10 @@ import pytest
 from halotile.errors import MemoryRefused, TaskFailed, WorkerDied
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.forms import Form
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import (
-    OperatorChoice,
-    Output,
-    PriorChoice,
-    Reconstruction,
-    Run,
-    SolverChoice,
-)
+from halotile.graphs.jobs.sections import Output, Run
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import Problem
 from halotile.graphs.solvers.cg import ConjugateGradients

@@ -15,9 +15,9 @@ import pytest
 from halotile.cli.config.loading import load_job
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.memory import StepFootprint
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.sections import Reconstruction
 from halotile.graphs.plans import devices
 from halotile.graphs.plans.memory import gpu_bytes
 from tests.graphs.solving import kernel

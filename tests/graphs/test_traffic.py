@@ -10,18 +10,11 @@ import numpy as np
 import pytest
 
 from halotile.graphs.jobs.reconstruct.forms import choose_form
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
 from halotile.graphs.jobs.reconstruct.traffic import computed_twice, pixels_read
-from halotile.graphs.jobs.sections import (
-    Auto,
-    DenoiserChoice,
-    OperatorChoice,
-    Output,
-    PriorChoice,
-    Reconstruction,
-    SolverChoice,
-)
+from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Output
 from halotile.graphs.runs.claim import kept_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant

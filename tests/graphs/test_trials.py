@@ -16,9 +16,11 @@ import psutil
 import pytest
 
 from halotile.errors import ConfigError, HalotileError, MemoryRefused
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.sections import DenoiserChoice, Job, PriorChoice, Tile
+from halotile.graphs.jobs.sections import DenoiserChoice, Tile
 from tests.graphs.trials import deblurring
 from tests.support import job_of, noisy_image, write_zarr
 
@@ -146,7 +148,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(folder: Path, build: str, memory: str = "4GiB") -> Job:
+def job(folder: Path, build: str, memory: str = "4GiB") -> Denoising:
     made = job_of(folder / "in.zarr", folder / "out.zarr", "torch", {"import": f"tried_networks:{build}"})
     return replace(made, import_folder=str(folder), run=replace(made.run, memory_per_worker=memory))
 
@@ -226,7 +228,7 @@ def test_want_of_memory_is_told_in_words(folder: Path, memory: str) -> None:
     assert "memory" in said
 
 
-def tiled(folder: Path, build: str, shape: tuple[int, int], tile: int) -> Job:
+def tiled(folder: Path, build: str, shape: tuple[int, int], tile: int) -> Denoising:
     source = write_zarr(folder / f"{shape}.zarr", noisy_image(shape))
     requested = job(folder, build)
     return replace(requested, tile=Tile(size=tile), input=replace(requested.input, path=str(source)))
@@ -251,7 +253,7 @@ def test_one_network_is_not_used_by_two_threads_at_once(folder: Path) -> None:
 def test_a_plan_with_a_users_network_loads_no_torch(folder: Path) -> None:
     code = (
         "import sys; from halotile.graphs.jobs.sections import *; from halotile.graphs.jobs.denoise.plan import make_plan; "
-        f"make_plan(Job(input=Input(path={str(folder / 'in.zarr')!r}), output=Output(path={str(folder / 'o.zarr')!r}), "
+        f"make_plan(Denoising(input=Input(path={str(folder / 'in.zarr')!r}), output=Output(path={str(folder / 'o.zarr')!r}), "
         f"denoiser=DenoiserChoice(name='torch', options={{'import': 'tried_networks:Network'}}), allow_import=True, "
         f"import_folder={str(folder)!r})); "
         "sys.exit(sum(name in sys.modules for name in ('torch', 'dask', 'distributed', 'tried_networks')))"

@@ -16,9 +16,10 @@ import torch
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs import waiting
 from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.denoise.run import run
-from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Job, Run
+from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Run
 from halotile.graphs.plans import gpu_trials
 from halotile.graphs.plans.gpu_trials import NotTried, tuned_for
 from halotile.storage.run_directory.directory import RunDirectory
@@ -31,7 +32,7 @@ NO_CHOICE: Any = None
 """What tiles of a CPU would have to heed, if there were any to choose from."""
 
 
-def job(folder: Path, device: Literal["cpu", "cuda"] = "cuda", **tile: Any) -> Job:
+def job(folder: Path, device: Literal["cpu", "cuda"] = "cuda", **tile: Any) -> Denoising:
     """A job of four blocks."""
     source = folder / "in.zarr"
     if not source.exists():
@@ -149,7 +150,7 @@ def test_a_job_that_is_as_it_was_goes_on(
 ) -> None:
     answering(monkeypatch)
 
-    def given(**tile: Any) -> Job:
+    def given(**tile: Any) -> Denoising:
         made = job(tmp_path, **{"block": edge} | tile)
         if name == "gaussian":
             return made

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction
 from halotile.graphs.jobs.reconstruct.prior import denoiser_of
-from halotile.graphs.jobs.sections import Output, PriorChoice, Reconstruction
+from halotile.graphs.jobs.sections import Output
 from halotile.graphs.solvers.fista import Fista
 from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import InMemory

@@ -23,9 +23,9 @@ from halotile.cli.config.loading import Flags, load_job
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.clusters.local import LocalWorkers
 from halotile.graphs.clusters.scheduler import JoinedWorkers
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.run import reconstruct
-from halotile.graphs.jobs.sections import Reconstruction
 from halotile.graphs.runs.progress import Progress
 from halotile.graphs.watching import dask_report
 from halotile.graphs.watching.board import (

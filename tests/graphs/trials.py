@@ -10,17 +10,8 @@ import pytest
 
 from halotile.graphs.clusters.detection import cluster_kind
 from halotile.graphs.clusters.detection.gpus import Gpus
-from halotile.graphs.jobs.sections import (
-    Cluster,
-    DenoiserChoice,
-    OperatorChoice,
-    Output,
-    PriorChoice,
-    Reconstruction,
-    Run,
-    SolverChoice,
-    Tile,
-)
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
+from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Output, Run, Tile
 from halotile.graphs.plans import devices, gpu_trials
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.trials.gpu_findings import Tried, Tuned

@@ -14,7 +14,7 @@ from halotile.cli.config.fields import field_types
 from halotile.cli.config.kinds import JOBS, NAMED
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
-from halotile.graphs.jobs.sections import Aim, OperatorChoice
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.tasks.options import job_key, required_keys
 
 README = (Path(__file__).parents[2] / "README.md").read_text()

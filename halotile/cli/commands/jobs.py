@@ -112,15 +112,12 @@ def plan(
         with suppress(ConfigError):  # it is told where a trial is made
             ensure_forks()  # what the user's own code needs is imported meanwhile
     from halotile.cli.config.loading import load_job
-    from halotile.cli.screens.job_words import words_of
     from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, kind_of
-    from halotile.graphs.jobs.engines import engine_of
+    from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.claim import look
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
-    made = engine_of(job).plan(
-        job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain
-    )
+    made = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)
     kind = kind_of(made.cluster)
     is_told = kind.name != DEFAULT or made.cluster.kind == AUTO
     where = {"cluster": f"{kind.name} ({kind.why})"} if is_told else {}
@@ -132,7 +129,7 @@ def plan(
     if as_json:
         print_json(figures)
     else:
-        print_rows("plan", words_of(job).rows(figures))
+        print_rows("plan", made.kind.rows(figures))
     made.check_fits()
     if refusal is not None:
         raise refusal
@@ -147,14 +144,14 @@ def validate(
     from halotile.cli.config.loading import read_config
     from halotile.cli.config.problems import raise_problems
     from halotile.cli.config.sections import check_config
-    from halotile.cli.screens.job_words import words_of
+    from halotile.graphs.jobs.kinds import kind_of
 
     job, problems = check_config(read_config(config, overrides or ()), config.parent)
     if as_json:
         print_json({"ok": not problems, "problems": [problem.to_json() for problem in problems]})
     raise_problems(str(config), problems)
     if job is not None and not as_json:
-        echo(f"{config}: ok, {words_of(job).job(job)}")
+        echo(f"{config}: ok, {kind_of(job).title(job)}")
 
 
 @app.command()
@@ -185,7 +182,7 @@ def simulate(
     """Write the data of every operator of a reconstruction, as it would be measured of its reference."""
     from halotile.cli.config.loading import load_job
     from halotile.cli.running import simulate as write_measurements
-    from halotile.graphs.jobs.simulate.noise import NoiseChoice
+    from halotile.graphs.jobs.simulate.job import NoiseChoice
 
     flags = _flags(workers, cluster, no_dashboard, no_tls, allow_import)
     job = load_job(config, overrides or (), flags, makes_data=True)

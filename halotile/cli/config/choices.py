@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from halotile.cli.config.fields import check_fields, field_types
 from halotile.cli.config.findings import Findings, missing
-from halotile.cli.config.kinds import NESTED, Named
+from halotile.cli.config.kinds import Named
 from halotile.cli.config.problems import KeyPath
 from halotile.errors import HalotileError
 from halotile.graphs.rules.words import expected, nearest, shown
@@ -35,7 +35,7 @@ def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[st
         return None
     beside = {option: value for option, value in values.items() if option != key}
     if named.registry == "operators":
-        beside = _with_files(found, path, declared, beside)
+        beside = _with_files(found, path, named, declared, beside)
     else:
         beside = _with_weights(found, declared, beside)
     built, faults = check_fields(named.written(declared), beside)
@@ -72,7 +72,7 @@ def _declared(found: Findings, path: KeyPath, named: Named, name: str) -> type |
     except HalotileError as error:
         found.fault(path, str(error))
     except AttributeError:
-        found.fault(path, f"the plug-in {name} declares no {named.attribute}; repair or uninstall it")
+        found.fault(path, f"the plug-in {name} declares no {named.choice.attribute}; repair or uninstall it")
     return None
 
 
@@ -90,7 +90,9 @@ def path_fields(schema: type) -> set[str]:
     return {name for name, kind in field_types(schema).items() if name == "weights" or "Path" in str(kind)}
 
 
-def _with_files(found: Findings, path: KeyPath, declared: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_files(
+    found: Findings, path: KeyPath, named: Named, declared: type, values: Mapping[str, Any]
+) -> dict[str, Any]:
     """What is written of an operator, with whole paths of what it reads; operators inside it are checked."""
     from halotile.graphs.rules.operator_options import stand_ins
 
@@ -99,7 +101,7 @@ def _with_files(found: Findings, path: KeyPath, declared: type, values: Mapping[
     for key, value in values.items():
         place = (*path, key)
         if meant.get(key) == "operators":
-            whole[key] = _nested(found, place, value)
+            whole[key] = _nested(found, place, named, value)
         elif key in meant:
             whole[key] = found.read(place, value)
         elif isinstance(value, dict):
@@ -110,7 +112,7 @@ def _with_files(found: Findings, path: KeyPath, declared: type, values: Mapping[
     return whole
 
 
-def _nested(found: Findings, path: KeyPath, values: Any) -> Any:
+def _nested(found: Findings, path: KeyPath, named: Named, values: Any) -> Any:
     """The operators that another is made of, as mappings."""
     if not isinstance(values, list):
         return values
@@ -120,6 +122,6 @@ def _nested(found: Findings, path: KeyPath, values: Any) -> Any:
         if not isinstance(value, dict):
             found.fault(place, f"{shown(value)} is not a mapping; write `{{name: ..., ...}}`")
             continue
-        chosen = read_choice(found, place, NESTED, value)
+        chosen = read_choice(found, place, replace(named, is_nested=True), value)
         made.append({"name": chosen.name, **chosen.values} if chosen else value)
     return made

@@ -1,77 +1,50 @@
-"""The kinds of jobs that a configuration can describe, each by the parts that it is written in."""
+"""The keys of each kind of job in a file, derived from the fields of its dataclass."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from halotile import registry
-from halotile.graphs.jobs.sections import (
-    Aim,
-    Cluster,
-    DenoiserChoice,
-    FidelityChoice,
-    Input,
-    Job,
-    OperatorChoice,
-    Output,
-    PriorChoice,
-    Reconstruction,
-    Run,
-    SolverChoice,
-    Tile,
-)
+from halotile.graphs.jobs.kinds import find_kind
+from halotile.graphs.jobs.sections import OWN, READ, STRICT, Job, NamedChoice
 from halotile.graphs.rules.words import parts
 from halotile.tasks.options import required_keys
 
 VERSION = 1
 HEAD = ("version", "job")
-
-
-def _as_declared(declared: type) -> type:
-    return declared
-
-
-def _with_files(declared: type) -> type:
-    """An operator's options with paths in place of arrays, and its measurement beside them."""
-    from halotile.graphs.rules.operator_options import as_written
-
-    return as_written(declared, OperatorChoice)
-
-
-def _options_with_files(declared: type) -> type:
-    from halotile.graphs.rules.operator_options import as_written
-
-    return as_written(declared)
+FLAGS = ("allow_import", "import_folder")
+"""Fields of a job that no file may set."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """Something that is a name with its options, written side by side."""
+    """A choice by name: where the name is looked up, and what may be written beside it."""
 
-    registry: str
-    """Where the name is looked up."""
-    attribute: str
-    """What a file of that name declares."""
-    written: Callable[[type], type] = _as_declared
-    """The dataclass of the keys beside the name, from what is declared."""
-    hidden: tuple[str, ...] = ()
-    """Names that are not for jobs."""
+    choice: type[NamedChoice]
+    is_nested: bool = False
+    """True for an operator among the options of another."""
+
+    @property
+    def registry(self) -> str:
+        """Registry of the name."""
+        return self.choice.registry
 
     @property
     def word(self) -> str:
-        """One of them."""
+        """Word for one of them."""
         return self.registry.removesuffix("s")
 
     @property
     def names(self) -> list[str]:
-        """Those that may be written."""
-        return [name for name in registry.names(self.registry) if name not in self.hidden]
+        """Names that may be written."""
+        return [name for name in registry.names(self.registry) if name not in self.choice.hidden]
 
     def find(self, name: str) -> type:
-        """What the name stands for.
+        """Return what the name stands for.
 
         Raises
         ------
@@ -80,40 +53,37 @@ class Named:
         AttributeError
             When a plug-in declares no such thing.
         """
-        declared: type = getattr(registry.find(self.registry, name), self.attribute)
+        declared: type = getattr(registry.find(self.registry, name), self.choice.attribute)
         return declared
 
+    def written(self, declared: type) -> type:
+        """Return the dataclass of the keys beside the name."""
+        if self.is_nested:
+            from halotile.graphs.rules.operator_options import as_written
 
-NAMED: Mapping[type, Named] = {
-    DenoiserChoice: Named("denoisers", "DENOISER"),
-    OperatorChoice: Named("operators", "OPERATOR", _with_files, hidden=("normal",)),
-}
-"""Parts of a job that are names."""
+            return as_written(declared)
+        return self.choice.written(declared)
 
-NESTED = Named("operators", "OPERATOR", _options_with_files, hidden=("normal",))
-"""An operator among the options of another."""
 
-PATHS: Mapping[type, tuple[str, ...]] = {Input: ("path", "sides"), Aim: ("start", "reference")}
-"""Keys that name what is read: a path, or a mapping of names to paths."""
-
-PLACES: Mapping[type, tuple[str, ...]] = {Output: ("path",), Cluster: ("scheduler_file",)}
-"""Keys that name what need not be there when a job is checked."""
+def is_named(schema: Any) -> bool:
+    """Return True for a part of a job that is a choice by name."""
+    return isinstance(schema, type) and issubclass(schema, NamedChoice)
 
 
 @dataclass(frozen=True)
-class JobKind:
-    """A kind of job: the dataclass that is built, and how it is written.
+class JobKeys:
+    """The keys that may stand at the top of a file of some kind.
 
     Parameters
     ----------
     schema : type
-        The dataclass.
+        The dataclass of the job.
     sections : mapping of str to type
         Its sections, each by its dataclass.
     lists : mapping of str to type
         Its lists, each by the dataclass of an entry.
     values : type, optional
-        The dataclass of the keys that stand in no section.
+        A dataclass of the keys that stand in no section.
     """
 
     schema: type[Any]
@@ -123,52 +93,92 @@ class JobKind:
 
     @property
     def keys(self) -> list[str]:
-        """What may stand at the top of a file, after its head."""
+        """Keys that may stand at the top of a file, after its head."""
         own = [f.name for f in dataclasses.fields(self.values)] if self.values else []
         return [*self.sections, *self.lists, *own]
 
     def requires(self, key: str) -> bool:
-        """Whether it has to be written."""
+        """Return True where a key has to be written."""
         return key in required_keys(self.schema)
 
 
-JOBS: Mapping[str, JobKind] = {
-    "denoise": JobKind(
-        Job,
-        {
-            "input": Input,
-            "output": Output,
-            "denoiser": DenoiserChoice,
-            "tile": Tile,
-            "run": Run,
-            "cluster": Cluster,
-        },
-    ),
-    "reconstruct": JobKind(
-        Reconstruction,
-        {
-            "output": Output,
-            "fidelity": FidelityChoice,
-            "prior": PriorChoice,
-            "solver": SolverChoice,
-            "tile": Tile,
-            "run": Run,
-            "cluster": Cluster,
-        },
-        lists={"operators": OperatorChoice},
-        values=Aim,
-    ),
-}
-"""The word after ``job:``, and what it means."""
-
-
-def named_in(schema: type) -> dict[str, type]:
-    """The keys of a section that hold a name with its options.
+@functools.cache
+def keys_of(name: str) -> JobKeys:
+    """Return the keys of a kind of job.
 
     Examples
     --------
+    >>> keys_of("denoise").keys
+    ['input', 'output', 'denoiser', 'tile', 'run', 'cluster']
+    """
+    job = find_kind(name).job
+    hints = get_type_hints(job, include_extras=True)
+    sections: dict[str, Any] = {}
+    lists: dict[str, Any] = {}
+    plain: list[tuple[str, Any, Any]] = []
+    for each in _own_first(job):
+        hint = hints[each.name]
+        section = next((part for part in parts(hint) if dataclasses.is_dataclass(part)), None)
+        entry = get_args(hint)[0] if get_origin(hint) is tuple else None
+        if section is not None:
+            sections[each.name] = section
+        elif dataclasses.is_dataclass(entry):
+            lists[each.name] = entry
+        elif each.name not in FLAGS:
+            plain.append((each.name, hint, dataclasses.field(default=each.default)))
+    values = None
+    if plain:
+        values = dataclasses.make_dataclass(
+            f"{job.__name__}Values",
+            plain,
+            kw_only=True,
+            frozen=True,
+            namespace={"__pydantic_config__": STRICT},
+        )
+        values.__doc__ = job.__doc__
+    return JobKeys(job, sections, lists, values)
+
+
+def _own_first(job: type[Job]) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a job; what every job has comes last, and what is read before what is written."""
+    shared = {each.name for each in dataclasses.fields(Job)}
+    order = ("input", "output", "denoiser")
+    fields = sorted(
+        dataclasses.fields(job),
+        key=lambda each: order.index(each.name) if each.name in order else len(order),
+    )
+    return [f for f in fields if f.name not in shared] + [f for f in fields if f.name in shared]
+
+
+def paths_in(schema: type) -> dict[str, str]:
+    """Return the keys that name files, with ``read`` for those that have to be there, else ``own``.
+
+    Examples
+    --------
+    >>> from halotile.graphs.jobs.sections import Input, Output
+    >>> paths_in(Input), paths_in(Output)
+    ({'path': 'read', 'sides': 'read'}, {'path': 'own'})
+    """
+    hints = get_type_hints(schema, include_extras=True)
+    found = {key: {*_marks(hint)} & {READ, OWN} for key, hint in hints.items()}
+    return {key: marks.pop() for key, marks in found.items() if marks}
+
+
+def _marks(hint: Any) -> list[Any]:
+    """Return everything that annotates a type, however deep it lies."""
+    inner = [mark for argument in get_args(hint) for mark in _marks(argument)]
+    return [*getattr(hint, "__metadata__", ()), *inner]
+
+
+def named_in(schema: type) -> dict[str, type]:
+    """Return the keys of a section that hold a name with its options.
+
+    Examples
+    --------
+    >>> from halotile.graphs.jobs.reconstruct.job import PriorChoice
+    >>> from halotile.graphs.jobs.sections import Tile
     >>> named_in(PriorChoice), named_in(Tile)
     ({'denoiser': <class 'halotile.graphs.jobs.sections.DenoiserChoice'>}, {})
     """
     hints = get_type_hints(schema)
-    return {key: part for key, hint in hints.items() for part in parts(hint) if part in NAMED}
+    return {key: part for key, hint in hints.items() for part in parts(hint) if is_named(part)}

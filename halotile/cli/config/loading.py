@@ -19,7 +19,7 @@ from halotile.cli.config.problems import KeyPath, raise_problems
 from halotile.cli.config.sections import check_cluster, check_config
 from halotile.cli.config.yaml_source import Document, read_file, read_text
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import AnyJob, Cluster
+from halotile.graphs.jobs.sections import Cluster, Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def load_job(
     flags: Flags = NO_FLAGS,
     *,
     makes_data: bool = False,
-) -> AnyJob:
+) -> Job:
     """Read and check a configuration file.
 
     Parameters
@@ -161,7 +161,7 @@ def load_job(
     return dataclasses.replace(job, import_folder=os.path.abspath(path.parent)) if flags.allow_import else job
 
 
-def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> AnyJob:
+def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> Job:
     """Read the job that a run directory keeps as JSON.
 
     Raises
@@ -180,7 +180,7 @@ def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> AnyJob:
     return check_saved_job(tree, path.parent, str(path), flags)
 
 
-def check_saved_job(tree: Any, base: Path, name: str, flags: Flags = NO_FLAGS) -> AnyJob:
+def check_saved_job(tree: Any, base: Path, name: str, flags: Flags = NO_FLAGS) -> Job:
     """A job as it was kept.
 
     Raises
@@ -213,7 +213,7 @@ def load_cluster(path: Path | None, flags: Flags = NO_FLAGS) -> Cluster:
     return cluster
 
 
-def _finish(document: Document, base: Path, name: str, flags: Flags, makes_data: bool = False) -> AnyJob:
+def _finish(document: Document, base: Path, name: str, flags: Flags, makes_data: bool = False) -> Job:
     job, problems = check_config(document, base, makes_data=makes_data)
     raise_problems(name, problems)
     assert job is not None

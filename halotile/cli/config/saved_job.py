@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 from halotile.cli.config.loading import NO_FLAGS, Flags, load_saved_job
 from halotile.cli.status import run_beside
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import AnyJob
+from halotile.graphs.jobs.sections import Job
 from halotile.storage.run_directory.directory import RunDirectory
 
 
-def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> AnyJob:
+def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
     """The job of a run directory. Where that was moved together with its output, the job moves with them.
 
     Raises
@@ -24,14 +24,14 @@ def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> AnyJob:
         When it was moved and a run is writing.
     """
     job = load_saved_job(RunDirectory(directory).job_path, flags)
-    belongs = run_beside(Path(job.output.path))
+    belongs = run_beside(Path(job.place))
     if os.path.realpath(belongs) == os.path.realpath(directory):
         return job
     here = _output_beside(directory)
-    if here is None or os.path.lexists(job.output.path) or os.path.lexists(belongs):
-        raise ConfigError(_refusal(directory, job.output.path, here))
+    if here is None or os.path.lexists(job.place) or os.path.lexists(belongs):
+        raise ConfigError(_refusal(directory, job.place, here))
     _move_job(RunDirectory(Path(os.path.realpath(directory))), here)
-    return dataclasses.replace(job, output=dataclasses.replace(job.output, path=str(here)))
+    return job.moved_to(str(here))
 
 
 def _output_beside(directory: Path) -> Path | None:
@@ -58,11 +58,18 @@ def _move_job(run: RunDirectory, output: Path) -> None:
     with run.lock():
         job = run.read_job()
         assert job is not None  # it was read just now
-        job["output"]["path"] = str(output)
-        run.write_job(job)
+        run.write_job(moved(job, str(output)))
 
 
-def saved_job_of(output: Path, *, allow_import: bool = False) -> AnyJob | None:
+def moved(job: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return a stored job with its first output at another path."""
+    if "path" in job.get("output", {}):
+        return job | {"output": job["output"] | {"path": place}}
+    first, *others = job["operators"]
+    return job | {"operators": [first | {"data": place}, *others]}
+
+
+def saved_job_of(output: Path, *, allow_import: bool = False) -> Job | None:
     """The job that wrote an output; None where no run directory lies beside it."""
     directory = run_beside(output)
     if not RunDirectory(directory).job_path.is_file():

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.cli.config.kinds import JOBS, NAMED, VERSION, JobKind, named_in
+from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of, named_in
 from halotile.cli.config.kinds import Named as NamedPart
 from halotile.errors import HalotileError
-from halotile.graphs.rules.values import CHECKS, Above, AtLeast, Named
+from halotile.graphs.jobs.base import Check
+from halotile.graphs.jobs.kinds import find_kind, kind_names
+from halotile.graphs.rules.check import checks_of
+from halotile.graphs.rules.values import Above, AtLeast, Named
 from halotile.tasks.options import job_key
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -23,12 +29,13 @@ def config_schema() -> dict[str, Any]:
     --------
     >>> schema = config_schema()
     >>> schema["properties"]["job"]["enum"]
-    ['denoise', 'reconstruct']
+    ['denoise', 'reconstruct', 'simulate']
     """
-    kinds = [_job_schema(name, kind) for name, kind in JOBS.items()]
+    known = kind_names()
+    kinds = [_job_schema(name, keys_of(name)) for name in known]
     common = {
         "version": {"const": VERSION, "description": "Version of this format."},
-        "job": {"enum": list(JOBS), "description": "Kind of job."},
+        "job": {"enum": known, "description": "Kind of job."},
     }
     return {
         "$schema": DIALECT,
@@ -39,29 +46,47 @@ def config_schema() -> dict[str, Any]:
     }
 
 
-def _job_schema(name: str, kind: JobKind) -> dict[str, Any]:
-    parts = {section: _section_schema(section, schema) for section, schema in kind.sections.items()}
-    parts |= {listed: _list_schema(listed, schema) for listed, schema in kind.lists.items()}
-    if kind.values is not None:
-        parts |= _section_schema("", kind.values)["properties"]
+def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
+    checks = checks_of(find_kind(name))
+    parts = {section: _section_schema(section, schema, checks) for section, schema in keys.sections.items()}
+    for listed, schema in keys.lists.items():
+        entry = _section_schema(listed, schema, checks)
+        parts[listed] = {
+            "description": entry["description"],
+            "type": "array",
+            "minItems": 1,
+            "items": entry,
+        }
+    if keys.values is not None:
+        described = _attribute_docs(keys.schema)
+        values = _section_schema("", keys.values, checks)["properties"]
+        parts |= {key: {"description": described.get(key, ""), **entry} for key, entry in values.items()}
     return {
         "title": name,
-        "description": (kind.schema.__doc__ or "").strip().splitlines()[0],
+        "description": (keys.schema.__doc__ or "").strip().splitlines()[0],
         "properties": {"version": {"const": VERSION}, "job": {"const": name}} | parts,
-        "required": ["version", "job", *(part for part in kind.keys if kind.requires(part))],
+        "required": ["version", "job", *(part for part in keys.keys if keys.requires(part))],
         "additionalProperties": False,
     }
 
 
-def _list_schema(name: str, schema: type) -> dict[str, Any]:
-    entry = _section_schema(name, schema)
-    return {"description": entry["description"], "type": "array", "minItems": 1, "items": entry}
+def _attribute_docs(job: type) -> dict[str, str]:
+    """Return the strings below the fields of a job, by name."""
+    found: dict[str, str] = {}
+    for each in reversed(job.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in itertools.pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                text = ast.literal_eval(below.value)
+                found[ast.unparse(field.target)] = " ".join(str(text).split())
+    return found
 
 
-def _section_schema(section: str, schema: type) -> dict[str, Any]:
-    if schema in NAMED:
-        named = NAMED[schema]
-        choices = [_choice_schema(section, named, name) for name in named.names]
+def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str], Check]) -> dict[str, Any]:
+    if is_named(schema):
+        named = NamedPart(schema)
+        choices = [_choice_schema(section, named, name, checks) for name in named.names]
         return {
             "description": (schema.__doc__ or "").strip(),
             "type": "object",
@@ -70,10 +95,10 @@ def _section_schema(section: str, schema: type) -> dict[str, Any]:
         }
     made = _inlined(schema)
     for key, entry in made["properties"].items():
-        _bound(entry, CHECKS.get((section, key)))
+        _bound(entry, checks.get((section, key)))
     for key, part in named_in(schema).items():
         described = made["properties"][key]["description"]
-        choice = _section_schema(key, part) | {"description": described}
+        choice = _section_schema(key, part, checks) | {"description": described}
         made["properties"][key] = {"description": described, "anyOf": [choice, {"type": "null"}]}
     return made
 
@@ -92,7 +117,9 @@ def _bound(entry: dict[str, Any], check: object) -> None:
             _bound(inner, check)
 
 
-def _choice_schema(section: str, named: NamedPart, name: str) -> dict[str, Any] | None:
+def _choice_schema(
+    section: str, named: NamedPart, name: str, checks: Mapping[tuple[str, str], Check]
+) -> dict[str, Any] | None:
     """One named choice with its options; a plug-in that cannot be loaded is left out."""
     try:
         declared = named.find(name)
@@ -102,7 +129,7 @@ def _choice_schema(section: str, named: NamedPart, name: str) -> dict[str, Any] 
     described = parameters_of(declared)
     for key, entry in schema["properties"].items():
         entry.setdefault("description", _OWN.get(key) or described.get(key, ""))
-        _bound(entry, CHECKS.get((section, key)))
+        _bound(entry, checks.get((section, key)))
     description = (declared.__doc__ or name).strip().splitlines()[0]
     return schema | {
         "title": name,

@@ -14,12 +14,15 @@ from typing import Any
 from halotile.cli.config.choices import Chosen, read_choice
 from halotile.cli.config.fields import check_fields, field_types
 from halotile.cli.config.findings import Findings
-from halotile.cli.config.kinds import HEAD, JOBS, NAMED, PATHS, PLACES, VERSION, JobKind, named_in
+from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, Named, is_named, keys_of, named_in, paths_in
 from halotile.cli.config.problems import KeyPath, Problem
 from halotile.cli.config.yaml_source import Document
-from halotile.graphs.jobs.sections import AnyJob, Cluster
-from halotile.graphs.rules.combinations import disagreements
-from halotile.graphs.rules.values import CHECKS
+from halotile.errors import HalotileError
+from halotile.graphs.jobs.kinds import find_kind, kind_names
+from halotile.graphs.jobs.sections import OWN, Cluster, Job
+from halotile.graphs.rules.check import checks_of
+from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
+from halotile.graphs.rules.values import COMMON
 from halotile.graphs.rules.words import nearest, shown
 
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
@@ -27,7 +30,7 @@ FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-im
 
 def check_config(
     document: Document, base: Path, *, makes_data: bool = False
-) -> tuple[AnyJob | None, list[Problem]]:
+) -> tuple[Job | None, list[Problem]]:
     """The job that a document describes, or every problem it has.
 
     Parameters
@@ -41,6 +44,8 @@ def check_config(
     """
     found = Findings(document, base, makes_data=makes_data)
     kind = _head(found, document.tree)
+    if kind is not None and find_kind(kind.schema.kind).makes_data:
+        found.makes_data = True
     check = _Check(found, document.tree, kind) if kind else None
     parts = check.parts() if check else {}
     problems = found.problems()
@@ -51,33 +56,41 @@ def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[
     """What a document says of its cluster, or every problem of that part; the rest is not looked at."""
     found = Findings(document, base)
     tree = {key: value for key, value in document.tree.items() if key == "cluster"}
-    parts = _Check(found, tree, JobKind(Cluster, {"cluster": Cluster})).parts()
+    parts = _Check(found, tree, JobKeys(Cluster, {"cluster": Cluster})).parts()
     problems = found.problems()
     return (None if problems else parts.get("cluster", Cluster())), problems
 
 
-def _head(found: Findings, tree: Mapping[str, Any]) -> JobKind | None:
+def _head(found: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
     version, kind = tree.get("version"), tree.get("job")
     if "version" not in tree:
         found.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
     elif version != VERSION or isinstance(version, bool | float):
         found.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
-    if isinstance(kind, str) and kind in JOBS:
-        return JOBS[kind]
+    known = kind_names()
+    if isinstance(kind, str) and kind in known:
+        try:
+            return keys_of(kind)
+        except HalotileError as error:
+            found.fault(("job",), str(error))
+            return None
     if kind is None:
-        found.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in JOBS)}")
-        return max(JOBS.values(), key=lambda kind: len({*kind.keys} & tree.keys()))
-    near = nearest(str(kind), JOBS)
-    hint = f"did you mean {near}?" if near else f"write one of {', '.join(JOBS)}"
+        found.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in known)}")
+        return max(map(keys_of, known), key=lambda keys: len({*keys.keys} & tree.keys()))
+    near = nearest(str(kind), known)
+    hint = f"did you mean {near}?" if near else f"write one of {', '.join(known)}"
     found.fault(("job",), f"no job is called {shown(kind)}; {hint}")
-    return JOBS[near] if near else None
+    return keys_of(near) if near else None
 
 
 class _Check:
     """Goes through a document once and builds what its parts describe."""
 
-    def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKind) -> None:
+    def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKeys) -> None:
         self.found = found
+        job = find_kind(kind.schema.kind) if issubclass(kind.schema, Job) else None
+        self.value_checks = checks_of(job) if job else COMMON
+        self.rules = (*job.rules, *OF_CLUSTERS) if job else OF_CLUSTERS
         self.tree = tree
         self.kind = kind
         self.written = {part: self._key_of(part) for part in kind.keys}
@@ -90,11 +103,11 @@ class _Check:
         self._unknown_parts()
         built = {name: self._section(name, schema) for name, schema in self.kind.sections.items()}
         built |= {name: self._list(name, schema) for name, schema in self.kind.lists.items()}
-        aim = self._values(self.kind.values) if self.kind.values else None
+        values = self._values(self.kind.values) if self.kind.values else None
+        plain = {f.name: getattr(values, f.name) for f in dataclasses.fields(values)} if values else {}
         self._checks()
-        self._together(built | {"aim": aim})
-        made = {key: value for key, value in built.items() if value is not None}
-        return made | ({f.name: getattr(aim, f.name) for f in dataclasses.fields(aim)} if aim else {})
+        self._together(built, plain)
+        return {key: value for key, value in built.items() if value is not None} | plain
 
     def _unknown_parts(self) -> None:
         for key in self.tree:
@@ -132,7 +145,7 @@ class _Check:
             instead = f"{section}: {{{first}: {shown(values)}}}"
             self.found.fault((key,), f"{shown(values)} is not a section; write `{instead}`")
             return None
-        if schema in NAMED:
+        if is_named(schema):
             return self._choice((key,), section, schema, values)
         nested = {
             name: self._nested((key, name), name, part, values) for name, part in named_in(schema).items()
@@ -155,7 +168,7 @@ class _Check:
         return None
 
     def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
-        chosen = read_choice(self.found, path, NAMED[schema], values)
+        chosen = read_choice(self.found, path, Named(schema), values)
         if chosen is None:
             return None
         self.declared[part] = chosen.declared
@@ -178,7 +191,7 @@ class _Check:
         made = []
         for number, value in enumerate(values):
             if isinstance(value, dict):
-                chosen = read_choice(self.found, (key, number), NAMED[schema], value)
+                chosen = read_choice(self.found, (key, number), Named(schema), value)
                 made.append(_as_choice(schema, chosen) if chosen and chosen.declared else None)
             else:
                 self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
@@ -197,21 +210,20 @@ class _Check:
     def _with_paths(self, path: KeyPath, schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values with whole paths, those that are read noted."""
         whole = dict(values)
-        for key in PATHS.get(schema, ()):
+        for key, mark in paths_in(schema).items():
             value = values.get(key)
-            if isinstance(value, dict):
+            if mark == OWN:
+                whole |= {key: self.found.absolute(value)} if isinstance(value, str) else {}
+            elif isinstance(value, dict):
                 whole[key] = {name: self.found.read((*path, key, name), file) for name, file in value.items()}
             elif key in values:
                 # Outside of sections the key may be misspelt, and its file is looked for all the same.
                 whole[key] = self.found.read((*path, key if path else self.written[key]), value)
-        for key in PLACES.get(schema, ()):
-            if isinstance(values.get(key), str):
-                whole[key] = self.found.absolute(values[key])
         return whole
 
     def _checks(self) -> None:
         """What the types allow and the job does not."""
-        for (section, key), check in CHECKS.items():
+        for (section, key), check in self.value_checks.items():
             for path, value in self._places(section, key):
                 if value is not None and not self.found.is_wrong(path) and (message := check(value)):
                     self.found.fault(path, message)
@@ -230,16 +242,16 @@ class _Check:
                 if isinstance(value, dict):
                     yield (self.written[section], number, key), value.get(key)
 
-    def _together(self, built: dict[str, Any]) -> None:
-        """What each value alone allows, and the others do not."""
-        known = {name: part for name, part in built.items() if part is not None}
+    def _together(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+        """Enter the faults of parts that do not agree."""
+        known = {**{name: part for name, part in built.items() if part is not None}, **plain}
         for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
                 known[name] = schema()
         if "denoiser" in self.kind.sections or "denoiser" in self.declared:
             known.pop("denoiser", None)
             known |= {name: made for name, made in self.declared.items() if made is not None}
-        for (part, *rest), message in disagreements(self.kind.schema, known).items():
+        for (part, *rest), message in apply_rules(self.rules, known).items():
             path = (self.written[str(part)], *rest)
             if not self.found.is_wrong(path[:2]):
                 self.found.fault(path, message)

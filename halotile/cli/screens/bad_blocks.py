@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from halotile.cli.screens.screen import Row
-from halotile.cli.screens.units import first_line
+from halotile.graphs.amounts import first_line
+from halotile.graphs.jobs.base import Row
 from halotile.storage.run_directory.directory import RunDirectory
 
 NAMED = 5

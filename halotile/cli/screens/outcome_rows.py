@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from halotile.cli.screens.screen import Row
-from halotile.cli.screens.units import bytes_text, counted, rate_text, seconds_text
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.jobs.base import Row
 from halotile.graphs.runs.progress import describe_figures
+from halotile.graphs.units import rate_text, seconds_text
 
 if TYPE_CHECKING:
     from halotile.graphs.runs.outcome import Outcome

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from halotile.graphs.jobs.base import Row
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-Row = tuple[str, str]
-"""A label and a value; an empty label goes on with the row before, an empty row parts groups."""
 
 
 def result_console() -> Console:

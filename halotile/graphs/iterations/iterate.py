@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from halotile.errors import DamagedData, Diverged, ResumeRefused
 from halotile.graphs.iterations.divergence import OBJECTIVE, Row, divergence, growth, shorter
 from halotile.graphs.iterations.finite import check_finite
 from halotile.graphs.iterations.stages import Stage, Stages
-from halotile.graphs.runs.damage import damaged_among, image_digest
+from halotile.graphs.jobs.base import Books, Gather, Pass, Sums
+from halotile.graphs.runs.books import remove_books
+from halotile.graphs.runs.damage import image_digest
 from halotile.graphs.solvers.base import (
     CHANGE,
     ERROR,
@@ -32,13 +34,10 @@ from halotile.graphs.solvers.base import (
 )
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
-from halotile.storage.run_directory.checkpoints import Checkpoint, Ledger
-from halotile.storage.run_directory.journal import Journal
-from halotile.storage.sharded.output import ShardWriter
+from halotile.storage.run_directory.checkpoints import Checkpoint
 from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import Constant
-from halotile.tasks.contributions import Contributions
-from halotile.tasks.exact_sums import add_exactly
+from halotile.tasks.contributions import Adding, Contributions
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.priors import denoised_in
 from halotile.tasks.shared import Shared
@@ -50,6 +49,32 @@ RESOLUTION = 1e-6
 """The part of the misfit of 0 below which the normal form does not tell misfits apart, in single precision."""
 COPIES_TO_GO_BACK = 3
 """Copies of the image of which one is no longer read, and not yet written over, when its misfit is known."""
+
+
+ADJOINT = "adjoint"
+"""Name of sums over operators on the dashboard."""
+
+
+@dataclass(frozen=True)
+class PassWords:
+    """How the passes of a solver are named.
+
+    Parameters
+    ----------
+    phase : str
+        On the dashboard, and in the counts of the job.
+    stages : tuple of str
+        What is done to a block.
+    title : callable
+        Returns which iteration one of these passes belongs to, to follow on what happened.
+    is_numbered : bool
+        The dashboard groups passes by their number.
+    """
+
+    phase: str
+    stages: tuple[str, ...] = ()
+    title: Callable[[int], str] = lambda _: ""
+    is_numbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,11 +107,12 @@ class Iterations:
         How far apart the windows of the operators may end.
     overlap : bool
         Whether reading and writing go on beside the computation.
-    sweep : callable
-        ``sweep(task, iteration, journal, ledger)`` does what is left of a sweep.
-    gather : callable
-        ``gather(contributions, writer, iteration, journal, ledger)`` adds up what operators contribute that see the
-        whole image.
+    words : PassWords
+        How passes are named.
+    parts : Path
+        Where partial sums lie while operators that see the whole image are added up.
+    import_folder : str, optional
+        Where imports of the user's own code start from.
     own_view : Sight
         How far operators look that have a pass of their own.
     by_shard : bool
@@ -105,8 +131,9 @@ class Iterations:
     view: View
     margin: int
     overlap: bool
-    sweep: Callable[[StepTask, int, Journal, Ledger], None]
-    gather: Callable[[Contributions, ShardWriter, int, Journal, Ledger], None] | None = None
+    words: PassWords
+    parts: Path = Path()
+    import_folder: str | None = None
     own_view: View = field(default_factory=View)
     by_shard: bool = False
     target: Target = field(default_factory=Target)
@@ -129,44 +156,47 @@ class Iterations:
 
     def _at(self, sweep: int) -> int:
         """The iteration that a sweep ends with; 0 and below for those before the first."""
-        return self.problem.per_sweep * (sweep - self.solver.sweeps_before)
+        return self.problem.per_sweep * (sweep - self.solver.traits.passes_before)
 
-    def run(self, iterations: int, is_done: Callable[[State, Row], bool]) -> Iterator[Row]:
-        """Iterate until ``is_done``, at most so many times; what each sweep came to.
+    def is_over(self, iterations: int, tol: float = 0.0) -> bool:
+        """Return True after so many iterations, or once the solver is done."""
+        return self.done >= iterations or bool(self.rows and self.solver.is_done(tol, self.rows[-1]))
+
+    def iterate(self) -> Generator[Pass | Gather, Sums, Row]:
+        """Yield the passes of one iteration, or of several in one pass; return its figures.
 
         Raises
         ------
         Diverged
             When numbers grow without bound. The state stays that of the iteration before.
         """
-        while self.done < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
-            began = time.perf_counter()
-            sums, digests = self._swept()
-            check_finite(sums, self.state)
-            after = self.solver.next(self.problem, self.state, sums)
-            row = self._row(sums, after) | {"seconds": time.perf_counter() - began}
-            if wrong := divergence([*self.rows, row], self._floor):
-                raise Diverged(f"{wrong}. {self._describe_kept()}. {shorter(self.problem.step_size)}")
-            self.state = after
-            self.rows.append(row)
-            self.aside = self._good()
-            self.digests = {
-                name: [digest, *self.digests.get(name, [])][: self.vectors.copies[name]]
-                for name, digest in digests.items()
+        began = time.perf_counter()
+        sums, digests = yield from self._step()
+        check_finite(sums, self.state)
+        after = self.solver.next(self.problem, self.state, sums)
+        row = self._row(sums, after) | {"seconds": time.perf_counter() - began}
+        if wrong := divergence([*self.rows, row], self._floor):
+            raise Diverged(f"{wrong}. {self._describe_kept()}. {shorter(self.problem.step_size)}")
+        self.state = after
+        self.rows.append(row)
+        self.aside = self._good()
+        self.digests = {
+            name: [digest, *self.digests.get(name, [])][: self.vectors.copies[name]]
+            for name, digest in digests.items()
+        }
+        self.checkpoint.write(
+            {
+                "fingerprint": self.fingerprint,
+                "iteration": self.state.iteration,
+                "numbers": dict(self.state.numbers),
+                "rows": self.rows,
+                "aside": self.aside,
+                "digests": self.digests,
             }
-            self.checkpoint.write(
-                {
-                    "fingerprint": self.fingerprint,
-                    "iteration": self.state.iteration,
-                    "numbers": dict(self.state.numbers),
-                    "rows": self.rows,
-                    "aside": self.aside,
-                    "digests": self.digests,
-                }
-            )
-            self._set_aside()
-            self._clear(self.state.iteration - 1)
-            yield row
+        )
+        self._set_aside()
+        remove_books(self.vectors.folder, str(self.state.iteration - 1))
+        return row
 
     def image(self, name: str = "x") -> Shared:
         """An image of the state as it is now."""
@@ -175,7 +205,7 @@ class Iterations:
     def _resumed(self) -> tuple[State, list[Row], int | None, dict[str, list[str]]]:
         kept = self.checkpoint.read()
         if kept is None:
-            return State(), [], None, {}
+            return self.solver.init(self.problem), [], None, {}
         if kept["fingerprint"] != self.fingerprint:
             raise ResumeRefused(
                 f"{self.vectors.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
@@ -209,84 +239,68 @@ class Iterations:
 
         return read
 
-    def _swept(self) -> tuple[dict[str, float], dict[str, str]]:
-        """One iteration, from the state to the next; its sums, and the digests of its images."""
+    def _step(self) -> Generator[Pass | Gather, Sums, tuple[dict[str, float], dict[str, str]]]:
+        """Yield the passes of one step; return its sums, and the digests of its images."""
         read = self._read()
         stages = Stages(self.problem, self.vectors, self.grid)
         step = self.solver.step(stages.problem, self.state, read)
-        ahead = [
+        ahead = tuple(
             image
             for age in range(self.solver.vectors.get("x", 1) - 1)
             if isinstance(image := read("x", age), Shared)
-        ]
-        parts = [self._done(stage, tuple(ahead)) for stage in stages.requested]
+        )
+        parts: list[Mapping[str, Any]] = []
+        for stage in stages.requested:
+            stored = yield self._stage_pass(stage, ahead)
+            parts.append(stored.values)
         paths = [self.vectors.path(name, self.state.iteration + 1) for name in self.vectors.copies]
-        task = self._task(step, read)
-        with self._books(self.grid, paths) as (journal, ledger):
-            self.sweep(task, self.state.iteration, journal, ledger)
-        digests = {name: journal.image_digest(place).hex() for place, name in enumerate(self.vectors.copies)}
-        return _merged([*parts, add_up(ledger, len(self.grid))]), digests
+        done = yield self._pass(self._task(step, read), self._books("", paths))
+        return _merged([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
 
-    def _done(self, stage: Stage, ahead: tuple[Shared, ...]) -> dict[str, float]:
-        """A stage, computed and stored, if it is not there yet; its sums. The images ``ahead`` are read before it computes."""
-        iteration = self.state.iteration
-        with self._books(stage.grid, [stage.path], f".{stage.number}") as (journal, ledger):
-            if isinstance(stage.wanted, Contributions):
-                assert self.gather is not None
-                self.gather(stage.wanted, stage.writer, iteration, journal, ledger)
-            else:
-                task = StepTask(
-                    grid=self.grid,
-                    images=((stage.writer, stage.wanted),),
-                    sums=(),
-                    stored=ahead,
-                    view=self.own_view,
-                    denoised=(),
-                    overlap=self.overlap,
-                    io_threads=self.io_threads,
-                )
-                self.sweep(task, iteration, journal, ledger)
-        return add_up(ledger, len(stage.grid))
+    def _stage_pass(self, stage: Stage, ahead: tuple[Shared, ...]) -> Pass | Gather:
+        """Return the pass that computes and stores a stage. The images ``ahead`` are read before it computes."""
+        books = self._books(f".{stage.number}", [stage.path])
+        if isinstance(stage.wanted, Contributions):
+            wanted = stage.wanted
+            adding = Adding(
+                ADJOINT, str(self.parts), wanted.image, wanted.wants, stage.writer, self.import_folder
+            )
+            return Gather(
+                self.words.phase,
+                adding,
+                wanted.numbered(),
+                math.prod(wanted.shape) * wanted.image.dtype.itemsize,
+                self.parts,
+                books,
+                number=self.state.iteration,
+                title=self.words.title(self.state.iteration),
+            )
+        task = StepTask(
+            grid=self.grid,
+            images=((stage.writer, stage.wanted),),
+            sums=(),
+            stored=ahead,
+            view=self.own_view,
+            denoised=(),
+            overlap=self.overlap,
+            io_threads=self.io_threads,
+        )
+        return self._pass(task, books)
 
-    @contextmanager
-    def _books(self, grid: Grid, paths: Sequence[Path], stage: str = "") -> Iterator[tuple[Journal, Ledger]]:
-        """What is known of a pass of the iteration at hand over the blocks of ``grid``, which writes ``paths``.
+    def _pass(self, task: StepTask, books: Books) -> Pass:
+        words, number = self.words, self.state.iteration
+        return Pass(
+            words.phase,
+            task,
+            books,
+            number=number,
+            title=words.title(number),
+            iteration=number if words.is_numbered else None,
+            stages=(*words.stages, *(("denoise",) if task.denoised else ())),
+        )
 
-        Nothing of it has to outlive a power cut: a pass without books begins anew. So they are synced only where the
-        pass breaks off, and an iteration waits for the disk once, for its checkpoint.
-        """
-        name = f"{self.state.iteration}{stage}"
-        path, fingerprint = self.vectors.folder / f"journal.{name}", f"{self.fingerprint}-{name}"
-        try:
-            journal = Journal.open(path, fingerprint, len(grid), images=len(paths))
-        except (FileNotFoundError, DamagedData):
-            journal = Journal.create(path, fingerprint, len(grid), images=len(paths), sync=False)
-        ledger = Ledger(self.vectors.folder / f"sums.{name}")
-        self._strike(journal, ledger, grid, paths)
-        try:
-            yield journal, ledger
-        except BaseException:
-            with suppress(OSError):  # what is lost with the disk is done again
-                ledger.sync()
-                journal.sync()
-            raise
-
-    def _strike(self, journal: Journal, ledger: Ledger, grid: Grid, paths: Sequence[Path]) -> None:
-        """Blocks that are marked, and have lost their sums or a shard, are done again."""
-        if not journal.done:
-            return
-        done, layout = journal.done, self.vectors.layout
-        lost = {number for number in done if number not in ledger.sums}
-        for image, path in enumerate(paths):
-            lost.update(damaged_among(done, journal, path, layout, grid, image=image, thorough=False))
-        journal.strike(sorted(lost))
-
-    def _clear(self, iteration: int) -> None:
-        """Remove the books of an iteration that is over."""
-        for name in ("journal", "sums"):
-            for pattern in (f"{name}.{iteration}", f"{name}.{iteration}.*"):
-                for path in self.vectors.folder.glob(pattern):
-                    path.unlink(missing_ok=True)
+    def _books(self, stage: str, paths: Sequence[Path]) -> Books:
+        return Books(self.vectors.folder, f"{self.state.iteration}{stage}", tuple(paths), self.vectors.layout)
 
     def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:
         images = {name: step.images[name] for name in self.vectors.copies}
@@ -369,17 +383,7 @@ class Iterations:
         return f"The image of iteration {self.done} is kept{where}"
 
 
-def add_up(ledger: Ledger, blocks: int) -> dict[str, float]:
-    """The sums over all blocks: exactly rounded, hence the same however the image is cut into blocks."""
-    assert len(ledger.sums) >= blocks
-    names = ledger.sums[0].keys()
-    return {
-        name: add_exactly(part for number in range(blocks) for part in ledger.sums[number][name])
-        for name in names
-    }
-
-
-def _merged(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Sums of several passes as one: what several of them noted is added up."""
     merged: dict[str, float] = {}
     for part in parts:

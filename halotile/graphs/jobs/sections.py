@@ -1,4 +1,4 @@
-"""A job: what is asked for, as plain frozen values.
+"""Sections that several kinds of jobs share, as plain frozen values.
 
 These dataclasses are the one definition of the configuration. The command line validates YAML
 against them, a script builds them directly. A field left at ``"auto"`` is decided by the planner.
@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 """How a configuration reader must treat these classes: unknown keys are errors."""
 
 Auto = Literal["auto"]
+READ, OWN = "read", "own"
+ReadPath = Annotated[str, READ]
+"""Path of a file that is read: it has to be there when a job is checked."""
+OwnPath = Annotated[str, OWN]
+"""Path that need not be there when a job is checked."""
 Size = int | tuple[int, ...]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -47,7 +52,7 @@ class Input:
 
     __pydantic_config__ = STRICT
 
-    path: str
+    path: ReadPath
     """Zarr array or OME-Zarr group, TIFF, .npy or HDF5 file."""
     level: int = 0
     """Resolution level of an OME-Zarr or pyramidal TIFF; 0 is the finest."""
@@ -58,7 +63,7 @@ class Input:
     range: tuple[float, float] | Auto = "auto"
     """The values mapped to 0 and 1 before denoising, and back after. auto: integers by the range of
     their type, floats as they are."""
-    sides: Mapping[str, str] = field(default_factory=dict)
+    sides: Mapping[str, ReadPath] = field(default_factory=dict)
     """Per-pixel inputs that are tiled along, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
 
 
@@ -68,7 +73,7 @@ class Output:
 
     __pydantic_config__ = STRICT
 
-    path: str
+    path: OwnPath
     """Path of the Zarr to write."""
     overwrite: bool = False
     """Replace a Zarr that stands at this path."""
@@ -152,7 +157,7 @@ class Cluster:
     """Network interface that scheduler and workers listen on, such as ib0, where they are on several machines."""
     address: str | None = None
     """scheduler: address of the running scheduler, such as tls://10.0.0.7:8786."""
-    scheduler_file: str | None = None
+    scheduler_file: OwnPath | None = None
     """scheduler: the file that `dask scheduler --scheduler-file` wrote, instead of an address."""
     queue: str | None = None
     """Batch systems: queue or partition."""
@@ -174,9 +179,28 @@ class Cluster:
     """Settings of a kind from another package; of a batch system, further arguments of its dask-jobqueue class."""
 
 
+class NamedChoice:
+    """A part of a job that is a name with its options, written side by side."""
+
+    registry: ClassVar[str]
+    """Registry of the name, such as ``denoisers``."""
+    attribute: ClassVar[str]
+    """Name of the class in a module of that registry."""
+    hidden: ClassVar[tuple[str, ...]] = ()
+    """Names that are not for jobs."""
+
+    @classmethod
+    def written(cls, declared: type) -> type:
+        """Return the dataclass of the keys beside the name, from the class that the name stands for."""
+        return declared
+
+
 @dataclass(frozen=True, kw_only=True)
-class DenoiserChoice:
+class DenoiserChoice(NamedChoice):
     """A denoiser by name, with its options."""
+
+    registry: ClassVar[str] = "denoisers"
+    attribute: ClassVar[str] = "DENOISER"
 
     name: str
     """Name of a file in halotile.tasks.denoisers or of a plug-in."""
@@ -186,119 +210,46 @@ class DenoiserChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A whole denoising job."""
+    """Fields that every kind of job has. A kind adds its own sections, lists and values."""
 
-    input: Input
-    output: Output
-    denoiser: DenoiserChoice | Any
-    """A :class:`DenoiserChoice`, or from Python a denoiser itself."""
-    tile: Tile = field(default_factory=Tile)
+    kind: ClassVar[str]
+    """Name of the kind: that of its folder or entry point."""
+
     run: Run = field(default_factory=Run)
     cluster: Cluster = field(default_factory=Cluster)
     allow_import: bool = False
-    """Whether the job may import code of the user's own."""
+    """Allow the job to import code of the user's own."""
     import_folder: str | None = None
-    """The folder that such imports start from, before all others: that of the job file."""
+    """Folder that such imports start from, before all others: that of the job file."""
+
+    @property
+    def place(self) -> str:
+        """Path of the first output; the run directory lies beside it."""
+        raise NotImplementedError
+
+    def moved_to(self, place: str) -> Self:
+        """Return the same job with its first output at another path."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperatorChoice:
-    """An operator by name, with its options, and what it measured."""
-
-    name: str
-    """Name of a file in halotile.tasks.operators or of a plug-in."""
-    data: str
-    """The measurement: anything that can be the input of a denoising job."""
-    noise_sigma: float = 1.0
-    """Standard deviation of the noise of the measurement: it counts by 1 / noise_sigma²."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of that operator; an operator itself, from Python, stands under ``operator``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FidelityChoice:
-    """How the misfit to a measurement counts."""
-
-    __pydantic_config__ = STRICT
-
-    name: Literal["l2", "poisson"] = "l2"
-    """l2: squares, for Gaussian noise; poisson: counts."""
-    background: float = 0.0
-    """poisson: counts that are there without the image."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PriorChoice:
-    """What is known of the image."""
-
-    __pydantic_config__ = STRICT
-
-    name: Literal["none", "pnp", "tv", "l1"] = "none"
-    """pnp: a denoiser (with solver gd: RED); tv: total variation; l1: sparse."""
-    denoiser: DenoiserChoice | Any = None
-    """pnp: a denoiser as a denoising job has it."""
-    sigma: float | None = None
-    """pnp: the noise level that the denoiser is told."""
-    weight: float = 1.0
-    """How much the prior counts, against 1 / noise_sigma² for a measurement; not for pnp with a prox."""
-    iterations: int = 40
-    """tv: dual steps of one prox."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SolverChoice:
-    """How the image is found."""
-
-    __pydantic_config__ = STRICT
-
-    name: str = "pgd"
-    """Name of a file in halotile.graphs.solvers."""
-    iterations: int = 20
-    """Iterations at most."""
-    step: float | Auto = "auto"
-    """Step size; auto: 1 / |A|²."""
-    tol: float = 0.0
-    """Stop when the image changes by less than this, relative to its length."""
-    checkpoint_every: int = 1
-    """Iterations between two checkpoints, up to 4. More than 1: a sweep makes so many, and the images between are not stored."""
-    keep_state: bool = False
-    """Keep the solver's images after the last iteration, so that more can follow."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Aim:
-    """What is looked for."""
-
-    __pydantic_config__ = STRICT
-
-    shape: tuple[int, ...] | Auto = "auto"
-    """Shape of the image in pixels; auto: that of the measurements."""
-    start: str | None = None
-    """An image to begin with; left out: zeros."""
-    reference: str | None = None
-    """The true image, to tell the PSNR of every iteration."""
-    exact: bool = False
-    """Keep to the plain form and to direct convolutions."""
-    fuse: bool | Auto = "auto"
-    """Operators and denoiser in one pass over the image; auto: where little is computed twice for it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reconstruction(Aim):
-    """A whole reconstruction job."""
+class OutputJob(Job):
+    """A job whose first output is the one of its section ``output``."""
 
     output: Output
-    operators: tuple[OperatorChoice, ...]
-    fidelity: FidelityChoice = field(default_factory=FidelityChoice)
-    prior: PriorChoice = field(default_factory=PriorChoice)
-    solver: SolverChoice = field(default_factory=SolverChoice)
+
+    @property
+    def place(self) -> str:
+        """Path of the output."""
+        return self.output.path
+
+    def moved_to(self, place: str) -> Self:
+        """Return the same job with its output at another path."""
+        return replace(self, output=replace(self.output, path=place))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledJob(OutputJob):
+    """A job that computes tiles, on GPUs as well."""
+
     tile: Tile = field(default_factory=Tile)
-    run: Run = field(default_factory=Run)
-    cluster: Cluster = field(default_factory=Cluster)
-    allow_import: bool = False
-    """Whether the job may import code of the user's own."""
-    import_folder: str | None = None
-    """The folder that such imports start from, before all others: that of the job file."""
-
-
-AnyJob = Job | Reconstruction

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from halotile.graphs.clusters.detection.cores import cores_here
-from halotile.graphs.jobs.sections import Job, Run, Size, Tile, parse_bytes
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.sections import Run, Size, Tile, parse_bytes
 from halotile.graphs.plans.memory import Footprint, share_bytes
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import (
@@ -46,7 +47,11 @@ def geometry_of(source: Readable, denoiser: Denoiser, roles: Roles, reach: Reach
 
 
 def layout_of(
-    job: Job, source: Source, geometry: Geometry, roles: Roles, previous: Mapping[str, Any] | None = None
+    job: Denoising,
+    source: Source,
+    geometry: Geometry,
+    roles: Roles,
+    previous: Mapping[str, Any] | None = None,
 ) -> Layout:
     """The output: its shards and chunks, and what it takes over from the input and from the run that goes on."""
     chunk = choose_chunk(geometry, job.output)
@@ -137,7 +142,7 @@ def overlap_pays(run: Run) -> bool:
 
 
 def choose_block(
-    job: Job,
+    job: Denoising,
     geometry: Geometry,
     unit: tuple[int, ...],
     previous: dict[str, Any] | None,
@@ -152,8 +157,8 @@ def choose_block(
     """
     if job.tile.block != "auto":
         candidates = [check_block(geometry, job.tile.block, unit)]
-    elif previous is not None and _fits_unit(tuple(previous["block"]), unit, geometry.shape):
-        candidates = [tuple(previous["block"])]
+    elif previous is not None and _fits_unit(tuple(previous["identity"]["block"]), unit, geometry.shape):
+        candidates = [tuple(previous["identity"]["block"])]
     else:
         candidates = candidate_blocks(geometry, unit, job.run.count, on_gpu=on_gpu)
     allowed = allowed_bytes(job.run, machine)

@@ -11,7 +11,8 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, VARIABLE, kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.gpus import Gpus, gpus_here
-from halotile.graphs.jobs.sections import AnyJob, Cluster, Reconstruction, Run
+from halotile.graphs.jobs.kinds import kind_of as kind_of_job
+from halotile.graphs.jobs.sections import Cluster, Job, Run
 from halotile.graphs.rules.words import shown
 
 LOCAL_CUDA = "local-cuda"
@@ -70,7 +71,7 @@ def cluster_for(requested: Cluster, device: str) -> Cluster:
     return replace(requested, kind=DEFAULT)
 
 
-def note_of_cluster(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]:
+def note_of_cluster(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
     """What is to be said of GPUs that a job has nothing for, and of CPUs that it leaves alone or does not ask for."""
     return _note_of_gpus(job, cluster, device) + _note_of_cores(cluster)
 
@@ -86,15 +87,16 @@ def _note_of_cores(cluster: Cluster) -> tuple[str, ...]:
     )
 
 
-def _note_of_gpus(job: AnyJob, cluster: Cluster, device: str) -> tuple[str, ...]:
+def _note_of_gpus(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
     if cluster != job.cluster:
         return ("GPUs are left alone: nothing of this job computes on them",)
     one_for_each = kind_of(cluster).name == LOCAL_CUDA
     if device != "cpu":
-        if not (one_for_each and isinstance(job, Reconstruction)):
+        on_cpu = kind_of_job(job).on_cpu
+        if not (one_for_each and on_cpu):
             return ()
         return (
-            "operators and solver compute on CPUs, one for each GPU on cluster local-cuda; with kind: local and run.device: cuda "
+            f"{on_cpu} compute on CPUs, one for each GPU on cluster local-cuda; with kind: local and run.device: cuda "
             "run.workers of them share the first GPU",
         )
     if job.run.device == "cuda" and not one_for_each:

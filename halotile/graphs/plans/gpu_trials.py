@@ -18,7 +18,7 @@ import cloudpickle
 from halotile.errors import HalotileError
 from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, kind_of
 from halotile.graphs.clusters.detection.gpus import gpus_here
-from halotile.graphs.jobs.sections import AnyJob, Tile
+from halotile.graphs.jobs.sections import Tile, TiledJob
 from halotile.graphs.plans.devices import LOCAL_CUDA, chosen
 from halotile.graphs.plans.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask
@@ -118,7 +118,7 @@ def written_tiles(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
 
 
 def choose_tiles(
-    job: AnyJob, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, *, probe: bool
+    job: TiledJob, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, *, probe: bool
 ) -> ChosenTiles:
     """Decide tile, batch and memory layout: a GPU is tried for a new run, anything where that is asked for.
 
@@ -220,12 +220,12 @@ def _has_layouts(task: DenoiseTask, geometry: Geometry) -> bool:
     return task.denoiser.convolutional and geometry.dims == 2
 
 
-def tuned_for(job: AnyJob, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
+def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
     """Try tiles and batches on the first GPU that the workers would use; on a CPU, the tile of the task.
 
     Parameters
     ----------
-    job : Job or Reconstruction
+    job : Job
         What is given there is not changed.
     task : DenoiseTask
         The job with a tile that fits.
@@ -252,7 +252,7 @@ def tuned_for(job: AnyJob, task: DenoiseTask, geometry: Geometry, *, compare: bo
     return _in_a_process_of_its_own(job, task, _request(job, task, geometry, compare), environment)
 
 
-def _request(job: AnyJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> TrialRequest:
+def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> TrialRequest:
     if task.device == "cpu":
         return TrialRequest(tiles=(task.tiling.tile,), batch=task.tiling.batch, compare=compare)
     sizes = candidate_tiles(geometry, job.tile.size, on_gpu=True)
@@ -267,7 +267,7 @@ def _request(job: AnyJob, task: DenoiseTask, geometry: Geometry, compare: bool) 
 
 
 def _in_a_process_of_its_own(
-    job: AnyJob, task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]
+    job: TiledJob, task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]
 ) -> Tuned:
     with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as made:
         folder = Path(made)

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from halotile.errors import ConfigError, InputError, OutputRefused
-from halotile.graphs.jobs.sections import DenoiserChoice, Job
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.sections import DenoiserChoice
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
@@ -140,7 +141,7 @@ def check_paths(source: Source, output: Path) -> None:
         raise OutputRefused(f"output.path is {output}: the input {read} lies inside it. Write it elsewhere.")
 
 
-def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Readable]:
+def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Roles, Readable]:
     axes = source.axes
     space = [letter for letter in axes if letter in "zyx"]
     if job.tile.axes != "auto":
@@ -178,7 +179,7 @@ def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Re
     return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), channel), readable
 
 
-def open_sides(job: Job, denoiser: Denoiser, source: Readable, roles: Roles) -> dict[str, Source]:
+def open_sides(job: Denoising, denoiser: Denoiser, source: Readable, roles: Roles) -> dict[str, Source]:
     sides: dict[str, Source] = {}
     allowed = {*denoiser.side_inputs, "mask"}
     spatial_shape = tuple(source.shape[i] for i in roles.spatial)
@@ -201,7 +202,7 @@ def open_sides(job: Job, denoiser: Denoiser, source: Readable, roles: Roles) -> 
     return sides
 
 
-def value_range(job: Job, dtype: np.dtype[Any]) -> tuple[float, float] | None:
+def value_range(job: Denoising, dtype: np.dtype[Any]) -> tuple[float, float] | None:
     given = job.input.range
     if given != "auto":
         return (float(given[0]), float(given[1]))

@@ -2,165 +2,172 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Job, Output, Run, parse_bytes
-from halotile.graphs.plans.gpu_trials import written_tiles
-from halotile.graphs.plans.memory import MIB, Footprint, check_share
-from halotile.graphs.plans.opening import describe_denoiser
-from halotile.graphs.plans.receptive_field import Reach
+from halotile.graphs.jobs.base import JobKind, OutputArray, Work
+from halotile.graphs.jobs.kinds import kind_of
+from halotile.graphs.jobs.sections import Cluster, Job, Run, parse_bytes
+from halotile.graphs.plans.memory import check_share
 from halotile.graphs.plans.worker_count import Requested, check_allocation
 from halotile.graphs.runs.identity import fingerprint
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
-from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.trials.gpu_findings import Tuned
-
-SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
 
-class RunPlan(Protocol):
-    """What every run needs to know of its plan: what it is, where it writes, what it reads."""
+@dataclass(frozen=True)
+class Need:
+    """Memory that one worker holds at once in one kind of task.
 
-    @property
-    def wanted(self) -> Output:
-        """The output as it was asked for."""
-        ...
+    Parameters
+    ----------
+    what : str
+        The task, such as ``one block of [512, 512]``.
+    total_bytes : int
+        The projected peak.
+    parts : str
+        The largest parts, in words.
+    remedy : str
+        Sentences that say what to write instead.
+    remark : str
+        What is to be known besides.
+    """
 
-    @property
-    def output(self) -> Path:
-        """Where it is."""
-        ...
+    what: str
+    total_bytes: int
+    parts: str
+    remedy: str
+    remark: str = ""
 
-    @property
-    def run_directory(self) -> Path:
-        """The directory beside it."""
-        ...
 
-    @property
-    def layout(self) -> Layout:
-        """Everything about the output but its pixels."""
-        ...
+@dataclass(frozen=True)
+class Resources:
+    """What a run takes of the machine, and what there is.
 
-    @property
-    def grid(self) -> Grid:
-        """The blocks of a sweep."""
-        ...
+    Parameters
+    ----------
+    needs : tuple of Need
+        Each kind of task of a worker.
+    smaller : str
+        What to write so that a worker needs less, as the end of a sentence.
+    machine_bytes : int, optional
+        Memory that the workers share; None where they run on other machines.
+    free_disk_bytes : int
+        Free space where the output goes.
+    scratch_bytes, scratch_inodes : int
+        Scratch arrays, at most.
+    smaller_output : str
+        What makes the output smaller, as the end of a sentence.
+    """
 
-    @property
-    def sweeps(self) -> int:
-        """Times that all blocks are gone through, at most."""
-        ...
-
-    @property
-    def run(self) -> Run:
-        """How it is run."""
-        ...
-
-    @property
-    def cluster(self) -> Cluster:
-        """Where its workers live."""
-        ...
-
-    @property
-    def output_bytes(self) -> int:
-        """The most that the output can take."""
-        ...
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Everything that can change a bit of the output."""
-        ...
+    needs: tuple[Need, ...]
+    smaller: str
+    machine_bytes: int | None
+    free_disk_bytes: int
+    scratch_bytes: int = 0
+    scratch_inodes: int = 0
+    smaller_output: str = ""
 
     @property
-    def fingerprint(self) -> str:
-        """Digest of the identity: a journal belongs to one."""
-        ...
+    def largest(self) -> Need:
+        """The task that takes most."""
+        return max(self.needs, key=lambda need: need.total_bytes)
 
-    @property
-    def same_inputs(self) -> tuple[dict[str, Any], ...]:
-        """What else has been called the images that the job reads."""
-        ...
 
-    @property
-    def sources(self) -> Sequence[Source]:
-        """The arrays that workers read."""
-        ...
+@dataclass(frozen=True)
+class Documents:
+    """A job as configurations: as it was asked for, and with every size decided."""
 
-    @property
-    def fresh(self) -> bool:
-        """Whether what an earlier run left is thrown away."""
-        ...
-
-    def check_fits(self) -> None:
-        """Refuse what needs more memory or disk than there is."""
-        ...
-
-    def summary(self) -> dict[str, Any]:
-        """The figures, for people and for programs."""
-        ...
-
-    def reads(self) -> Iterator[Path]:
-        """Files that the job reads besides images that the planner has looked after."""
-        ...
-
-    def job_json(self) -> dict[str, Any]:
-        """The job as a configuration: the same shape as the YAML, with an absolute output."""
-        ...
-
-    def resolved_json(self) -> dict[str, Any]:
-        """The job as a configuration in which every size is decided."""
-        ...
+    asked: dict[str, Any]
+    resolved: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job that can start: what a worker does with a block, where it goes, and what it will cost."""
+    """A job that can start.
+
+    Parameters
+    ----------
+    job : Job
+        With its number of workers decided.
+    work : Work
+        Its outputs and passes.
+    cluster : Cluster
+        Where its workers live: that of the job, or a better one where the job leaves that open.
+    requested : Requested
+        Number of workers that the job asks for.
+    sources : tuple of Source
+        The arrays that workers read.
+    files : tuple of Path
+        Files that the job reads besides.
+    identity : mapping
+        Everything that can change a bit of an output.
+    resources : Resources
+        What it takes.
+    documents : Documents
+        The job as configurations.
+    figures : mapping
+        Figures of its kind, by name.
+    notes : tuple of str
+        Sentences about what was found, or what the result will lack or cost.
+    earlier : Earlier
+        How it relates to the run whose directory stands there.
+    """
 
     job: Job
+    work: Work
     cluster: Cluster
-    """Where its workers live: that of the job, or what is better for it where the job leaves that open."""
-    task: DenoiseTask
-    sources: tuple[Source, ...]
-    """The image and the side inputs."""
-    layout: Layout
-    reach: Reach
-    output: Path
-    run_directory: Path
-    identity: dict[str, Any]
-    same_inputs: tuple[dict[str, Any], ...]
-    """What else has been called the images that this job reads: see :func:`make_plan`."""
-    differs: tuple[str, ...]
-    resumes: bool
-    fresh: bool
-    footprint: Footprint
-    free_disk_bytes: int
-    machine_bytes: int | None
-    """Memory that the workers share; None where they run on other machines."""
     requested: Requested
-    """How many workers the job asks for."""
-    tuned: Tuned | None
-    """What a trial of the device found, where there was one."""
+    sources: tuple[Source, ...]
+    files: tuple[Path, ...]
+    identity: dict[str, Any]
+    resources: Resources
+    documents: Documents
+    figures: Mapping[str, Any]
     notes: tuple[str, ...]
+    earlier: Earlier = field(default_factory=lambda: Earlier())
+
+    @cached_property
+    def kind(self) -> JobKind:
+        """Kind of the job."""
+        return kind_of(self.job)
+
+    @property
+    def outputs(self) -> tuple[OutputArray, ...]:
+        """The arrays that are written; the first is named in messages and status."""
+        return self.work.outputs
+
+    @property
+    def output(self) -> Path:
+        """Path of the first output."""
+        return self.outputs[0].path
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the first output."""
+        return self.outputs[0].layout
 
     @property
     def grid(self) -> Grid:
-        """The blocks of the job."""
-        return self.task.grid
+        """Blocks of the first output."""
+        return self.outputs[0].grid
 
     @property
-    def wanted(self) -> Output:
-        """The output as it was asked for."""
-        return self.job.output
+    def overwrite(self) -> bool:
+        """Replace arrays that stand at the outputs."""
+        return any(output.overwrite for output in self.outputs)
+
+    @property
+    def run_directory(self) -> Path:
+        """The directory beside the first output."""
+        return run_directory_of(self.output)
 
     @property
     def run(self) -> Run:
@@ -168,24 +175,39 @@ class Plan:
         return self.job.run
 
     @property
-    def sweeps(self) -> int:
-        """Every block is denoised once."""
-        return 1
+    def blocks(self) -> int:
+        """Blocks of all outputs."""
+        return sum(len(output.grid) for output in self.outputs)
 
     @property
+    def output_bytes(self) -> int:
+        """Size of the outputs without compression: the most they can take, but for a few checksums."""
+        return sum(output.layout.size_bytes for output in self.outputs)
+
+    @property
+    def inodes(self) -> int:
+        """Files and folders, those of scratch arrays included."""
+        return sum(output.layout.inodes for output in self.outputs) + self.resources.scratch_inodes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that one worker needs at most."""
+        return self.resources.largest.total_bytes
+
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of the identity: a journal belongs to one."""
         return fingerprint(self.identity)
 
     @property
-    def memory_bytes(self) -> int:
-        """Memory that one worker may use."""
-        return parse_bytes(self.job.run.memory_per_worker)
+    def resumes(self) -> bool:
+        """True where a run goes on with the one that stands there."""
+        return self.earlier.resumes
 
     @property
-    def output_bytes(self) -> int:
-        """Size of the output without compression: the most it can take, but for a few checksums."""
-        return self.layout.size_bytes
+    def fresh(self) -> bool:
+        """True where what an earlier run left is thrown away."""
+        return self.earlier.is_discarded
 
     def check_fits(self) -> None:
         """Refuse a plan that needs more memory or disk than there is.
@@ -195,171 +217,87 @@ class Plan:
         MemoryRefused, DiskRefused
             With the figures, and what to write instead.
         """
-        needed = self.footprint
-        if needed.total_bytes > self.memory_bytes:
-            raise MemoryRefused(
-                f"run.memory_per_worker is {self.job.run.memory_per_worker}; one block of {list(self.grid.block)} needs "
-                f"{bytes_text(needed.total_bytes)}, of which {needed.describe()}.{self._words_of_depth()} "
-                f"{self._ways_to_fit(needed)}"
-            )
+        allowed, resources = parse_bytes(self.run.memory_per_worker), self.resources
+        for need in resources.needs:
+            if need.total_bytes > allowed:
+                raise MemoryRefused(
+                    f"run.memory_per_worker is {self.run.memory_per_worker}; {need.what} needs "
+                    f"{bytes_text(need.total_bytes)}, of which {need.parts}.{need.remark} {need.remedy}"
+                )
+        largest = resources.largest
         check_allocation(self.run, self.cluster)
         check_share(
-            self.job.run.count,
-            self.machine_bytes,
-            needed.total_bytes,
-            needed.describe(),
-            SMALLER,
-            self._words_of_depth(),
+            self.run.count,
+            resources.machine_bytes,
+            largest.total_bytes,
+            largest.parts,
+            resources.smaller,
+            largest.remark,
         )
-        if not self.resumes:
-            check_inodes(self.layout.inodes, existing_parent(self.output))
-        # What a resumed run has written is not counted twice.
-        if not self.resumes and self.output_bytes > self.free_disk_bytes:
-            raise DiskRefused(
-                f"the output takes up to {bytes_text(self.output_bytes)} and {existing_parent(self.output)} has "
-                f"{bytes_text(self.free_disk_bytes)} free. Write output.path on a larger disk, or a smaller output.dtype."
-            )
+        if not self.resumes:  # what a resumed run has written is not counted twice
+            self._check_disk()
 
-    def _ways_to_fit(self, needed: Footprint) -> str:
-        """What to write instead where a block takes more than a worker has: what can help, and nothing else."""
-        tile, window = tile_window(self.task)
-        is_deep = math.prod(window) > 4 * math.prod(tile)
-        enough, machine = needed.total_bytes, self.machine_bytes
-        ways = {
-            f"write run.memory_per_worker: {-(-enough // MIB)}MiB": machine is None or enough <= machine,
-            f"write {SMALLER}": self.memory_bytes > needed.fixed_bytes and not is_deep,
-            "choose a denoiser that looks less far": is_deep and self.memory_bytes > needed.fixed_bytes,
-            "store the input in smaller chunks": enough - needed.decode_bytes <= self.memory_bytes,
-        }
-        helping = (
-            ", or ".join(way for way, helps in ways.items() if helps) or "use a machine with more memory"
+    def _check_disk(self) -> None:
+        place, scratch = existing_parent(self.output), self.resources.scratch_bytes
+        check_inodes(self.inodes, place)
+        if self.output_bytes + scratch <= self.resources.free_disk_bytes:
+            return
+        besides = f" and scratch arrays {bytes_text(scratch)}" if scratch else ""
+        smaller = f", or {self.resources.smaller_output}" if self.resources.smaller_output else ""
+        raise DiskRefused(
+            f"the output takes up to {bytes_text(self.output_bytes)}{besides}, and {place} has "
+            f"{bytes_text(self.resources.free_disk_bytes)} free. Write output.path on a larger disk{smaller}."
         )
-        return f"{helping[0].upper()}{helping[1:]}."
-
-    def _words_of_depth(self) -> str:
-        """What a depth that is large beside the tile does."""
-        tile, window = tile_window(self.task)
-        if math.prod(window) <= 2 * math.prod(tile):
-            return ""
-        edges, reached = (" x ".join(map(str, shape)) for shape in (tile, window))
-        deepest = max(itertools.chain.from_iterable(self.task.tiling.depth))
-        return f" With depth {deepest}, a tile of {edges} pixels computes {reached}."
-
-    def reads(self) -> Iterator[Path]:
-        """The files of the denoiser, and the side inputs."""
-        yield from self.task.denoiser.files()
-        for name in self.task.sides:
-            yield Path(self.job.input.sides[name])
-
-    def job_json(self) -> dict[str, Any]:
-        """The job as a configuration: the same shape as the YAML, with an absolute output."""
-        parts = {
-            name: asdict(getattr(self.job, name)) for name in ("input", "output", "tile", "run", "cluster")
-        }
-        parts["run"]["workers"] = self.requested.workers
-        parts["output"]["path"] = str(self.output)
-        choice = self.job.denoiser
-        return {
-            "version": 1,
-            "job": "denoise",
-            **parts,
-            "denoiser": {"name": choice.name, **choice.options}
-            if isinstance(choice, DenoiserChoice)
-            else describe_denoiser(choice),
-            "allow_import": self.job.allow_import,
-            "import_folder": self.job.import_folder,
-        }
-
-    def resolved_json(self) -> dict[str, Any]:
-        """The job as a configuration in which every size is decided; it makes the same output."""
-        job, task = self.job_json(), self.task
-        spatial = task.roles.spatial
-
-        def edges(sizes: tuple[int, ...]) -> list[int]:
-            return [sizes[i] for i in spatial]
-
-        # A file cannot allow itself to run code.
-        del job["allow_import"], job["import_folder"]
-        block = edges(task.grid.block)
-        if (
-            task.tiling.scale == 1
-        ):  # a block that ends with the image is as good as one that ends with its shard
-            block = [-(-b // s) * s for b, s in zip(block, edges(self.layout.shard), strict=True)]
-        job["denoiser"] = describe_denoiser(task.denoiser)
-        job["output"] |= {
-            "shard": edges(self.layout.shard),
-            "chunk": edges(self.layout.chunk),
-            "dtype": self.layout.dtype,
-        }
-        job["tile"] |= {
-            **written_tiles(task),
-            "depth": [max(pair) for pair in task.tiling.depth],
-            "boundary": task.rim.rules[spatial[0]],
-            "block": block,
-            "axes": "".join(task.roles.axes[i] for i in spatial),
-        }
-        return job
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the plan, for people and for ``--json``."""
-        grid, task = self.grid, self.task
-        middle = grid.middle
-        roles = task.roles
-        spatial_core = roles.spatial_part(middle.core).size
-        spatial_window = roles.spatial_part(task.rim.reach(middle.window, grid.shape)).size
-        tile, window = map(math.prod, tile_window(task))
-        return {
-            "input": self.job.input.path,
+        """Return the figures of the plan, for people and for ``--json``."""
+        layout, grid = self.layout, self.grid
+        common = {
             "output": str(self.output),
-            "shape": list(grid.shape),
-            "axes": "".join(roles.axes),
-            "tiled_axes": "".join(roles.axes[i] for i in roles.spatial),
-            "dtype": str(task.source.dtype),
-            "output_shape": list(self.layout.shape),
-            "output_dtype": self.layout.dtype,
-            "denoiser": task.denoiser.name,
-            "blocks": len(grid),
+            "blocks": self.blocks,
             "block": list(grid.block),
-            "shard": list(self.layout.shard),
-            "chunk": list(self.layout.chunk),
-            "codec": self.layout.codec,
-            "tile": list(task.tiling.tile),
-            "batch": task.tiling.batch,
-            "device": task.device,
-            "precision": task.precision,
-            "device_memory_bytes": self.tuned.device_bytes if self.tuned and task.device != "cpu" else None,
-            "tuned": self.tuned.to_json() if self.tuned else None,
-            "depth": [list(d) for d in task.tiling.depth],
-            "depth_from": self.reach.origin,
-            "boundary": task.rim.rules[roles.spatial[0]],
-            "read_amplification": round(spatial_window / spatial_core, 4),
-            "compute_redundancy": round(window / tile, 4),
-            "peak_memory_per_worker_bytes": self.footprint.total_bytes,
-            "memory_per_worker_bytes": self.memory_bytes,
+            "shard": list(layout.shard),
+            "chunk": list(layout.chunk),
+            "codec": layout.codec,
+            "peak_memory_per_worker_bytes": self.memory_bytes,
+            "memory_per_worker_bytes": parse_bytes(self.run.memory_per_worker),
             "output_bytes": self.output_bytes,
-            "scratch_bytes": 0,
-            "free_disk_bytes": self.free_disk_bytes,
-            "files": self.layout.files,
-            "inodes": self.layout.inodes,
+            "scratch_bytes": self.resources.scratch_bytes,
+            "free_disk_bytes": self.resources.free_disk_bytes,
+            "files": sum(output.layout.files for output in self.outputs),
+            "inodes": self.inodes,
             "free_inodes": free_inodes(existing_parent(self.output)),
-            "workers": self.job.run.count,
+            "workers": self.run.count,
             "workers_from": self.requested.why,
             "resumes": self.resumes,
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),
         }
+        if len(self.outputs) > 1:
+            common["outputs"] = [str(output.path) for output in self.outputs]
+        return {"job": self.job.kind, "shape": list(grid.shape), **self.figures, **common}
 
 
-def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape of the largest tile, and of what is computed for it: no more than the image where it is cut there."""
-    tiling = task.tiling
-    tile = tuple(min(t, n) for t, n in zip(tiling.tile, tiling.image, strict=True))
-    rules = [task.rim.rules[i] for i in task.roles.spatial]
-    grown = [t + a + b for t, (a, b) in zip(tile, tiling.depth, strict=True)]
-    window = tuple(
-        min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.image, rules, strict=True)
-    )
-    return tile, window
+@dataclass(frozen=True)
+class Earlier:
+    """How a plan relates to the run whose directory stands beside its output.
+
+    Parameters
+    ----------
+    resumes : bool
+        It goes on with that run.
+    differs : tuple of str
+        Where the identities differ, a line each.
+    same_inputs : tuple of mapping
+        Other descriptions that were accepted for the input of that run.
+    is_discarded : bool
+        That run is thrown away.
+    """
+
+    resumes: bool = False
+    differs: tuple[str, ...] = ()
+    same_inputs: tuple[dict[str, Any], ...] = ()
+    is_discarded: bool = False
 
 
 def free_inodes(place: Path) -> int | None:

@@ -117,7 +117,7 @@ def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mappin
         What the run directory keeps of the run that goes on.
     """
     allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
-    kept = tuple(previous["layout"]["shard"]) if previous else None
+    kept = tuple(previous["identity"]["layout"]["shard"]) if previous else None
     return Growth(max(0, allowed) // max(4, itemsize), source.shards, kept)
 
 

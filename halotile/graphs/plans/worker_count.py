@@ -14,13 +14,13 @@ from halotile.graphs.clusters.detection.batch_cores import slots_here
 from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.launchers import copy_of
-from halotile.graphs.jobs.sections import Auto, Cluster, Job, Reconstruction, Run, parse_bytes
+from halotile.graphs.jobs.sections import Auto, Cluster, Job, Run, parse_bytes
 from halotile.graphs.plans.devices import LOCAL_CUDA, SLURM_ALLOC, chosen, requested_by
 from halotile.graphs.plans.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
 
 USUAL = 2
 """Where others give as many as are asked for."""
-AJob = TypeVar("AJob", Job, Reconstruction)
+AJob = TypeVar("AJob", bound=Job)
 
 
 class Count(NamedTuple):
@@ -121,7 +121,7 @@ def no_more_than(
 
     Parameters
     ----------
-    job : Job or Reconstruction
+    job : Job
         With its number of workers decided.
     requested : Asked
         What it was before.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.cluster_kind import check_one_script, kind_of
 from halotile.graphs.jobs.sections import Cluster
-from halotile.graphs.rules.combinations import disagreements
+from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.words import dotted, nearest, shown
 
 T = TypeVar("T")
@@ -75,6 +75,6 @@ def cluster_of(written: str | Words | Cluster) -> Cluster:
     ('slurm', ('module load cuda',))
     """
     choice = written if isinstance(written, Cluster) else section("cluster", Cluster, written, "kind")
-    for place, message in disagreements(Cluster, {"cluster": choice}).items():
+    for place, message in apply_rules(OF_CLUSTERS, {"cluster": choice}).items():
         raise ConfigError(f"{dotted(place)}: {message}")
     return choice

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import DenoiserChoice, OperatorChoice, Reconstruction
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
+from halotile.graphs.jobs.sections import DenoiserChoice
 from halotile.graphs.rules.operator_options import stand_ins
 from halotile.registry import find, names
 

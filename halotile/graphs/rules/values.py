@@ -6,27 +6,21 @@ takes the image to know, and a denoiser its own options.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, get_type_hints
+from typing import Any
 
 from halotile import registry
-from halotile.errors import ConfigError
 from halotile.graphs.clusters.launches.walltime import is_walltime
-from halotile.graphs.jobs.sections import Aim, AnyJob, Reconstruction, parse_bytes
-from halotile.graphs.rules.words import expected, fits, nearest, shown
-
-Check = Callable[[Any], str | None]
-"""What is wrong with a value, or None. It sees only values of the right type."""
+from halotile.graphs.jobs.base import Check
+from halotile.graphs.jobs.sections import parse_bytes
+from halotile.graphs.rules.words import nearest, shown
 
 LEAST_MEMORY_BYTES = 64 * 2**20
-SIGMAS = (1e-15, 1e15)
-"""Noise levels whose inverse square can be computed with in single precision."""
 _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float16", "float32", "float64")
 
 
@@ -34,9 +28,6 @@ _LONGEST_NAME = 230
 """Bytes of the name of an output. File systems take 255, and what lies beside it has a longer one."""
 _PREVIEWS = {".tif": "a TIFF", ".tiff": "a TIFF", ".png": "a PNG"}
 _OTHER_FORMATS = re.compile(r"\.(tiff?|png|jpe?g|bmp|gif|np[yz]|h5|hdf5?|nc|mat|zip)", re.IGNORECASE)
-MOST_PER_SWEEP = 4
-"""Iterations of a solver in one pass. At the rim of a periodic image each of them reads across the end what the one before made of
-all sides."""
 
 
 @dataclass(frozen=True)
@@ -75,21 +66,6 @@ class Above:
         if not math.isfinite(value):
             return f"{shown(value)} is not finite; write a number above {self.bound:g}"
         return f"{value} is too small; write more than {self.bound:g}"
-
-
-@dataclass(frozen=True)
-class NoiseLevel(Above):
-    """A check that one over the square of a number can be computed with."""
-
-    def __call__(self, value: float | str) -> str | None:
-        """What is wrong with the value, if anything."""
-        low, high = SIGMAS
-        if isinstance(value, str) or value <= 0 or not math.isfinite(value) or low <= value <= high:
-            return super().__call__(value)
-        return (
-            f"{value:g} counts by 1 / noise_sigma², which single precision cannot compute with; write a number from {low:g} to "
-            f"{high:g}, and give the data in units that suit it"
-        )
 
 
 @dataclass(frozen=True)
@@ -159,16 +135,16 @@ def _dtype(value: str) -> str | None:
     return f"{shown(value)} is not one of {', '.join(_DTYPES)}" + (f"; did you mean {near}?" if near else "")
 
 
-def _filled(value: str) -> str | None:
+def filled(value: str) -> str | None:
     return None if value.strip() else "is empty; write a path"
 
 
-def _output(value: str) -> str | None:
+def output_path(value: str) -> str | None:
     if not value.isprintable():
         return f"{shown(value)} has characters in it that no screen shows; write a path without"
     if "://" in value:
         return f"{shown(value)} is an address, and outputs go to a disk of this machine; write a path"
-    return _output_name(PurePath(value)) or _filled(value)
+    return _output_name(PurePath(value)) or filled(value)
 
 
 def _output_name(path: PurePath) -> str | None:
@@ -225,36 +201,12 @@ def _directives(value: Any) -> str | None:
     return None
 
 
-def _shape(value: Any) -> str | None:
-    if value != "auto" and len(value) < 2:
-        return f"{shown(value)} is no image; write its length along each axis, such as [4096, 4096]"
-    return AtLeast(1)(value)
-
-
-def _tolerance(value: float) -> str | None:
-    if value >= 1:
-        return (
-            f"{shown(value)} would end the solver at once: it is a part of the image's length; write less than 1, such as "
-            "1.0e-4, or 0 to do all iterations"
-        )
-    return AtLeast(0)(value)
-
-
-def _every(value: int) -> str | None:
-    if value > MOST_PER_SWEEP:
-        return (
-            f"{value} is too large: so many iterations look far beside each block, and compute more than they save; "
-            f"write at most {MOST_PER_SWEEP}"
-        )
-    return AtLeast(1)(value)
-
-
-CHECKS: Mapping[tuple[str, str], Check] = {
-    ("input", "path"): _filled,
+COMMON: Mapping[tuple[str, str], Check] = {
+    ("input", "path"): filled,
     ("input", "level"): AtLeast(0),
     ("input", "axes"): _axes,
     ("input", "range"): _range,
-    ("output", "path"): _output,
+    ("output", "path"): output_path,
     ("output", "shard"): AtLeast(1),
     ("output", "chunk"): AtLeast(1),
     ("output", "dtype"): _dtype,
@@ -276,72 +228,5 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("cluster", "directives"): _directives,
     ("cluster", "cores"): AtLeast(1),
     ("cluster", "gpus"): AtLeast(0),
-    ("operators", "data"): _filled,
-    ("operators", "noise_sigma"): NoiseLevel(0),
-    ("fidelity", "background"): AtLeast(0),
-    ("prior", "sigma"): Above(0),
-    ("prior", "weight"): Above(0),
-    ("prior", "iterations"): AtLeast(1),
-    ("solver", "name"): Named("solver", "solvers", without=("lanczos",)),
-    ("solver", "iterations"): AtLeast(1),
-    ("solver", "step"): Above(0),
-    ("solver", "tol"): _tolerance,
-    ("solver", "checkpoint_every"): _every,
-    ("", "shape"): _shape,
-    ("", "start"): _filled,
-    ("", "reference"): _filled,
 }
-"""By section and key; keys that stand in no section are in the section "". Nothing is checked that is left empty."""
-
-
-_SECTIONS = ("input", "output", "fidelity", "prior", "solver", "tile", "run", "cluster")
-
-
-def check_job(job: AnyJob) -> None:
-    """Refuse a job with values that no image could make right.
-
-    Raises
-    ------
-    ConfigError
-        With every such value, one a line.
-
-    Examples
-    --------
-    >>> from halotile.graphs.jobs.sections import DenoiserChoice, Input, Job, Output, Run
-    >>> check_job(Job(input=Input(path="a"), output=Output(path="b"), denoiser=DenoiserChoice(name="tv"),
-    ...               run=Run(workers=0)))
-    Traceback (most recent call last):
-    halotile.errors.ConfigError: run.workers: 0 is too small; write at least 1
-    """
-    faults = [f"{path}: {message}" for path, message in _job_faults(job)]
-    if len(faults) > 1:
-        faults.insert(0, f"{len(faults)} problems in the job; nothing was started")
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def _job_faults(job: AnyJob) -> Iterator[tuple[str, str]]:
-    for section in _SECTIONS:
-        for key, message in _faults(section, getattr(job, section, None)):
-            yield f"{section}.{key}", message
-    if isinstance(job, Reconstruction):
-        for number, choice in enumerate(job.operators):
-            for key, message in _faults("operators", choice):
-                yield f"operators[{number}].{key}", message
-        yield from _faults("", job, Aim)
-
-
-def _faults(section: str, part: Any, schema: type | None = None) -> list[tuple[str, str]]:
-    """Keys of one section with what is wrong there."""
-    if part is None:
-        return []
-    kind, found = schema or type(part), []
-    hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        value, hint = getattr(part, field.name), hints[field.name]
-        check = CHECKS.get((section, field.name))
-        if not fits(value, hint):
-            found.append((field.name, f"{shown(value)} is not {expected(hint)}"))
-        elif check is not None and value is not None and (message := check(value)):
-            found.append((field.name, message))
-    return found
+"""Checks of the sections that several kinds of jobs share, by section and key. Nothing is checked that is left empty."""

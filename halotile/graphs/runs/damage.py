@@ -42,10 +42,13 @@ def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) 
     return Grid(layout.shape, edges, ((0, 0),) * len(edges))
 
 
-def written_of(kept: Mapping[str, Any]) -> tuple[Layout, Grid]:
-    """The layout of a run's output, and its :func:`output_grid`, from what the run directory keeps of the plan."""
-    layout = Layout.from_json(kept["layout"])
-    return layout, output_grid(layout, tuple(kept["summary"]["shape"]), tuple(kept["block"]))
+def written_of(kept: Mapping[str, Any]) -> list[tuple[Layout, Grid]]:
+    """Return layout and :func:`output_grid` of each output, from what the run directory keeps of the plan."""
+    found = []
+    for output in kept["outputs"]:
+        layout = Layout.from_json(output["layout"])
+        found.append((layout, output_grid(layout, tuple(output["shape"]), tuple(output["block"]))))
+    return found
 
 
 def damaged_blocks(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs.amounts import counted
-from halotile.graphs.plans.plan import RunPlan
+from halotile.graphs.jobs.base import OutputArray
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.damage import damaged_blocks, output_grid
 from halotile.graphs.runs.signals import Signals
 from halotile.storage.disk.durable import GONE
@@ -30,28 +32,90 @@ LISTED = 300
 """The most characters of block numbers in a message."""
 
 
-class Claimed:
-    """The output of one run while that holds it.
+@dataclass(frozen=True)
+class HeldOutput:
+    """One output while its run holds it.
 
     Parameters
     ----------
-    plan : RunPlan
-        What is written, and of what.
+    output : OutputArray
+        What is written.
     journal : Journal
-        What of the output is done.
+        What of it is done.
     directory : int
-        The output's directory, open: as long as it is, no other one gets its number.
+        Its directory, open: as long as it is, no other one gets its number.
     """
 
-    def __init__(self, plan: RunPlan, journal: Journal, directory: int) -> None:
+    output: OutputArray
+    journal: Journal
+    directory: int
+
+    def check_place(self) -> None:
+        """Refuse to go on where the directory that was claimed is not at its place any more.
+
+        Raises
+        ------
+        OutputRefused
+            When another one is, or none.
+        InputUnreadable
+            When the system does not answer.
+        """
+        path = self.output.path
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(self.directory)):
+                return
+            what = "is no longer the directory that the run began to write"
+        except GONE as error:
+            what = f"was moved or removed ({error.strerror})"
+        except OSError as error:
+            raise refusal(f"{path}: it cannot be looked at", error) from error
+        raise OutputRefused(
+            f"{path} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
+            "to start over."
+        )
+
+    def damaged(self, numbers: Iterable[int], *, thorough: bool) -> dict[int, list[str]]:
+        """Return the problems of each of these blocks that the output does not hold as it was written."""
+        output = self.output
+        blocks = map(output_grid(output.layout, output.grid.shape, output.grid.block).block_at, numbers)
+        return dict(
+            damaged_blocks(output.path, output.layout, blocks, self.journal.digest, thorough=thorough)
+        )
+
+
+class HeldOutputs:
+    """The outputs of one run while it holds them.
+
+    Parameters
+    ----------
+    plan : Plan
+        What is written, and of what.
+    held : tuple of HeldOutput
+        Each output.
+    """
+
+    def __init__(self, plan: Plan, held: tuple[HeldOutput, ...]) -> None:
         self.plan = plan
-        self.journal = journal
-        self._directory = directory
+        self.held = held
         self._next = time.monotonic() + LOOK_SECONDS
         self._silent_since: float | None = None
-        self._at_hand, self._title = journal, ""
-        self._sure = journal.done.copy()
+        self._at_hand, self._title = held[0].journal, ""
+        self._sure = self._at_hand.done.copy()
         """Blocks of the pass at hand that were done when the input was as it had been."""
+
+    def journal_of(self, output: OutputArray) -> Journal:
+        """Return the journal of an output."""
+        return next(each.journal for each in self.held if each.output.path == output.path)
+
+    @property
+    def done(self) -> int:
+        """Blocks of all outputs that are done."""
+        return sum(len(each.journal.done) for each in self.held)
+
+    def sync(self) -> None:
+        """Make every journal durable."""
+        for each in self.held:
+            each.journal.sync()
 
     def begin(self, journal: Journal, title: str) -> None:
         """Have a pass at hand that notes in ``journal`` what is done; the ``title`` follows on what happened in it."""
@@ -104,31 +168,27 @@ class Claimed:
         self._next = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
 
     def check_place(self) -> None:
-        """Refuse to go on where the directory that was claimed is not at its place any more.
+        """Refuse to go on where an output is not at its place any more; as :meth:`HeldOutput.check_place`."""
+        for each in self.held:
+            each.check_place()
 
-        Raises
-        ------
-        OutputRefused
-            When another one is, or none.
-        InputUnreadable
-            When the system does not tell.
-        """
-        output = self.plan.output
-        try:
-            if os.path.samestat(os.stat(output), os.fstat(self._directory)):
-                return
-            what = "is no longer the directory that the run began to write"
-        except GONE as error:
-            what = f"was moved or removed ({error.strerror})"
-        except OSError as error:
-            raise refusal(f"{output}: it cannot be looked at", error) from error
-        raise OutputRefused(
-            f"{output} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
-            "to start over."
-        )
+    def strike_all(self) -> None:
+        """Take every block out of the journals."""
+        for each in self.held:
+            each.journal.strike(list(each.journal.done))
+            each.journal.sync()
 
-    def strike_damaged(self, numbers: Iterable[int], signals: Signals, *, thorough: bool) -> int:
-        """Take these blocks out of the journal where the output does not hold what was written; how many there are.
+    def strike_damaged(self, signals: Signals, *, thorough: bool, only: Sequence[Runs] | None = None) -> int:
+        """Strike done blocks from the journals where outputs do not hold what was written; return how many there are.
+
+        Parameters
+        ----------
+        signals : Signals
+            What may ask to stop meanwhile.
+        thorough : bool
+            Read every byte, not only the checksums in each file.
+        only : sequence of Runs, optional
+            Blocks of each output to look at; by default all that are done.
 
         Raises
         ------
@@ -137,12 +197,19 @@ class Claimed:
         Stopped
             When a signal asks for it before all of them were looked at; where that is soon done, when it presses.
         """
-        damaged = self._damaged(numbers, signals, thorough=thorough)
-        self.journal.strike(damaged)
-        return len(damaged)
+        looked_at = [each.journal.done for each in self.held] if only is None else only
+        found = [
+            self._damaged(each, numbers, signals, thorough=thorough)
+            for each, numbers in zip(self.held, looked_at, strict=True)
+        ]
+        for each, damaged in zip(self.held, found, strict=True):
+            each.journal.strike(damaged)
+        return sum(map(len, found))
 
-    def _damaged(self, numbers: Iterable[int], signals: Signals, *, thorough: bool) -> dict[int, list[str]]:
-        """The problems of each of these blocks that the output does not hold as it was written; refused where it is another result."""
+    def _damaged(
+        self, each: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
+    ) -> dict[int, list[str]]:
+        """Return the problems of damaged blocks; refuse an output that is another result."""
         looked_at = 0
 
         def until_asked() -> Iterator[int]:
@@ -156,18 +223,16 @@ class Claimed:
                 looked_at += 1
                 yield number
 
-        plan = self.plan
-        blocks = map(output_grid(plan.layout, plan.grid.shape, plan.grid.block).block_at, until_asked())
-        found = dict(damaged_blocks(plan.output, plan.layout, blocks, self.journal.digest, thorough=thorough))
+        found = each.damaged(until_asked(), thorough=thorough)
         if others := other_pixels(found, looked_at):
             raise OutputRefused(
-                f"{plan.output} is not what this run wrote there: {others}. {REPLACE} "
-                f"{repair_command(plan)} does these blocks again in its place."
+                f"{each.output.path} is not what this run wrote there: {others}. {REPLACE} "
+                f"{repair_command(self.plan)} does these blocks again in its place."
             )
         return found
 
     def finish(self, signals: Signals) -> None:
-        """Refuse to call the run finished where its output is not what it wrote. The input was checked after each pass.
+        """Refuse to call the run finished where its outputs are not what it wrote. The input was checked after each pass.
 
         Raises
         ------
@@ -180,20 +245,21 @@ class Claimed:
         InputUnreadable
             When the system did not give them for :data:`SILENT_SECONDS`.
         """
-        self._wait_until_told(partial(self._check_output, signals))
-        self.journal.secure()
+        for each in self.held:
+            self._wait_until_told(partial(self._check_output, each, signals))
+            each.journal.secure()
 
-    def _check_output(self, signals: Signals) -> None:
-        self.check_place()
-        output = self.plan.output
-        if metadata_problems(output, self.plan.layout):
+    def _check_output(self, each: HeldOutput, signals: Signals) -> None:
+        each.check_place()
+        output = each.output.path
+        if metadata_problems(output, each.output.layout):
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 f"{repair_command(self.plan)} restores them."
             )
-        found = self._damaged(self.journal.done, signals, thorough=False)
+        found = self._damaged(each, each.journal.done, signals, thorough=False)
         if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
-            self.journal.strike(damaged)
+            each.journal.strike(damaged)
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."
@@ -219,9 +285,9 @@ class Claimed:
         )
 
 
-def repair_command(plan: RunPlan) -> str:
+def repair_command(plan: Plan) -> str:
     """What repairs the output of a plan."""
-    imports = " --allow-import" if plan.job_json().get("allow_import") else ""
+    imports = " --allow-import" if plan.documents.asked.get("allow_import") else ""
     return f"`recon-cli verify {shlex.quote(str(plan.output))} --repair{imports}`"
 
 

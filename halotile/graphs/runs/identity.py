@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import halotile
-
 
 def package_version(name: str) -> str:
     """The installed version of a package, found without importing it."""
@@ -22,7 +20,7 @@ def package_version(name: str) -> str:
 def code_versions() -> dict[str, str]:
     """The code whose rounding the result depends on."""
     return {
-        "halotile": halotile.__version__,
+        "halotile": package_version("halotile"),
         "torch": package_version("torch"),
         "numpy": package_version("numpy"),
     }
@@ -53,8 +51,6 @@ KEYS = {
     "boundary": "tile.boundary",
     "depth": "tile.depth",
     "tiled_axes": "tile.axes",
-    "range": "input.range",
-    "sides": "input.sides",
     "on_nan": "run.on_nan",
     "precision": "run.precision",
     "device": "run.device",
@@ -62,10 +58,20 @@ KEYS = {
     "batch": "tile.batch",
     "channels_last": "tile.channels_last",
 }
-"""What a job file calls the parts of an identity, where it has another word."""
+"""What a job file calls the parts of an identity that several kinds have, where it has another word."""
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+NO_WORDS: Mapping[str, str] = {}
+
+
+def identity_words(own: Mapping[str, str] = NO_WORDS) -> Mapping[str, str]:
+    """Return what a job file calls the parts of an identity; a kind may have words of its own."""
+    return {**KEYS, **own}
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], own: Mapping[str, str] = NO_WORDS, path: str = ""
+) -> list[str]:
     """Where two identities differ, one line each in the words of a job file.
 
     Examples
@@ -75,14 +81,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "
     >>> differences({}, {"device": "cuda", "tile": [64, 64], "batch": 4})
     ['run.device was "cpu", is "cuda"']
     """
-    lines = []
+    lines, words = [], identity_words(own)
     if not path and before.get("device") != now.get("device"):
         before, now = _on_any_device(before), _on_any_device(now)
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
-        name = f"{path}{key}" if path else KEYS.get(key, key)
+        name = f"{path}{key}" if path else words.get(key, key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            lines += differences(old, new, f"{name}.")
+            lines += differences(old, new, own, f"{name}.")
         elif old != new and (key, old, new) not in HARMLESS:
             lines.append(f"{name} was {_word(old)}, is {_word(new)}")
     return lines
@@ -97,11 +103,6 @@ def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:
 
 INPUT_KEYS = ("input", "sides")
 """The parts of an identity that say what is read."""
-
-
-def inputs_of(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job of this identity reads."""
-    return {name: identity[name] for name in INPUT_KEYS}
 
 
 def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import bytes_text, counted, first_line
-from halotile.graphs.plans.plan import RunPlan
-from halotile.graphs.runs.identity import INPUT_KEYS
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.progress import Progress
+from halotile.storage.grid import Grid
 from halotile.tasks.block import BadBlock
 
 
@@ -37,7 +37,7 @@ class Outcome:
     """What the last iteration of a solver came to."""
 
     @classmethod
-    def of(cls, plan: RunPlan, progress: Progress, quarantined: tuple[BadBlock, ...] = ()) -> Outcome:
+    def of(cls, plan: Plan, progress: Progress, quarantined: tuple[BadBlock, ...] = ()) -> Outcome:
         """The outcome of a plan whose last word was this."""
         return cls(
             done=progress.done,
@@ -63,26 +63,26 @@ def ended_by(error: BaseException) -> str:
     )
 
 
-def describe_full_disk(plan: RunPlan, error: str, done: int) -> str:
-    """What a full disk stopped, and how much room the rest takes."""
-    total = len(plan.grid)
-    left = plan.output_bytes * (total - done) / total
+def describe_full_disk(plan: Plan, error: str, done: int) -> str:
+    """Describe what a full disk stopped, and how much room the rest takes."""
+    left = plan.output_bytes * (plan.blocks - done) / plan.blocks
     free = shutil.disk_usage(plan.output).free
     return (
-        f"the disk ran full: {error}. {done:,} of {counted(total, 'block')} are safe; "
+        f"the disk ran full: {error}. {done:,} of {counted(plan.blocks, 'block')} are safe; "
         f"the others take up to {bytes_text(left)}, and {plan.output} has {bytes_text(free)} free. "
         "Free some space and run again."
     )
 
 
-def failure_of(plan: RunPlan, bad: tuple[BadBlock, ...]) -> BlockFailed:
-    """The error that blocks which failed are."""
+def failure_of(plan: Plan, grid: Grid, failed: Mapping[int, BadBlock]) -> BlockFailed:
+    """Return the error for blocks of a pass that failed."""
+    bad = tuple(block for _, block in sorted(failed.items()))
     kind = BlockInputFailed if all(b.kind in ("input", "damaged") for b in bad) else BlockFailed
-    return kind(describe_bad_blocks(plan, bad))
+    return kind(describe_bad_blocks(plan, grid, bad))
 
 
-def describe_bad_blocks(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
-    """The blocks that failed, the first few by name."""
+def describe_bad_blocks(plan: Plan, grid: Grid, bad: tuple[BadBlock, ...]) -> str:
+    """Describe blocks that failed, the first few by name."""
     lines = [
         f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {first_line(b.error)}"
         for b in bad[:5]
@@ -92,10 +92,10 @@ def describe_bad_blocks(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
     retries = plan.run.retries
     its = "its" if len(bad) == 1 else "their"
     why = f"for {its} input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
-    others = "; the others are done" if len(bad) < len(plan.grid) else ""
+    others = "; the others are done" if len(bad) < len(grid) else ""
     return "\n".join(
         [
-            f"{len(bad):,} of {counted(len(plan.grid), 'block')} failed {why}{others}.",
+            f"{len(bad):,} of {counted(len(grid), 'block')} failed {why}{others}.",
             *lines,
             *more,
             f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(plan, bad)}",
@@ -103,11 +103,10 @@ def describe_bad_blocks(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
     )
 
 
-def _remedy(plan: RunPlan, bad: tuple[BadBlock, ...]) -> str:
-    """What can be done about blocks that failed: the image and the denoiser make the job what it is."""
-    if not all(name in plan.identity for name in INPUT_KEYS):
-        changed = " Where that changed what the job reads, or your code, run with --fresh to start over."
-        return f"Mend the cause and run again.{changed if 'operators' in plan.identity else ''}"
+def _remedy(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
+    """Return what to do about blocks that failed: the input and the code make the job what it is."""
+    if not plan.kind.inputs:
+        return "Mend the cause and run again. Where that changed what the job reads, or your code, run with --fresh to start over."
     if not all(b.kind in ("input", "damaged") for b in bad):
         return (
             "Mend the cause and run again: only these are redone. After a change of the image or of your code run with "

@@ -16,7 +16,7 @@ from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, kind_
 from halotile.graphs.jobs.sections import Cluster as ClusterChoice
 from halotile.graphs.jobs.sections import Run, parse_bytes
 from halotile.graphs.runs.progress import Progress
-from halotile.graphs.runs.status import StatusFile
+from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.dask_report import write_report
 from halotile.registry import find
 from halotile.storage.run_directory.journal import Journal
@@ -26,8 +26,8 @@ RESTARTS = 3
 """Times that a cluster is started anew without a block done in between before a run gives up."""
 
 
-class Pass(Protocol):
-    """Work that goes through a cluster, or through several, one after the other."""
+class ClusterPass(Protocol):
+    """A pass that goes through a cluster, or through several, one after the other."""
 
     phase: str
     disk_error: str | None
@@ -35,7 +35,7 @@ class Pass(Protocol):
     journal: Journal
 
     def left(self) -> int:
-        """How much is left to do."""
+        """Return how much is left to do."""
         ...
 
     def stop_if_asked(self) -> None:
@@ -43,7 +43,7 @@ class Pass(Protocol):
         ...
 
     def progress(self, phase: str) -> Progress:
-        """How far it is."""
+        """Return how far the run is."""
         ...
 
     def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
@@ -60,15 +60,13 @@ class Session:
         How many workers, and their memory.
     choice : graphs.job.Cluster
         What kind of cluster is started.
-    status : StatusFile
+    status : Status
         Whom to tell.
     given : Cluster, optional
         A running cluster, which is used instead, and left running.
     """
 
-    def __init__(
-        self, run: Run, choice: ClusterChoice, status: StatusFile, given: Cluster | None = None
-    ) -> None:
+    def __init__(self, run: Run, choice: ClusterChoice, status: Status, given: Cluster | None = None) -> None:
         self.run = run
         self.choice = choice
         self.status = status
@@ -77,7 +75,7 @@ class Session:
         self._used: Cluster | None = None
         self._began = 0.0
         """When it was started, in Unix time."""
-        self._sweep: Pass | None = None
+        self._last: ClusterPass | None = None
         """What went through it last."""
         self._held = ExitStack()
 
@@ -89,12 +87,7 @@ class Session:
     ) -> None:
         self._end(report=kind is not KeyboardInterrupt)
 
-    def follow(self, status: StatusFile) -> None:
-        """Tell another from now on."""
-        status.watch = self.status.watch
-        self.status = status
-
-    def through(self, sweep: Pass) -> None:
+    def through(self, wanted: ClusterPass) -> None:
         """Until nothing of the sweep is left to do, or its disk is full.
 
         Raises
@@ -105,39 +98,38 @@ class Session:
             When clusters are lost one after the other.
         """
         restarts = 0
-        self._sweep = sweep
-        while sweep.left() and not sweep.disk_error:
-            sweep.stop_if_asked()
-            before = len(sweep.journal.done)
+        self._last = wanted
+        while wanted.left() and not wanted.disk_error:
+            wanted.stop_if_asked()
+            before = len(wanted.journal.done)
             try:
-                phase = sweep.phase if self._used is not None else "start"
-                with self.status.ticking(partial(sweep.progress, phase)):
+                phase = wanted.phase if self._used is not None else "start"
+                with self.status.ticking(partial(wanted.progress, phase)):
                     cluster = self._cluster()
-                    await_workers(cluster, self.status.report, sweep.stop_if_asked)
-                sweep.through(cluster, preparing=phase)
+                    await_workers(cluster, self.status.report, wanted.stop_if_asked)
+                wanted.through(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
-                sweep.untidy = True
+                wanted.untidy = True
                 self._end()
-                restarts = 0 if len(sweep.journal.done) > before else restarts + 1
+                restarts = 0 if len(wanted.journal.done) > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
                 self.status.report(
                     f"no progress: {error} Starting the cluster anew, going on from the journal."
                 )
-                self.status.tell(sweep.progress("start"))
+                self.status.tell(wanted.progress("start"))
 
     def _cluster(self) -> Cluster:
         if self._used is None:
             self._used = self._held.enter_context(self._start())
             self._began = time.time()
             if address := self.status.watch.open(self._used):
-                self.status.dashboard = address
-                self.status.report(f"dashboard: {address}")
+                self.status.dashboard_at(address)
         return self._used
 
     def _end(self, *, report: bool = True) -> None:
-        if self._used is not None and self._sweep is not None:
-            self.status.notify_now(self._sweep.progress(self._sweep.phase))
+        if self._used is not None and self._last is not None:
+            self.status.notify_now(self._last.progress(self._last.phase))
         self.status.watch.close()
         # A cluster that was given goes on, and its report is its owner's.
         if report and self._used is not None and self._used.dashboard and self.given is None:

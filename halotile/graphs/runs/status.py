@@ -1,4 +1,4 @@
-"""What a run says of itself: status.json and events.jsonl in its directory, and its observer."""
+"""Progress of a run: status.json and events.jsonl in its directory, its observer, its page."""
 
 from __future__ import annotations
 
@@ -9,109 +9,191 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
+from halotile.graphs.jobs.base import PassCount
+from halotile.graphs.runs.cpu_kinds import record_cpu_kind
 from halotile.graphs.runs.progress import Observer, Progress
 from halotile.graphs.watching.page_feed import Watch
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.block import Receipt
+from halotile.tasks.block import BadBlock, Receipt
 
 if TYPE_CHECKING:
-    from halotile.graphs.plans.plan import RunPlan
+    from halotile.graphs.plans.plan import Plan
 
 STATUS_SECONDS = 1.0
 NOTIFY_SECONDS = 0.4
 
 
-class StatusFile:
-    """Sums up receipts and tells the observer and the run directory about it."""
+@dataclass(frozen=True)
+class Counts:
+    """Blocks and pixels of all passes of a job."""
 
-    def __init__(self, directory: RunDirectory, plan: RunPlan, observer: Observer | None) -> None:
+    passes: Sequence[PassCount]
+
+    @property
+    def total(self) -> int:
+        """Blocks."""
+        return sum(len(each.grid) * each.times for each in self.passes)
+
+    @property
+    def pixels(self) -> int:
+        """Pixels."""
+        return sum(math.prod(each.grid.shape) * each.times for each in self.passes)
+
+    def before(self, phase: str, number: int) -> int:
+        """Blocks of the passes before one of a phase."""
+        count = 0
+        for each in self.passes:
+            if each.phase == phase and number < each.times:
+                return count + len(each.grid) * number
+            count += len(each.grid) * each.times
+            number -= each.times * (each.phase == phase)
+        return count
+
+
+class Status:
+    """Adds receipts up; reports progress to the observer, the run directory and the page."""
+
+    def __init__(self, directory: RunDirectory, plan: Plan, observer: Observer | None) -> None:
         self.directory = directory
         self.plan = plan
         self.observer = observer
-        self.figures: Mapping[str, float] = {}
-        """What a solver's last iteration came to."""
-        self.rows: Sequence[Mapping[str, float]] = ()
-        """What each iteration came to."""
         self.watch = Watch()
-        """Who tells the page on the dashboard."""
-        self.earlier = 0
-        """Blocks of the sweeps before the one at hand."""
-        self.dashboard: str | None = None
-        """Where the dashboard is, on the driver's machine."""
-        self.resumed = 0
-        self.retried = 0
-        self.pixels = 0
-        self.read_bytes = 0
-        self.written_bytes = 0
-        self.peak_memory_bytes = 0
-        self.device_peak_bytes = 0
-        self.compute_seconds = 0.0
+        """The page on the dashboard."""
         self.batch: int | None = None
         """Tiles at once that a worker came down to, for want of memory."""
+        self._counts = Counts(plan.work.passes)
+        self._before = 0
+        """Blocks of the passes before the one under way."""
+        self._figures: Mapping[str, float] = {}
+        self._rows: Sequence[Mapping[str, float]] = ()
+        self._cpu_kinds: set[str] = set()
+        self._dashboard: str | None = None
+        self._resumed = 0
+        self._has_begun = False
+        """True once a pass began."""
+        self._retried = 0
+        self._pixels = 0
+        self._read_bytes = 0
+        self._written_bytes = 0
+        self._peak_memory_bytes = 0
+        self._device_peak_bytes = 0
+        self._compute_seconds = 0.0
         self._made = time.perf_counter()
         self._began: float | None = None
         self._told = 0.0
         self._written = 0.0
         self._message = ""
         self._finished = False
-        """Whether an earlier run left nothing to do: what it said of itself stays."""
+        """True where an earlier run left nothing to do: its status stays."""
 
-    def begin(self, progress: Progress) -> None:
-        """The run has the output for itself."""
-        self.resumed = progress.done
-        # It was summed up before anybody knew what was there already.
-        progress = replace(progress, resumed=self.resumed)
+    def begin(self, done: int) -> None:
+        """Report that the run holds its outputs, with so many of all their blocks done."""
+        if done == self.plan.blocks:  # whatever comes before the output is done as well
+            self._before = self._counts.total - done
+        progress = self.progress("start", done=done, failed=0)
         before = self.directory.read_status() or {}
         self._finished = progress.done == progress.total and before.get("state") == "finished"
-        self.event("begin", fingerprint=self.plan.fingerprint, resumed=self.resumed)
-        self._write("running", progress)
-        if self.resumed == progress.total:
+        self.event("begin", fingerprint=self.plan.fingerprint, resumed=progress.done)
+        self._resumed = progress.done
+        self._write("running", replace(progress, resumed=progress.done))
+        if progress.done == progress.total:
             all_done = "the one block is" if progress.total == 1 else f"all {progress.total} blocks are"
             self.report(f"nothing left to do: {all_done} done; checking every byte")
-        elif self.resumed:
-            are = "is" if self.resumed == 1 else "are"
-            self.report(f"{self.resumed} of {counted(progress.total, 'block')} {are} done already")
+        elif done:
+            are = "is" if done == 1 else "are"
+            self.report(f"{done} of {counted(progress.total, 'block')} {are} done already")
+
+    def pass_begins(self, phase: str, number: int, done: int) -> None:
+        """Count from here on the blocks of another pass, of which some are done."""
+        self._before = self._counts.before(phase, number)
+        if not self._has_begun:  # what earlier runs did is no measure of the speed of this one
+            self._has_begun, self._resumed = True, self._before + done
+
+    def all_passes_are_over(self) -> None:
+        """Count every pass as done, also those of a solver that ended early."""
+        self._before = self._counts.total - self.plan.blocks
 
     def work_begins(self) -> None:
-        """The cluster is up: the clock for rates starts, unless it runs already."""
+        """Start the clock for rates, unless it runs already: the cluster is up."""
         if self._began is None:
             self._began = time.perf_counter()
 
     def count(self, receipt: Receipt) -> None:
-        """Enter a receipt into the sums."""
-        self.pixels += receipt.pixels
-        self.read_bytes += receipt.read_bytes
-        self.written_bytes += receipt.written_bytes
-        self.peak_memory_bytes = max(self.peak_memory_bytes, receipt.peak_memory_bytes)
-        self.device_peak_bytes = max(self.device_peak_bytes, receipt.device_peak_bytes)
-        self.compute_seconds += receipt.compute_seconds
+        """Add a receipt to the sums."""
+        self._pixels += receipt.pixels
+        self._read_bytes += receipt.read_bytes
+        self._written_bytes += receipt.written_bytes
+        self._device_peak_bytes = max(self._device_peak_bytes, receipt.device_peak_bytes)
+        self._compute_seconds += receipt.compute_seconds
+        self.count_memory(receipt.peak_memory_bytes)
         self.watch.take(receipt)
 
+    def count_memory(self, peak_bytes: int) -> None:
+        """Note the memory peak of a worker."""
+        self._peak_memory_bytes = max(self._peak_memory_bytes, peak_bytes)
+
+    def retry(self, bad: BadBlock) -> None:
+        """Note a block that failed and is tried again."""
+        self._retried += 1
+        self.watch.retry(bad.number)
+        self.event("retry", block=bad.number, error=bad.error)
+
+    def give_up(self, bad: BadBlock) -> None:
+        """Report a block that failed for good."""
+        self.watch.give_up(bad.number)
+        self.event("bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback)
+        self.report(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
+
+    def batch_fell(self, batch: int, before: int) -> None:
+        """Report that a worker computes fewer tiles at once, for want of memory; a resumed run begins so."""
+        self.batch = batch
+        self.report(f"memory ran out on a worker: {batch} tiles at once there, in place of {before}")
+        with suppress(OSError):  # a full disk is reported where blocks are written
+            self.directory.remember(batch=batch)
+
+    def note_cpu_kind(self, cpu_kind: str) -> None:
+        """Warn once where workers of several kinds share a run."""
+        if cpu_kind not in self._cpu_kinds:
+            self._cpu_kinds.add(cpu_kind)
+            if warning := record_cpu_kind(cpu_kind, self.directory):
+                self.report(warning)
+
+    def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:
+        """Show the figures of all iterations so far, of so many at most."""
+        self._rows = rows
+        if rows:
+            self._figures = dict(rows[-1]) | {"iterations": total}
+
+    def dashboard_at(self, address: str) -> None:
+        """Report the address of the dashboard, on the driver's machine."""
+        self._dashboard = address
+        self.report(f"dashboard: {address}")
+
     def progress(self, phase: str, *, done: int, failed: int) -> Progress:
-        """The sums as a value."""
+        """Return the sums as a value; ``done`` is counted in the pass under way."""
         return Progress(
             phase=phase,
-            done=max(self.earlier + done, self.resumed),
-            resumed=self.resumed,
-            total=len(self.plan.grid) * self.plan.sweeps,
-            pixels_done=self.pixels,
-            pixels_total=math.prod(self.plan.grid.shape) * self.plan.sweeps,
+            done=max(self._before + done, self._resumed),
+            resumed=self._resumed,
+            total=self._counts.total,
+            pixels_done=self._pixels,
+            pixels_total=self._counts.pixels,
             seconds=time.perf_counter() - self._began if self._began is not None else 0.0,
-            read_bytes=self.read_bytes,
-            written_bytes=self.written_bytes,
+            read_bytes=self._read_bytes,
+            written_bytes=self._written_bytes,
             start_seconds=self._began - self._made if self._began is not None else 0.0,
             workers=self.plan.run.count,
-            peak_memory_bytes=self.peak_memory_bytes,
-            device_peak_bytes=self.device_peak_bytes,
-            compute_seconds=self.compute_seconds,
-            retried=self.retried,
+            peak_memory_bytes=self._peak_memory_bytes,
+            device_peak_bytes=self._device_peak_bytes,
+            compute_seconds=self._compute_seconds,
+            retried=self._retried,
             failed=failed,
             message=self._message,
-            figures=self.figures,
+            figures=self._figures,
         )
 
     def tell(self, progress: Progress) -> None:
@@ -183,8 +265,8 @@ class StatusFile:
             "host": socket.gethostname(),
             "updated": time.time(),
             "output": str(self.plan.output),
-            "dashboard": self.dashboard,
+            "dashboard": self._dashboard,
         }
         with suppress(OSError):  # as with events
             self.directory.write_status(status)
-        self.watch.show(self.plan, status, self.rows)
+        self.watch.show(self.plan, status, self._rows)

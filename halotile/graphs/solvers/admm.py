@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Vectors, advanced
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.shared import Shared
 
 
 @dataclass(frozen=True)
-class Admm:
+class Admm(SolverBase):
     """``x' = x - step/2 (∇f(x) + rho (x - z + u))``, ``z' = prox(x' + u)``, ``u' = u + x' - z'`` with ``rho = 1 / step``.
 
     The x-step of ADMM is taken by one gradient step, which converges like it (the step is below 1 / (|A|² + rho)).
@@ -25,7 +25,6 @@ class Admm:
 
     name: ClassVar[str] = "admm"
     vectors: ClassVar[Mapping[str, int]] = {"z": 2, "x": 2, "u": 2}
-    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """All three in one pass: what the prox asks of x' around a block is computed once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -129,22 +129,86 @@ Vectors = Callable[[str, int], Readable]
 """``read(name, age)``: a vector of the state, or of the one ``age`` iterations before it."""
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What others must know of a solver, as it declares it.
+
+    Parameters
+    ----------
+    prior_by : str, optional
+        ``prox``: the prior acts on the gradient step; ``slope``: beside it; None: it knows no prior.
+    takes_steps : bool
+        It follows the gradient by a step size, and diverges where that is too long.
+    is_memoryless : bool
+        It carries nothing but the image from one iteration to the next, so that one pass can make several.
+    passes_before : int
+        Passes before its first step, which leave the image as it was: they are no iterations.
+    fidelities : tuple of str, optional
+        Names of the data fidelities that it can work on; None: all.
+    reads_measurements : bool
+        It reads the measurements in every iteration, not only before the first.
+    for_jobs : bool
+        A job may name it.
+    """
+
+    prior_by: Literal["prox", "slope"] | None = "prox"
+    takes_steps: bool = True
+    is_memoryless: bool = False
+    passes_before: int = 0
+    fidelities: tuple[str, ...] | None = None
+    reads_measurements: bool = True
+    for_jobs: bool = True
+
+
+DEFAULT_TRAITS = Traits()
+
+
 class Solver(Protocol):
-    """``init``, ``step`` and ``next`` on an explicit state; the driver stores what they name."""
+    """``init``, ``step``, ``next`` and ``is_done`` on an explicit state; whoever iterates stores what they name.
+
+    Its options are the fields of its dataclass.
+    """
 
     name: ClassVar[str]
     vectors: ClassVar[Mapping[str, int]]
     """The stored vectors, with how many copies of each are kept: one more than are read. ``x`` is the image."""
-    sweeps_before: ClassVar[int]
-    """Sweeps before its first step, which leave the image as it was: they are no iterations."""
+    traits: ClassVar[Traits]
+
+    def init(self, problem: Problem) -> State:
+        """Return the state before the first pass."""
+        ...
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """What the next sweep makes."""
+        """Return what the next pass makes."""
         ...
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """The state after it."""
+        """Return the state after it."""
         ...
+
+    def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
+        """Return True where the figures of an iteration show that no other one is needed."""
+        ...
+
+
+class SolverBase:
+    """A solver that begins with an empty state, and is done when the image is at rest."""
+
+    traits: ClassVar[Traits] = DEFAULT_TRAITS
+
+    def init(self, problem: Problem) -> State:
+        """Return the state before the first pass: it has no numbers."""
+        return State()
+
+    def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
+        """Return True where the image changed by no more than ``tol``, relative to its length.
+
+        Examples
+        --------
+        >>> SolverBase().is_done(0.0, {"iteration": 1, "change": 0.1}), SolverBase().is_done(0.01, {"change": 0.001})
+        (False, True)
+        """
+        return row.get(CHANGE, 1.0) <= tol
 
 
 def images_read(solver: Solver) -> int:

@@ -9,7 +9,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from halotile.graphs.solvers.base import RECOMPUTED, RESIDUAL, SPENT, Problem, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import (
+    RECOMPUTED,
+    RESIDUAL,
+    SPENT,
+    Problem,
+    SolverBase,
+    State,
+    Step,
+    Traits,
+    Vectors,
+    advanced,
+)
 from halotile.storage.rim import Readable
 from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.operators.sum import Total
@@ -32,7 +43,7 @@ At the solution, such steps are 1.7 to 2.6 times it, for images of any size in s
 
 
 @dataclass(frozen=True)
-class ConjugateGradients:
+class ConjugateGradients(SolverBase):
     """``N x = b``: for squares without a prior, the image of least misfit.
 
     ``x``, the residual ``r``, the direction ``p`` and ``q = N p`` are written in one sweep: the length that the residual is
@@ -48,7 +59,20 @@ class ConjugateGradients:
 
     name: ClassVar[str] = "cg"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2, "r": 2, "p": 2, "q": 2}
-    sweeps_before: ClassVar[int] = 1
+    traits: ClassVar[Traits] = Traits(
+        prior_by=None, takes_steps=False, passes_before=1, fidelities=("l2",), reads_measurements=False
+    )
+
+    def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
+        """Return True where the residual, computed anew, is small or as short as rounding lets it be.
+
+        Examples
+        --------
+        >>> row = {"change": 0.001, "residual": 0.005}
+        >>> [ConjugateGradients().is_done(0.01, row | {"recomputed": anew}) for anew in (0.0, 1.0)]
+        [False, True]
+        """
+        return bool(row[RECOMPUTED]) and (row[RESIDUAL] <= tol or bool(row.get(SPENT)))
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """One step along the direction, and the direction after it. The first sweep only finds the residual."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Vectors, advanced
 from halotile.graphs.solvers.pgd import proximal_step
 from halotile.tasks.operators.sum import Total
 
 
 @dataclass(frozen=True)
-class Fista:
+class Fista(SolverBase):
     """``x' = prox(z - step ∇f(z))`` with ``z = x + (t - 1) / t' (x - x before)``.
 
     ``z`` is never stored: two copies of x are read instead.
@@ -26,7 +26,6 @@ class Fista:
 
     name: ClassVar[str] = "fista"
     vectors: ClassVar[Mapping[str, int]] = {"x": 3}
-    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """One proximal gradient step from the point ahead."""

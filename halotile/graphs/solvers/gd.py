@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Traits, Vectors, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.sum import Total
 
 
 @dataclass(frozen=True)
-class GradientDescent:
+class GradientDescent(SolverBase):
     """``x' = x - step (∇f(x) + slope of g at x)``."""
 
     name: ClassVar[str] = "gd"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2}
-    sweeps_before: ClassVar[int] = 0
+    traits: ClassVar[Traits] = Traits(prior_by="slope", is_memoryless=True)
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Down the gradient, from the image as it is."""

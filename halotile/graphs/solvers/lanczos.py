@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Traits, Vectors, advanced
 from halotile.storage.views import Constant
 from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.operators.sum import Total
@@ -24,7 +24,7 @@ MARGIN = 1.001
 
 
 @dataclass(frozen=True)
-class Lanczos:
+class Lanczos(SolverBase):
     """``N v = next v' + alpha v + back v before``: one sweep an iteration, 15 of them are good to 1 %.
 
     ``v`` and ``w = N v`` are written in one sweep. The vectors are scaled by the length that they are going to have, which
@@ -38,7 +38,7 @@ class Lanczos:
 
     name: ClassVar[str] = "lanczos"
     vectors: ClassVar[Mapping[str, int]] = {"v": 3, "w": 2}
-    sweeps_before: ClassVar[int] = 0
+    traits: ClassVar[Traits] = Traits(prior_by=None, takes_steps=False, for_jobs=False)
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """The next vector, and what the normal operator makes of it."""

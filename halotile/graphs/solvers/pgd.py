@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Traits, Vectors, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.sum import Total
 
 
 @dataclass(frozen=True)
-class ProximalGradient:
+class ProximalGradient(SolverBase):
     """``x' = prox(x - step ∇f(x))``."""
 
     name: ClassVar[str] = "pgd"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2}
-    sweeps_before: ClassVar[int] = 0
+    traits: ClassVar[Traits] = Traits(is_memoryless=True)
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Down the gradient and through the prox, in one pass."""

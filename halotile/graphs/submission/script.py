@@ -15,7 +15,7 @@ import dask
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.launches.batch_jobs import NANNY_BYTES
 from halotile.graphs.clusters.launches.walltime import is_walltime, seconds_of
-from halotile.graphs.jobs.sections import AnyJob, Cluster, parse_bytes
+from halotile.graphs.jobs.sections import Cluster, Job, parse_bytes
 from halotile.storage.run_directory.names import LOG
 
 NOTICE_SECONDS = 120
@@ -36,12 +36,12 @@ DRIVER_BYTES = 2**30
 """What the machine with the driver needs besides: which one that is, nobody knows before."""
 
 
-def batch_script(job: AnyJob, run: Path, umask: int) -> str:
+def batch_script(job: Job, run: Path, umask: int) -> str:
     """What is submitted to Slurm.
 
     Parameters
     ----------
-    job : Job or Reconstruction
+    job : Job
         Its ``run`` and ``cluster`` say what is asked for.
     run : Path
         The run directory.
@@ -56,7 +56,7 @@ def batch_script(job: AnyJob, run: Path, umask: int) -> str:
     cluster = with_configured(job.cluster, _configured())
     memory = parse_bytes(job.run.memory_per_worker) + NANNY_BYTES + DRIVER_BYTES
     requested = {
-        "--job-name": Path(job.output.path).name,
+        "--job-name": Path(job.place).name,
         "--output": str(run / LOG).replace("%", "%%"),
         "--open-mode": "append",
         "--ntasks": job.run.count,

@@ -16,11 +16,12 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.sections import parse_bytes
 from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
 from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
+from halotile.storage.grid import Grid
 from halotile.storage.run_directory.number_ranges import Runs
 from halotile.tasks.block import Receipt
 
 if TYPE_CHECKING:
-    from halotile.graphs.plans.plan import RunPlan
+    from halotile.graphs.plans.plan import Plan
 
 RPC_SECONDS = 5.0
 LAST_SECONDS = 2.0
@@ -60,6 +61,8 @@ class Watch:
     def __init__(self) -> None:
         self.client: Client | None = None
         self.board: Board | None = None
+        self.grid: Grid
+        """Blocks of the pass under way."""
         self.sweep: dict[str, Any] = {}
         self.in_flight: Callable[[], Iterable[int]] = tuple
         """The blocks that the workers have at hand."""
@@ -79,13 +82,12 @@ class Watch:
             return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
         return cluster.dashboard
 
-    def begin(
-        self, counts: tuple[int, ...], *, done: Runs, quarantined: Collection[int], phase: str, title: str
-    ) -> None:
+    def begin(self, grid: Grid, *, done: Runs, quarantined: Collection[int], phase: str, title: str) -> None:
         """Another sweep over all blocks, of which some are done."""
         if self.client is None:
             return
-        self.board = Board(counts, done.ranges(), quarantined)
+        self.grid = grid
+        self.board = Board(grid.counts, done.ranges(), quarantined)
         which = title.removeprefix(" in ")
         self.sweep = {"phase": phase, "title": which if which != title else f"{phase}{title}"}
         self.stages = dict.fromkeys(STAGES, 0.0)
@@ -108,7 +110,7 @@ class Watch:
         if self.board is not None:
             self.board.mark([number], QUARANTINED)
 
-    def show(self, plan: RunPlan, status: Mapping[str, Any], rows: Rows) -> None:
+    def show(self, plan: Plan, status: Mapping[str, Any], rows: Rows) -> None:
         """Send what is to be seen, unless what was sent last is still on its way. Does not wait."""
         if self.client is None:
             return
@@ -134,7 +136,7 @@ class Watch:
         sent = self.client.scheduler.log_event(topic=TOPIC, msg={**message, CLIENT: self.client.id})
         self._sending = asyncio.run_coroutine_threadsafe(sent, self.client.loop.asyncio_loop)
 
-    def _told(self, plan: RunPlan, status: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    def _told(self, plan: Plan, status: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
         if not self._facts:
             self._facts = facts(plan)
         shown: dict[str, Any] = {
@@ -143,7 +145,7 @@ class Watch:
             "curve": curve(rows),
         }
         if self.board is not None:
-            extent = [plan.grid.shape[axis] for axis in self.board.axes]
+            extent = [self.grid.shape[axis] for axis in self.board.axes]
             in_flight = list(self.in_flight())
             shown |= {
                 "sweep": self.sweep,
@@ -154,7 +156,7 @@ class Watch:
         return shown
 
 
-def facts(plan: RunPlan) -> dict[str, Any]:
+def facts(plan: Plan) -> dict[str, Any]:
     """What does not change while a job runs. Paths stay with their owner: others may see the page."""
     return {
         "name": plan.output.name,

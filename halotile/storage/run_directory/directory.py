@@ -31,6 +31,7 @@ from halotile.storage.run_directory.names import (
     LOCK,
     NAMES,
     PLAN,
+    PRIMARY,
     REPORT,
     STATE,
     STATUS,
@@ -162,6 +163,7 @@ class RunDirectory:
             self.iterations_path,
             self.path / WRITTEN,
             self.path / REPORT,
+            self.path / PRIMARY,
         ):
             self.disk.remove(path)
         self.forget_state()
@@ -182,6 +184,17 @@ class RunDirectory:
     def read_job(self) -> dict[str, Any] | None:
         """The job, or None when there is none. Raises DamagedData when it cannot be read."""
         return self._read(self.job_path)
+
+    def write_primary(self, path: Path) -> None:
+        """Point to the directory that keeps the run, where this one lies beside a further output; durable on return."""
+        self._write(self.path / PRIMARY, {"run": str(path)})
+
+    def read_primary(self) -> str | None:
+        """The directory that keeps the run, where this one lies beside a further output of it."""
+        with contextlib.suppress(DamagedData):
+            run = (self._read(self.path / PRIMARY) or {}).get("run")
+            return run if isinstance(run, str) else None
+        return None
 
     def write_plan(self, plan: dict[str, Any]) -> None:
         """Keep the plan, under a checksum: much is built on what it says. Durable on return."""
@@ -370,7 +383,9 @@ class RunDirectory:
             return True
         # The lock itself is not fsynced: after a power cut the other files may stand there without it, the job first.
         names = {name for name in os.listdir(self.path) if not name.endswith(PARTIAL)}
-        return names <= NAMES and (JOB in names or not names & {PLAN, JOURNAL, STATUS, EVENTS})
+        return names <= NAMES and (
+            bool({JOB, PRIMARY} & names) or not names & {PLAN, JOURNAL, STATUS, EVENTS}
+        )
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=FILE_MODE)

@@ -17,6 +17,7 @@
 ``batch.json``  the batch job that it was submitted as: its number, and what was asked
 ``batch.sh``    the script of that, and ``batch.log`` what it printed
 ``finished``, ``failed``  how it ended, as a mark for other programs; the second says why
+``primary.json``  beside a further output of a run: the run directory, beside the first
 ``stop``        there while a run ends early: workers begin no further block
 ==============  ===============================================================
 """
@@ -42,7 +43,8 @@ FAILED = "failed"
 ITERATIONS = "iterations.jsonl"
 WRITTEN = "written.json"
 REPORT = "performance.html"
+PRIMARY = "primary.json"
 NAMES = {
     JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE,
-    ITERATIONS, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, REPORT,
+    ITERATIONS, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, REPORT, PRIMARY,
 }  # fmt: skip

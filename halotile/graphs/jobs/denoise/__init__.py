@@ -1,1 +1,20 @@
 """The job ``denoise``: a denoiser applied to every block of an image."""
+
+from __future__ import annotations
+
+from halotile.graphs.jobs.base import JobKind
+from halotile.graphs.jobs.denoise import words
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.rules import RULES
+
+KIND = JobKind(
+    job=Denoising,
+    plan="halotile.graphs.jobs.denoise.plan:plan_denoising",
+    title=words.title,
+    headline=words.headline,
+    rows=words.plan_rows,
+    rules=RULES,
+    how=("tile",),
+    identity_words={"sides": "input.sides", "range": "input.range"},
+    inputs=("input", "sides"),
+)

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import Outcome, run
-from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Input, Job, Output, Run, Tile
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script
 from halotile.graphs.rules.paths import whole_path
 from halotile.graphs.rules.words import shown
+from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown
 from halotile.tasks.denoisers.function import GivenFunction
@@ -111,7 +113,7 @@ def denoise(
         raise ConfigError("a function needs depth: how far, in pixels, it looks. Write depth=8, say.")
     else:
         choice = GivenFunction(call=partial(denoiser, **options) if options else denoiser, depth=depth)
-    job = Job(
+    job = Denoising(
         input=Input(
             path=_path("source", source),
             sides={name: _path(f"sides[{name!r}]", place) for name, place in (sides or {}).items()},

@@ -1,18 +1,21 @@
-"""The planner: every size of a job decided, checked against memory and disk, or refused with the numbers."""
+"""The plan of a denoising job, in stages: opened, sized, settled, identified."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
-import shutil
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from halotile.graphs.jobs.sections import Job, Size
+from halotile.graphs.jobs.base import OutputArray, PlanRequest
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.passes import DenoiseWork
+from halotile.graphs.jobs.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.cutting import (
     allowed_bytes,
     choose_block,
@@ -24,14 +27,7 @@ from halotile.graphs.plans.cutting import (
     tiling_of,
 )
 from halotile.graphs.plans.denoiser_trials import compared, expect_trial, tried
-from halotile.graphs.plans.devices import (
-    check_device,
-    cluster_for,
-    device_of,
-    io_threads_for,
-    is_here,
-    note_of_cluster,
-)
+from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.gpu_trials import (
     ChosenTiles,
     as_it_went,
@@ -40,202 +36,285 @@ from halotile.graphs.plans.gpu_trials import (
     chosen_with_tiles,
     on_device,
     trying,
+    written_tiles,
 )
-from halotile.graphs.plans.memory import Footprint, footprint, gpu_bytes, machine_bytes
+from halotile.graphs.plans.memory import MIB, Footprint, footprint, gpu_bytes
 from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
 from halotile.graphs.plans.opening import (
     assign_axes,
     check_paths,
     check_units,
     choose_noise_level,
-    computed_by,
     describe_denoiser,
     make_denoiser,
     open_sides,
     value_range,
 )
-from halotile.graphs.plans.plan import Plan, existing_parent, run_directory_of, tile_window
-from halotile.graphs.plans.sizes import block_unit
-from halotile.graphs.plans.worker_count import no_more_than, with_workers
-from halotile.graphs.rules.values import check_job
-from halotile.graphs.runs.identity import code_versions, differences, inputs_of, may_be_same
-from halotile.graphs.waiting import Report, no_report, report_if_slow
+from halotile.graphs.plans.plan import Documents, Need, Plan, Resources
+from halotile.graphs.plans.receptive_field import Reach
+from halotile.graphs.plans.sizes import Geometry, block_unit
+from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.worker_count import Requested, no_more_than
+from halotile.graphs.runs.identity import code_versions
+from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.disk.place import check_parents
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.rim import Readable, Rim
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
 
+SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
-def make_plan(
-    job: Job,
-    *,
-    fresh: bool = False,
-    refuse: bool = True,
-    same_input: bool = False,
-    probe: bool = False,
-    report: Report = no_report,
-) -> Plan:
-    """Decide every size of a job and check that it fits.
 
-    Reads metadata, not pixels, unless a noise level or a receptive field has to be found out, or a GPU is tried.
+def plan_denoising(job: Denoising, request: PlanRequest) -> Plan:
+    """Decide every size of a denoising job."""
+    opened = _open(job, request)
+    sized = _size(opened, request)
+    settled = _settle(sized, request)
+    return _identify(settled, request)
 
-    Parameters
-    ----------
-    job : Job
-        What is asked for.
-    fresh : bool
-        Plan anew, even where a run directory of an unfinished run stands.
-    refuse : bool
-        Whether to raise for a plan that does not fit; otherwise :meth:`Plan.check_fits` says so.
-    same_input : bool
-        Take what is read for the images of the run that stands there, mended, copied or moved, if their
-        shapes, types and axes agree. It is remembered.
-    probe : bool
-        Try the device also where nothing is to be decided, and every precision on it: see :attr:`Plan.tuned`.
-    report : callable
-        Told in a line what is being done, where it takes a while.
 
-    Raises
-    ------
-    ConfigError, InputError, WeightsError
-        When the job cannot be run as it is written.
-    MemoryRefused, DiskRefused
-        When it does not fit.
-    """
-    check_job(job)
-    output = Path(os.path.abspath(job.output.path))
-    check_parents(output)
-    previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
+@dataclass(frozen=True)
+class _Opened:
+    """The images that are read, and the denoiser with its noise level."""
+
+    begun: Begun
+    computing: Computing[Denoising]
+    original: Source
+    """The input as it is stored."""
+    source: Readable
+    """The input with the axes that the denoiser takes."""
+    sides: Mapping[str, Source]
+    roles: Roles
+    values: tuple[float, float] | None
+    given: Denoiser
+    """The denoiser as the job writes it."""
+    denoiser: Denoiser
+    noise_level: float | None
+
+
+def _open(job: Denoising, request: PlanRequest) -> _Opened:
+    begun = begin(job, request)
     denoiser = make_denoiser(job.denoiser, job)
     expect_trial(denoiser)
     original = open_source(
         job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
     )
-    check_paths(original, output)
-    device, precision, ignored = computed_by(denoiser, device_of(job.run, job.cluster), job.run.precision)
-    check_device(job.run, job.cluster, device)
-    cluster = cluster_for(job.cluster, device)
-    job, requested = with_workers(job, cluster, device)
+    check_paths(original, begun.output)
+    computing = compute_on(job, denoiser)
+    job = computing.job
     roles, source = assign_axes(job, denoiser, original)
     sides = open_sides(job, denoiser, source, roles)
     values = value_range(job, source.dtype)
-    given = denoiser
     check_units(denoiser, values, sides)
-    denoiser, noise_level = choose_noise_level(denoiser, source, values, previous)
-    image = tuple(source.shape[i] for i in roles.spatial)
-    own_code, reach = tried(denoiser, job.tile, image, previous, run=job.run, report=report)
+    leveled, noise_level = choose_noise_level(denoiser, source, values, begun.previous)
+    return _Opened(begun, computing, original, source, sides, roles, values, denoiser, leveled, noise_level)
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """The geometry of the job, and the layout of its output."""
+
+    opened: _Opened
+    job: Denoising
+    requested: Requested
+    denoiser: Denoiser
+    own_code: Mapping[str, str]
+    seals: Mapping[str, str]
+    reach: Reach
+    geometry: Geometry
+    layout: Layout
+    rim: Rim
+    unit: tuple[int, ...]
+    """Smallest block, in pixels of the input."""
+    overlap: bool
+    io_threads: int
+
+    def task_of(
+        self, block: tuple[int, ...], size: Size, tuned: Tuned | None = None
+    ) -> tuple[DenoiseTask, Footprint]:
+        """Return the task with these sizes, and the memory that a worker needs for it."""
+        opened, computing, tile = self.opened, self.opened.computing, self.job.tile
+        tiling = tiling_of(
+            tile,
+            self.denoiser,
+            opened.roles,
+            self.reach,
+            self.geometry,
+            size,
+            block,
+            opened.values,
+            opened.source.dtype,
+        )
+        convolves = self.denoiser.convolutional and self.geometry.dims == 2
+        task = DenoiseTask(
+            source=opened.source,
+            sides=dict(opened.sides),
+            writer=ShardWriter(opened.begun.output, self.layout),
+            grid=grid_of(self.geometry, opened.roles, self.reach, block, tiling),
+            rim=self.rim,
+            roles=opened.roles,
+            denoiser=self.denoiser,
+            tiling=tiling,
+            channels_out=self.denoiser.channels[1],
+            device=computing.device,
+            precision=computing.precision,
+            on_nan=self.job.run.on_nan,
+            overlap=self.overlap,
+            channels_last=convolves and channels_last_of(tile, computing.device, computing.precision),
+            io_threads=self.io_threads,
+            seals=self.seals,
+        )
+        return task, self.footprint_of(task, tuned)
+
+    def footprint_of(self, task: DenoiseTask, tuned: Tuned | None = None) -> Footprint:
+        """Return the memory that a worker needs for a task."""
+        original = self.opened.original
+        return _footprint(task, self.layout, original.chunks if not original.mapped else (1,), tuned)
+
+
+def _size(opened: _Opened, request: PlanRequest) -> _Sized:
+    computing, previous, roles = opened.computing, opened.begun.previous, opened.roles
+    job, denoiser = computing.job, opened.denoiser
+    image = tuple(opened.source.shape[i] for i in roles.spatial)
+    own_code, reach = tried(denoiser, job.tile, image, previous, run=job.run, report=request.report)
     seals = seals_of(denoiser, own_code)
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
-    geometry = geometry_of(source, denoiser, roles, reach)
-    layout = layout_of(job, original, geometry, roles, previous)
-    rim = rim_of(job.tile, denoiser, roles)
+    geometry = geometry_of(opened.source, denoiser, roles, reach)
+    layout = layout_of(job, opened.original, geometry, roles, previous)
     unit = block_unit(geometry, layout.shard)
-    job, requested = no_more_than(job, requested, geometry.shape, unit)
+    job, requested = no_more_than(job, computing.requested, geometry.shape, unit)
+    return _Sized(
+        opened,
+        job,
+        requested,
+        denoiser,
+        own_code,
+        seals,
+        reach,
+        geometry,
+        layout,
+        rim_of(job.tile, denoiser, roles),
+        unit,
+        overlap=computing.on_gpu or overlap_pays(job.run),
+        io_threads=io_threads_for(job.run, computing.cluster, computing.device),
+    )
 
-    convolves = denoiser.convolutional and geometry.dims == 2
 
-    def with_sizes(
-        block: tuple[int, ...], size: Size, tuned: Tuned | None = None
-    ) -> tuple[DenoiseTask, Footprint]:
-        tiling = tiling_of(job.tile, denoiser, roles, reach, geometry, size, block, values, source.dtype)
-        grid = grid_of(geometry, roles, reach, block, tiling)
-        task = DenoiseTask(
-            source=source,
-            sides=dict(sides),
-            writer=ShardWriter(output, layout),
-            grid=grid,
-            rim=rim,
-            roles=roles,
-            denoiser=denoiser,
-            tiling=tiling,
-            channels_out=denoiser.channels[1],
-            device=device,
-            precision=precision,
-            on_nan=job.run.on_nan,
-            overlap=device != "cpu" or overlap_pays(job.run),
-            channels_last=convolves and channels_last_of(job.tile, device, precision),
-            io_threads=io_threads_for(job.run, cluster, device),
-            seals=seals,
-        )
-        return task, _footprint(task, layout, stored_piece, tuned)
+@dataclass(frozen=True)
+class _Settled:
+    """What a worker does with a block, and what that takes."""
 
-    machine = machine_bytes() if is_here(cluster) else None
-    stored_piece = original.chunks if not original.mapped else (1,)
-    on_gpu = device != "cpu"
+    sized: _Sized
+    task: DenoiseTask
+    needed: Footprint
+    tuned: Tuned | None
+    """Findings of a trial of the GPU."""
+    note: str
+    reach: Reach
+
+
+def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
+    job, previous, computing = sized.job, sized.opened.begun.previous, sized.opened.computing
 
     def choose(known: Tuned | None) -> tuple[DenoiseTask, Footprint]:
-        sized = partial(with_sizes, tuned=known)
-        return choose_block(job, geometry, unit, previous, machine, sized, on_gpu=on_gpu)
+        sized_as = partial(sized.task_of, tuned=known)
+        return choose_block(
+            job,
+            sized.geometry,
+            sized.unit,
+            previous,
+            computing.machine_bytes,
+            sized_as,
+            on_gpu=computing.on_gpu,
+        )
 
-    def settled(chosen: tuple[DenoiseTask, Footprint]) -> ChosenTiles:
-        with report_if_slow(report, trying(chosen[0])):
-            return choose_tiles(job, chosen[0], geometry, previous, probe=probe)
+    def settle(chosen: tuple[DenoiseTask, Footprint]) -> ChosenTiles:
+        with report_if_slow(request.report, trying(chosen[0])):
+            return choose_tiles(job, chosen[0], sized.geometry, previous, probe=request.probe)
 
     def fits(_: tuple[DenoiseTask, Footprint], made: ChosenTiles) -> bool:
-        needed = _footprint(made.task, layout, stored_piece, made.tuned)
-        return needed.total_bytes <= allowed_bytes(job.run, machine)
+        needed = sized.footprint_of(made.task, made.tuned)
+        return needed.total_bytes <= allowed_bytes(job.run, computing.machine_bytes)
 
-    is_free = on_gpu and job.tile.block == "auto" and previous is None
-    (task, needed), made = chosen_with_tiles(choose, settled, fits, is_free=is_free)
+    is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
+    (task, needed), made = chosen_with_tiles(choose, settle, fits, is_free=is_free)
     if made is not None:
-        task, needed = made.task, _footprint(made.task, layout, stored_piece, made.tuned)
-    reach = compared(reach, task, job.tile, previous, run=job.run, report=report)
-    identity = _identity(job, original, given, task, layout, previous) | {
-        "code": {**code_versions(), **own_code},
-        "noise_level": noise_level,
-        "probed": list(reach.probed) if reach.probed else None,
-    }
-    same_inputs: list[dict[str, Any]] = previous.get("same_inputs", []) if previous else []
-    if previous and may_be_same(previous["identity"], identity):
-        images = inputs_of(identity)
-        if same_input and images not in [inputs_of(previous["identity"]), *same_inputs]:
-            same_inputs = [*same_inputs, images]
-        if images in same_inputs:
-            identity |= inputs_of(previous["identity"])
-    differs = tuple(differences(previous["identity"], identity)) if previous else ()
-    free = shutil.disk_usage(existing_parent(output)).free
-    plan = Plan(
+        task, needed = made.task, sized.footprint_of(made.task, made.tuned)
+    reach = compared(sized.reach, task, job.tile, previous, run=job.run, report=request.report)
+    tuned, note = (made.tuned, made.note) if made else (None, "")
+    return _Settled(sized, task, needed, tuned, note, reach)
+
+
+def _identify(settled: _Settled, request: PlanRequest) -> Plan:
+    sized, opened = settled.sized, settled.sized.opened
+    job, begun = sized.job, opened.begun
+    identity, earlier = relate(job, _identity(settled), begun.previous, request)
+    task = as_it_went(settled.task, begun.previous)
+    output = OutputArray(begun.output, sized.layout, task.grid, job.output.overwrite)
+    asked = _asked(job, begun.output, sized.requested)
+    return Plan(
         job=job,
-        cluster=cluster,
-        task=as_it_went(task, previous),
-        sources=(original, *sides.values()),
-        layout=layout,
-        reach=reach,
-        output=output,
-        run_directory=run_directory_of(output),
+        work=DenoiseWork(output, task, settled.tuned),
+        cluster=opened.computing.cluster,
+        requested=sized.requested,
+        sources=(opened.original, *opened.sides.values()),
+        files=(*task.denoiser.files(), *(Path(job.input.sides[name]) for name in task.sides)),
         identity=identity,
-        same_inputs=tuple(same_inputs),
-        differs=differs,
-        resumes=previous is not None and not differs,
-        fresh=fresh,
-        footprint=needed,
-        free_disk_bytes=free,
-        machine_bytes=machine,
-        requested=requested,
-        tuned=made.tuned if made else None,
-        notes=notes_of(
-            original,
-            source.dtype,
-            layout=layout,
-            roles=roles,
-            grid=task.grid,
-            reach=reach,
-            noise_level=noise_level,
-            of_trial=made.note if made else "",
-        )
-        + ignored
-        + note_of_cluster(job, cluster, device)
-        + note_of_files(layout, job.output, roles)
-        + note_of_locks(output),
+        resources=_resources(settled),
+        documents=Documents(asked, _resolved(asked, task, sized.layout)),
+        figures=_figures(job, task, sized.layout, settled),
+        notes=_notes(settled),
+        earlier=earlier,
     )
-    if refuse:
-        plan.check_fits()
-    return plan
+
+
+def _notes(settled: _Settled) -> tuple[str, ...]:
+    sized, opened = settled.sized, settled.sized.opened
+    return (
+        *notes_of(
+            opened.original,
+            opened.source.dtype,
+            layout=sized.layout,
+            roles=opened.roles,
+            grid=settled.task.grid,
+            reach=settled.reach,
+            noise_level=opened.noise_level,
+            of_trial=settled.note,
+        ),
+        *opened.computing.ignored,
+        *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
+        *note_of_files(sized.layout, sized.job.output, opened.roles),
+        *note_of_locks(opened.begun.output),
+    )
+
+
+def _identity(settled: _Settled) -> dict[str, Any]:
+    """Return everything that can change a bit of the output."""
+    sized, opened, task = settled.sized, settled.sized.opened, settled.task
+    sides = sorted(sized.job.input.sides.items())
+    return {
+        "input": opened.original.fingerprint(),
+        "sides": {name: open_source(path).fingerprint() for name, path in sides},
+        "denoiser": describe_denoiser(opened.given),
+        "weights": {path.name: task.seals[str(path)] for path in opened.given.files()},
+        "range": list(task.tiling.range) if task.tiling.range else None,
+        "tiled_axes": "".join(task.roles.axes[i] for i in task.roles.spatial),
+        "depth": [list(pair) for pair in task.tiling.depth],
+        "boundary": list(task.rim.rules),
+        "precision": task.precision,
+        **on_device(task, opened.begun.previous),
+        "on_nan": task.on_nan,
+        "layout": sized.layout.to_json(),
+        "block": list(task.grid.block),
+        "code": {**code_versions(), **sized.own_code},
+        "noise_level": opened.noise_level,
+        "probed": list(settled.reach.probed) if settled.reach.probed else None,
+    }
 
 
 def _footprint(
@@ -244,7 +323,7 @@ def _footprint(
     tiling, denoiser = task.tiling, task.denoiser
     middle = task.grid.middle
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
-    window = math.prod(tile_window(task)[1])
+    window = math.prod(_tile_window(task)[1])
     read = tuple(
         min(w, n) if rule == "cut" else w
         for w, n, rule in zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
@@ -269,26 +348,131 @@ def _footprint(
     )
 
 
-def _identity(
-    job: Job,
-    source: Source,
-    denoiser: Denoiser,
-    task: DenoiseTask,
-    layout: Layout,
-    previous: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+def _tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of the largest tile, and of its window: no larger than the image where it is cut there."""
+    tiling = task.tiling
+    tile = tuple(min(t, n) for t, n in zip(tiling.tile, tiling.image, strict=True))
+    rules = [task.rim.rules[i] for i in task.roles.spatial]
+    grown = [t + a + b for t, (a, b) in zip(tile, tiling.depth, strict=True)]
+    window = tuple(
+        min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.image, rules, strict=True)
+    )
+    return tile, window
+
+
+def _resources(settled: _Settled) -> Resources:
+    task, needed, machine = settled.task, settled.needed, settled.sized.opened.computing.machine_bytes
+    need = Need(
+        f"one block of {list(task.grid.block)}",
+        needed.total_bytes,
+        needed.describe(),
+        _ways_to_fit(settled),
+        _remark_on_depth(task),
+    )
+    output = settled.sized.opened.begun.output
+    return Resources((need,), SMALLER, machine, free_bytes(output), smaller_output="a smaller output.dtype")
+
+
+def _ways_to_fit(settled: _Settled) -> str:
+    """Return what to write where a block takes more than a worker has: what can help, and nothing else."""
+    needed, machine = settled.needed, settled.sized.opened.computing.machine_bytes
+    allowed = parse_bytes(settled.sized.job.run.memory_per_worker)
+    tile, window = _tile_window(settled.task)
+    is_deep = math.prod(window) > 4 * math.prod(tile)
+    enough = needed.total_bytes
+    ways = {
+        f"write run.memory_per_worker: {-(-enough // MIB)}MiB": machine is None or enough <= machine,
+        f"write {SMALLER}": allowed > needed.fixed_bytes and not is_deep,
+        "choose a denoiser that looks less far": is_deep and allowed > needed.fixed_bytes,
+        "store the input in smaller chunks": enough - needed.decode_bytes <= allowed,
+    }
+    remedies = ", or ".join(way for way, helps in ways.items() if helps)
+    text = remedies or "use a machine with more memory"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _remark_on_depth(task: DenoiseTask) -> str:
+    """Return what a depth does that is large beside the tile."""
+    tile, window = _tile_window(task)
+    if math.prod(window) <= 2 * math.prod(tile):
+        return ""
+    edges, reached = (" x ".join(map(str, shape)) for shape in (tile, window))
+    deepest = max(itertools.chain.from_iterable(task.tiling.depth))
+    return f" With depth {deepest}, a tile of {edges} pixels computes {reached}."
+
+
+def _asked(job: Denoising, output: Path, requested: Requested) -> dict[str, Any]:
+    """Return the job as a configuration: the shape of the YAML, with an absolute output."""
+    parts = {name: asdict(getattr(job, name)) for name in ("input", "output", "tile", "run", "cluster")}
+    parts["run"]["workers"] = requested.workers
+    parts["output"]["path"] = str(output)
+    choice = job.denoiser
+    denoiser = (
+        {"name": choice.name, **choice.options}
+        if isinstance(choice, DenoiserChoice)
+        else describe_denoiser(choice)
+    )
     return {
-        "input": source.fingerprint(),
-        "sides": {name: open_source(path).fingerprint() for name, path in sorted(job.input.sides.items())},
-        "denoiser": describe_denoiser(denoiser),
-        "weights": {path.name: task.seals[str(path)] for path in denoiser.files()},
-        "range": list(task.tiling.range) if task.tiling.range else None,
-        "tiled_axes": "".join(task.roles.axes[i] for i in task.roles.spatial),
-        "depth": [list(pair) for pair in task.tiling.depth],
-        "boundary": list(task.rim.rules),
+        "version": 1,
+        "job": job.kind,
+        **parts,
+        "denoiser": denoiser,
+        "allow_import": job.allow_import,
+        "import_folder": job.import_folder,
+    }
+
+
+def _resolved(asked: Mapping[str, Any], task: DenoiseTask, layout: Layout) -> dict[str, Any]:
+    """Return the job as a configuration in which every size is decided; it makes the same output."""
+    spatial = task.roles.spatial
+
+    def edges(sizes: tuple[int, ...]) -> list[int]:
+        return [sizes[i] for i in spatial]
+
+    # A file cannot allow itself to run code.
+    job = {key: value for key, value in asked.items() if key not in ("allow_import", "import_folder")}
+    block = edges(task.grid.block)
+    if task.tiling.scale == 1:  # a block that ends with the image is as good as one that ends with its shard
+        block = [-(-b // s) * s for b, s in zip(block, edges(layout.shard), strict=True)]
+    job["denoiser"] = describe_denoiser(task.denoiser)
+    job["output"] = job["output"] | {
+        "shard": edges(layout.shard),
+        "chunk": edges(layout.chunk),
+        "dtype": layout.dtype,
+    }
+    job["tile"] = job["tile"] | {
+        **written_tiles(task),
+        "depth": [max(pair) for pair in task.tiling.depth],
+        "boundary": task.rim.rules[spatial[0]],
+        "block": block,
+        "axes": "".join(task.roles.axes[i] for i in spatial),
+    }
+    return job
+
+
+def _figures(job: Denoising, task: DenoiseTask, layout: Layout, settled: _Settled) -> dict[str, Any]:
+    grid, roles, tuned = task.grid, task.roles, settled.tuned
+    spatial_core = roles.spatial_part(grid.middle.core).size
+    spatial_window = roles.spatial_part(task.rim.reach(grid.middle.window, grid.shape)).size
+    tile, window = map(math.prod, _tile_window(task))
+    return {
+        "input": job.input.path,
+        "shape": list(grid.shape),
+        "axes": "".join(roles.axes),
+        "tiled_axes": "".join(roles.axes[i] for i in roles.spatial),
+        "dtype": str(task.source.dtype),
+        "output_shape": list(layout.shape),
+        "output_dtype": layout.dtype,
+        "denoiser": task.denoiser.name,
+        "tile": list(task.tiling.tile),
+        "batch": task.tiling.batch,
+        "device": task.device,
         "precision": task.precision,
-        **on_device(task, previous),
-        "on_nan": task.on_nan,
-        "layout": layout.to_json(),
-        "block": list(task.grid.block),
+        "device_memory_bytes": tuned.device_bytes if tuned and task.device != "cpu" else None,
+        "tuned": tuned.to_json() if tuned else None,
+        "depth": [list(d) for d in task.tiling.depth],
+        "depth_from": settled.reach.origin,
+        "boundary": task.rim.rules[roles.spatial[0]],
+        "read_amplification": round(spatial_window / spatial_core, 4),
+        "compute_redundancy": round(window / tile, 4),
     }

@@ -1,1 +1,23 @@
-"""Reconstructions: planned, iterated on disk, written."""
+"""The job ``reconstruct``: the image that explains a stack of measurements, by a solver on disk."""
+
+from __future__ import annotations
+
+from halotile.graphs.jobs.base import JobKind
+from halotile.graphs.jobs.reconstruct import words
+from halotile.graphs.jobs.reconstruct.continuation import changes, essentials
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.jobs.reconstruct.rules import CHECKS, RULES
+
+KIND = JobKind(
+    job=Reconstruction,
+    plan="halotile.graphs.jobs.reconstruct.plan:plan_reconstruction",
+    title=words.title,
+    headline=words.headline,
+    rows=words.plan_rows,
+    checks=CHECKS,
+    rules=RULES,
+    how=("tile", "fuse", "exact"),
+    on_cpu="operators and solver",
+    essentials=essentials,
+    changes=changes,
+)

@@ -8,20 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.run import reconstruct as run_reconstruction
-from halotile.graphs.jobs.sections import (
-    Auto,
-    DenoiserChoice,
+from halotile.graphs.jobs.reconstruct.job import (
     FidelityChoice,
     OperatorChoice,
-    Output,
     PriorChoice,
     Reconstruction,
-    Run,
     SolverChoice,
 )
+from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Output, Run
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script, section
+from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown
@@ -125,7 +122,7 @@ def reconstruct(
         allow_import=True,
     )
     with progress_shown(observer) as observe:
-        return run_reconstruction(make_reconstruction_plan(job, fresh=fresh), observer=observe)
+        return run(make_plan(job, fresh=fresh), observer=observe)
 
 
 def _prior(written: str | Words) -> PriorChoice:

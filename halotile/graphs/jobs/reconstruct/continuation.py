@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.errors import ResumeRefused
 from halotile.graphs.amounts import counted
-from halotile.graphs.jobs.sections import SolverChoice
-from halotile.graphs.solvers.base import CHANGE, RECOMPUTED, RESIDUAL, SPENT
+from halotile.graphs.jobs.reconstruct.job import SolverChoice
 from halotile.storage.run_directory.checkpoints import Checkpoint
 from halotile.storage.run_directory.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
+    from halotile.graphs.solvers.base import Solver
 
 Rows = Sequence[Mapping[str, float]]
 """What each iteration came to, the first one first."""
@@ -22,31 +21,17 @@ ITERATE = "iterate"
 """The folder of the solver's state."""
 
 
-def is_done(tol: float, row: Mapping[str, float]) -> bool:
-    """Whether the image had come to rest by then; where a residual is told, whether that is small, computed anew, or spent.
-
-    Examples
-    --------
-    >>> is_done(0.0, {"iteration": 1, "change": 0.1}), is_done(0.01, {"iteration": 2, "change": 0.001})
-    (False, True)
-    >>> [is_done(0.01, {"change": 0.001, "residual": 0.005, "recomputed": anew}) for anew in (0.0, 1.0)]
-    [False, True]
-    """
-    if RESIDUAL in row:
-        return bool(row[RECOMPUTED]) and (row[RESIDUAL] <= tol or bool(row.get(SPENT)))
-    return row.get(CHANGE, 1.0) <= tol
-
-
-def end_of(rows: Rows, solver: SolverChoice) -> int | None:
+def end_of(rows: Rows, choice: SolverChoice, solver: Solver) -> int | None:
     """The iteration that a solver ends with, if these are enough to tell.
 
     Examples
     --------
+    >>> from halotile.graphs.solvers.base import SolverBase
     >>> rows = [{"iteration": n, "change": change} for n, change in enumerate((0.5, 0.1, 0.02), 1)]
-    >>> [end_of(rows, SolverChoice(iterations=n, tol=tol)) for n, tol in ((3, 0.0), (2, 0.0), (9, 0.2), (9, 0.0))]
+    >>> [end_of(rows, SolverChoice(iterations=n, tol=tol), SolverBase()) for n, tol in ((3, 0.0), (2, 0.0), (9, 0.2), (9, 0.0))]
     [3, 2, 2, None]
     """
-    ends = (row for row in rows if row["iteration"] == solver.iterations or is_done(solver.tol, row))
+    ends = (row for row in rows if row["iteration"] == choice.iterations or solver.is_done(choice.tol, row))
     return next((int(row["iteration"]) for row in ends), None)
 
 
@@ -94,7 +79,7 @@ class Reached:
         return last_of(self.rows)
 
 
-def note_of(directory: RunDirectory, solver: SolverChoice) -> tuple[str, ...]:
+def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tuple[str, ...]:
     """What is to be said of a run that goes on with the iterations of an earlier one.
 
     Raises
@@ -103,12 +88,12 @@ def note_of(directory: RunDirectory, solver: SolverChoice) -> tuple[str, ...]:
         When the earlier run went past the end that is asked for, or left nothing to go on from.
     """
     reached = Reached.of(directory)
-    end, done = end_of(reached.rows, solver), counted(reached.iterations, "iteration")
+    end, done = end_of(reached.rows, choice, solver), counted(reached.iterations, "iteration")
     if end == reached.iterations or not reached.rows:
         return ()
     if end is not None:
         raise ResumeRefused(
-            f"{directory.path} has done {done}; with solver.iterations: {solver.iterations} and solver.tol: {solver.tol:g} "
+            f"{directory.path} has done {done}; with solver.iterations: {choice.iterations} and solver.tol: {choice.tol:g} "
             f"it would have ended after {end}, whose image is gone. Write solver.iterations: {reached.iterations} or "
             "more with a smaller tol, or run with --fresh to start over."
         )
@@ -118,7 +103,7 @@ def note_of(directory: RunDirectory, solver: SolverChoice) -> tuple[str, ...]:
             "it cannot go on from there. Run with --fresh to start over, with solver.keep_state: true if you may want "
             "more iterations later; or write another output.path and start: the output, to begin at its image."
         )
-    at_most = counted(solver.iterations, "iteration")
+    at_most = counted(choice.iterations, "iteration")
     are = "is" if reached.iterations == 1 else "are"
     return (f"{done} {are} done; goes on from there to {at_most} at most, with the bits of one run",)
 
@@ -129,21 +114,30 @@ def is_gone(directory: RunDirectory) -> bool:
     return reached.written > 0 and not reached.has_state
 
 
-def is_behind(directory: RunDirectory, solver: SolverChoice) -> bool:
+def is_behind(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> bool:
     """Whether what the output holds is the image of another iteration than the one asked for."""
     reached = Reached.of(directory)
-    return end_of(reached.rows, solver) != reached.written
-
-
-def keep_job(plan: ReconstructionPlan, directory: RunDirectory) -> None:
-    """Have the directory keep what is asked for now: what goes on from there goes on to the same end."""
-    job = plan.job_json()
-    kept = directory.read_job()
-    if kept is not None and kept.get("solver") != job["solver"]:
-        directory.write_job(job)
-        directory.write_config(plan.resolved_json())
+    return end_of(reached.rows, choice, solver) != reached.written
 
 
 def identity_of(solver: Mapping[str, Any]) -> dict[str, Any]:
     """What of a solver's choice can change an iterate: how many there are, and what is kept of them, cannot."""
     return {key: value for key, value in solver.items() if key not in ("iterations", "tol", "keep_state")}
+
+
+def essentials(job: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored job without what may differ between an earlier run and one that goes on with it."""
+    parts = dict(job)
+    if "solver" in parts:
+        parts["solver"] = identity_of(parts["solver"])
+    prior = parts.get("prior") or {}
+    if (
+        prior.get("name") != "tv"
+    ):  # others have no iterations, and the default was another in earlier versions
+        parts["prior"] = {key: value for key, value in prior.items() if key != "iterations"}
+    return parts
+
+
+def changes(job: Mapping[str, Any]) -> Any:
+    """Return the part of a stored job that a run which goes on keeps anew: it may go on to another end."""
+    return job.get("solver")

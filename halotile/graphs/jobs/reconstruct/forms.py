@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from halotile.graphs.solvers.base import Map, Problem, Staged, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Map, Problem, SolverBase, Staged, State, Step, Vectors, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.contributions import Contributions, Wants
 from halotile.tasks.fidelity import L2, MISFIT, FoldedGradient, Gradient, NormalImage, Term
@@ -150,12 +150,11 @@ def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, p
 
 
 @dataclass(frozen=True)
-class Backprojection:
+class Backprojection(SolverBase):
     """``b = sum_i w_i A_i^T y_i``, in one sweep; with it, the misfit of the image that is 0."""
 
     name: ClassVar[str] = "adjoint"
     vectors: ClassVar[Mapping[str, int]] = {"b": 2}
-    sweeps_before: ClassVar[int] = 0
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Minus the gradient at 0."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.reconstruct.operators import make_operator
-from halotile.graphs.jobs.sections import OperatorChoice
 from halotile.graphs.rules.paths import whole_choice, whole_path
 from halotile.graphs.rules.words import shown
 from halotile.tasks.operators.base import Operator

@@ -6,12 +6,12 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
-from halotile.graphs.jobs.sections import FidelityChoice, OperatorChoice, Reconstruction
+from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice
 from halotile.graphs.plans.opening import Imports, allow_imports
 from halotile.graphs.rules.operator_options import Kind, stand_ins
 from halotile.registry import find
@@ -22,6 +22,15 @@ from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.operators.own import Own
 from halotile.tasks.options import job_key, required_keys
 from halotile.tasks.shared import Shared
+
+
+class Measured(Imports, Protocol):
+    """A job with operators."""
+
+    @property
+    def operators(self) -> tuple[OperatorChoice, ...]:
+        """The operators, and what each measures."""
+        ...
 
 
 def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operator:
@@ -77,7 +86,7 @@ def _nested(value: Any, job: Imports | None) -> Any:
     return make_operator(OperatorChoice(name=value["name"], data="", options=options), job)
 
 
-def make_operators(job: Reconstruction) -> tuple[Operator, ...]:
+def make_operators(job: Measured) -> tuple[Operator, ...]:
     """The operators of a job.
 
     Raises

@@ -1,10 +1,9 @@
-"""The planner of reconstructions: a job's operators, prior and solver as a problem, its sizes decided or refused."""
+"""The plan of a reconstruction, in stages: opened, sized, settled, identified."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,12 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
+from halotile.graphs.jobs.base import OutputArray, PlanRequest
 from halotile.graphs.jobs.reconstruct.continuation import identity_of, note_of
+from halotile.graphs.jobs.reconstruct.figures import figures_of
 from halotile.graphs.jobs.reconstruct.forms import Form, choose_form
-from halotile.graphs.jobs.reconstruct.memory import footprint_of_step
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.jobs.reconstruct.memory import StepFootprint
 from halotile.graphs.jobs.reconstruct.operator_checks import (
     check_kernels,
     check_masks,
@@ -33,8 +35,9 @@ from halotile.graphs.jobs.reconstruct.operators import (
     make_terms,
     open_measurements,
     sources_in,
+    written,
 )
-from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
+from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.jobs.reconstruct.prior import (
     cut_for_prior,
     denoised_of,
@@ -45,17 +48,10 @@ from halotile.graphs.jobs.reconstruct.prior import (
 )
 from halotile.graphs.jobs.reconstruct.prior_trials import Cut, denoising_of
 from halotile.graphs.jobs.reconstruct.traffic import comes_apart, computed_twice
-from halotile.graphs.jobs.sections import Reconstruction, parse_bytes
-from halotile.graphs.plans.cutting import allowed_bytes, overlap_pays
+from halotile.graphs.jobs.sections import DenoiserChoice, parse_bytes
+from halotile.graphs.plans.cutting import allowed_bytes
 from halotile.graphs.plans.denoiser_trials import compared, expect_trial
-from halotile.graphs.plans.devices import (
-    check_device,
-    cluster_for,
-    device_of,
-    io_threads_for,
-    is_here,
-    note_of_cluster,
-)
+from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.gpu_trials import (
     ChosenTiles,
     as_it_went,
@@ -64,11 +60,13 @@ from halotile.graphs.plans.gpu_trials import (
     on_device,
     sized_as,
     trying,
+    written_tiles,
 )
-from halotile.graphs.plans.memory import machine_bytes
+from halotile.graphs.plans.memory import MIB
 from halotile.graphs.plans.notes import note_of_files, note_of_locks
-from halotile.graphs.plans.opening import check_paths, computed_by
-from halotile.graphs.plans.plan import existing_parent, run_directory_of
+from halotile.graphs.plans.opening import check_paths, describe_denoiser
+from halotile.graphs.plans.plan import Documents, Need, Plan, Resources
+from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import (
     Geometry,
     axes_like,
@@ -77,210 +75,349 @@ from halotile.graphs.plans.sizes import (
     check_block,
     layout_like,
 )
-from halotile.graphs.plans.worker_count import no_more_than, with_workers
-from halotile.graphs.rules.combinations import check_reconstruction
+from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.worker_count import Requested, no_more_than
 from halotile.graphs.rules.paths import with_whole_paths
-from halotile.graphs.runs.identity import code_versions, differences
-from halotile.graphs.waiting import Report, no_report, report_if_slow
+from halotile.graphs.runs.identity import code_versions
+from halotile.graphs.solvers.base import Solver
+from halotile.graphs.waiting import report_if_slow
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.disk.place import check_parents
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.operators.base import working_dtype
+from halotile.tasks.operators.base import Operator, working_dtype
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
 
+SMALLER = "a smaller tile.size, tile.block or output.shard"
 
-def make_reconstruction_plan(
-    job: Reconstruction,
-    *,
-    fresh: bool = False,
-    refuse: bool = True,
-    probe: bool = False,
-    report: Report = no_report,
-) -> ReconstructionPlan:
-    """Decide every size of a reconstruction and check that it fits.
 
-    ``report`` is told in a line what is being done, where it takes a while. With ``probe``, the denoiser of the prior is tried
-    on the device also where nothing is to be decided, in every precision: see :attr:`ReconstructionPlan.tuned`.
+def plan_reconstruction(job: Reconstruction, request: PlanRequest) -> Plan:
+    """Decide every size of a reconstruction."""
+    opened = _open(with_whole_paths(job), request)
+    sized = _size(opened, request)
+    settled = _settle(sized, request)
+    return _identify(settled, request)
 
-    Raises
-    ------
-    ConfigError, InputError, WeightsError
-        When the job cannot be run as it is written.
-    MemoryRefused, DiskRefused
-        When it does not fit.
-    """
-    check_reconstruction(job)
-    job = with_whole_paths(job)
-    output = Path(os.path.abspath(job.output.path))
-    check_parents(output)
-    directory = RunDirectory(run_directory_of(output))
-    previous = None if fresh else directory.whole_plan()
+
+@dataclass(frozen=True)
+class _Opened:
+    """Operators, measurements and images, as they lie on the disk."""
+
+    begun: Begun
+    computing: Computing[Reconstruction]
+    operators: tuple[Operator, ...]
+    data: tuple[Source, ...]
+    images: Mapping[str, Source]
+    """Start and reference, where the job has them."""
+    image: Constant
+    """An image of zeros, of the shape and type that is looked for."""
+    denoiser: Denoiser | None
+    notes: tuple[str, ...]
+
+    @property
+    def start(self) -> Source | None:
+        """The image to begin with."""
+        return self.images.get("start")
+
+    @property
+    def job(self) -> Reconstruction:
+        """The job."""
+        return self.computing.job
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Measurements, start, reference, and the images that operators read."""
+        own = (source for operator in self.operators for source in sources_in(operator))
+        return (*self.data, *self.images.values(), *own)
+
+
+def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
+    begun = begin(job, request)
     operators = make_operators(job)
     check_made(operators)
     check_masks(operators)
     data = open_measurements(job.operators, operators)
-    given, reference = (open_source(path) if path else None for path in (job.start, job.reference))
-    images = {key: image for key, image in (("start", given), ("reference", reference)) if image}
+    paths = {"start": job.start, "reference": job.reference}
+    images = {key: open_source(path) for key, path in paths.items() if path}
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     check_kernels(operators, shape)
-    with report_if_slow(report, "comparing adjoints with forwards"):
-        untried = try_adjoints(operators, shape, job.run)
-    inferred = job.shape == "auto" and all(image.shape != shape for image in images.values())
-    for key, other in images.items():
-        _check_image(other, key, shape)
-    image = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
-    for source in (*data, given, reference):
-        if source is not None:
-            check_paths(source, output)
+    with report_if_slow(request.report, "comparing adjoints with forwards"):
+        notes = [*notes_of(operators), *try_adjoints(operators, shape, job.run)]
+    if job.shape == "auto" and all(image.shape != shape for image in images.values()):
+        notes += note_of_shape(shape, [source.shape for source in data])
+    for key, image in images.items():
+        _check_image(image, key, shape)
+    for source in (*data, *images.values()):
+        check_paths(source, begun.output)
+    zeros = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
     denoiser = denoiser_of(job)
     expect_trial(denoiser)
-    device, precision, ignored = _computed_by(job, denoiser)
-    cluster = cluster_for(job.cluster, device)
-    job, requested = with_workers(job, cluster, device)
-    roles = _roles(data[0], shape)
-    own_code, reach = tried_prior(job, denoiser, shape[-2:], previous, report)
-    seals = seals_of(denoiser, own_code) if denoiser else {}
+    computing = compute_on(job, denoiser)
+    return _Opened(begun, computing, operators, data, images, zeros, denoiser, tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """The geometry of the image, and the form in which its gradient is computed."""
+
+    opened: _Opened
+    job: Reconstruction
+    requested: Requested
+    own_code: Mapping[str, str]
+    seals: Mapping[str, str]
+    reach: Reach
+    geometry: Geometry
+    layout: Layout
+    form: Form
+    solver: Solver
+    io_threads: int
+
+    @property
+    def state_layout(self) -> Layout:
+        """Layout of the solver's images."""
+        return replace(self.layout, dtype=str(self.opened.image.dtype))
+
+    def cut(self, block: tuple[int, ...]) -> Cut:
+        """Return the image in super-blocks of this size."""
+        opened, computing = self.opened, self.opened.computing
+        prior, grid = cut_for_prior(
+            self.job,
+            opened.denoiser,
+            opened.image,
+            self.geometry,
+            self.reach,
+            block,
+            computing.device,
+            computing.precision,
+            self.seals,
+        )
+        apart = comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
+        return Cut(prior, grid, replace(self.form, apart=apart))
+
+    def work_of(self, cut: Cut, tuned: Tuned | None) -> ReconstructWork:
+        """Return the inversion on these blocks."""
+        opened = self.opened
+        reference = opened.images.get("reference")
+        return ReconstructWork(
+            self.job,
+            OutputArray(opened.begun.output, self.layout, cut.grid, self.job.output.overwrite),
+            cut.form,
+            cut.prior,
+            self.solver,
+            opened.start or opened.image,
+            Target(reference, _peak(reference)),
+            self.io_threads,
+            tuned,
+        )
+
+
+def _size(opened: _Opened, request: PlanRequest) -> _Sized:
+    computing, previous = opened.computing, opened.begun.previous
+    job, denoiser, shape = computing.job, opened.denoiser, opened.image.shape
+    roles = _roles(opened.data[0], shape)
+    own_code, reach = tried_prior(job, denoiser, shape[-2:], previous, request.report)
     geometry = Geometry(shape, shape, roles, 1, reach.align)
     memory = parse_bytes(job.run.memory_per_worker)
-    layout = layout_like(data[0], job.output, geometry, image.dtype, memory, previous)
-    job, requested = no_more_than(job, requested, shape, block_unit(geometry, layout.shard))
-    terms = make_terms(job.operators, operators, data, job.fidelity, given)
-    form = choose_form(terms, image.dtype, exact=job.exact, per_sweep=job.solver.checkpoint_every)
-    _check_per_sweep(form)
-    solver = find("solvers", job.solver.name).SOLVER()
-    machine = machine_bytes() if is_here(cluster) else None
-    allowed, overlap = allowed_bytes(job.run, machine), overlap_pays(job.run)
-    state = replace(layout, dtype=str(image.dtype))
-    io_threads = io_threads_for(job.run, cluster, device)
+    layout = layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
+    job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
+    terms = make_terms(job.operators, opened.operators, opened.data, job.fidelity, opened.start)
+    per_pass = job.solver.checkpoint_every
+    form = choose_form(terms, opened.image.dtype, exact=job.exact, per_sweep=per_pass)
+    _check_per_pass(form)
+    return _Sized(
+        opened,
+        job,
+        requested,
+        own_code,
+        seals_of(denoiser, own_code) if denoiser else {},
+        reach,
+        geometry,
+        layout,
+        form,
+        find("solvers", job.solver.name).SOLVER(),
+        io_threads_for(job.run, computing.cluster, computing.device),
+    )
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """The blocks, and what computes the prior on them."""
+
+    sized: _Sized
+    work: ReconstructWork
+    note: str
+    reach: Reach
+
+
+def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
+    opened, computing, job = sized.opened, sized.opened.computing, sized.job
+    previous, output = opened.begun.previous, opened.begun.output
+    allowed = allowed_bytes(job.run, computing.machine_bytes)
 
     def choose(known: Tuned | None) -> Cut:
-        for block in _blocks(job, geometry, layout, previous):
-            prior, grid = cut_for_prior(
-                job, denoiser, image, geometry, reach, block, device, precision, seals
-            )
-            cut = Cut(prior, grid, replace(form, apart=comes_apart(job.fuse, form, prior, grid, solver)))
+        for block in _blocks(sized, previous):
+            cut = sized.cut(block)
             if fits(cut, known):
                 break  # or else the smallest, which the plan refuses
         return cut
 
-    def settled(cut: Cut) -> ChosenTiles | None:
-        task = denoising_of(cut, state, [given, *data] if given else data, output)
+    def settle(cut: Cut) -> ChosenTiles | None:
+        images = [*([opened.start] if opened.start else []), *opened.data]
+        task = denoising_of(cut, sized.state_layout, images, output)
         if task is None:
-            if probe:
+            if request.probe:
                 raise ConfigError(
                     f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out."
                 )
             return None
-        with report_if_slow(report, trying(task)):
-            return choose_tiles(job, task, geometry, previous, probe=probe)
+        with report_if_slow(request.report, trying(task)):
+            return choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
 
     def fits(cut: Cut, tuned: Tuned | None) -> bool:
-        measured = tuned.host_bytes if tuned else None
-        needed = footprint_of_step(
-            cut.grid,
-            cut.form,
-            cut.prior,
-            solver,
-            state,
-            overlap=overlap,
-            io_threads=io_threads,
-            measured=measured,
-        )
-        return needed.total_bytes <= allowed
+        return sized.work_of(cut, tuned).step_footprint().total_bytes <= allowed
 
-    is_free = device != "cpu" and job.tile.block == "auto" and previous is None
-    cut, made = chosen_with_tiles(choose, settled, lambda cut, made: fits(cut, made.tuned), is_free=is_free)
-    prior, tuned = cut.prior, made.tuned if made else None
+    is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
+    cut, made = chosen_with_tiles(choose, settle, lambda cut, made: fits(cut, made.tuned), is_free=is_free)
+    trial = denoising_of(cut, sized.state_layout, (), output)
+    reach = compared(sized.reach, trial, job.tile, previous, run=job.run, report=request.report)
     if made is not None:
-        prior = with_denoised(prior, partial(sized_as, task=made.task))
-    denoised = denoised_of(prior)
-    reach = compared(
-        reach, denoising_of(cut, state, (), output), job.tile, previous, run=job.run, report=report
+        cut = replace(cut, prior=with_denoised(cut.prior, partial(sized_as, task=made.task)))
+    tuned, note = (made.tuned, made.note) if made else (None, "")
+    return _Settled(sized, sized.work_of(cut, tuned), note, reach)
+
+
+def _identify(settled: _Settled, request: PlanRequest) -> Plan:
+    sized, opened, work = settled.sized, settled.sized.opened, settled.work
+    job, begun, denoiser = sized.job, opened.begun, opened.denoiser
+    identity, earlier = relate(job, _identity(settled), begun.previous, request)
+    begun_prior = with_denoised(work.prior, lambda denoised: as_it_went(denoised, begun.previous))
+    asked = _asked(job, begun.output, sized.requested)
+    further = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
+    return Plan(
+        job=job,
+        work=replace(work, prior=begun_prior),
+        cluster=opened.computing.cluster,
+        requested=sized.requested,
+        sources=opened.sources,
+        files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
+        identity=identity,
+        resources=_resources(settled),
+        documents=Documents(asked, _resolved(asked, work)),
+        figures=figures_of(work),
+        notes=_notes(settled, further),
+        earlier=earlier,
     )
-    identity = {
+
+
+def _notes(settled: _Settled, further: tuple[str, ...]) -> tuple[str, ...]:
+    sized, opened, work = settled.sized, settled.sized.opened, settled.work
+    twice = computed_twice(work.grid, sized.layout.shard, work.form, work.prior)
+    return (
+        *settled.reach.remarks,
+        *((settled.note,) if settled.note else ()),
+        *opened.notes,
+        *note_of_passes(work.form.per_sweep, twice),
+        *further,
+        *opened.computing.ignored,
+        *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
+        *note_of_files(sized.layout, sized.job.output, sized.geometry.roles),
+        *note_of_locks(opened.begun.output),
+    )
+
+
+def _identity(settled: _Settled) -> dict[str, Any]:
+    """Return everything that can change a bit of the image."""
+    sized, opened = settled.sized, settled.sized.opened
+    job, denoiser, images = sized.job, opened.denoiser, opened.images
+    denoised = denoised_of(settled.work.prior)
+    triples = zip(opened.operators, opened.data, job.operators, strict=True)
+    return {
         "operators": {
             str(number): describe_operator(operator)
             | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
-            for number, (operator, source, choice) in enumerate(
-                zip(operators, data, job.operators, strict=True)
-            )
+            for number, (operator, source, choice) in enumerate(triples)
         },
         "fidelity": asdict(job.fidelity),
-        "prior": describe_prior(job.prior, denoiser, reach, seals),
-        "probed": list(reach.probed) if reach.probed else None,
+        "prior": describe_prior(job.prior, denoiser, settled.reach, sized.seals),
+        "probed": list(settled.reach.probed) if settled.reach.probed else None,
         "solver": identity_of(asdict(job.solver)),
-        "start": given.fingerprint() if given else None,
-        "reference": reference.fingerprint() if reference else None,
-        "precision": precision if denoiser else job.run.precision,
-        **(on_device(denoised, previous) if denoised else {}),
+        "start": images["start"].fingerprint() if "start" in images else None,
+        "reference": images["reference"].fingerprint() if "reference" in images else None,
+        "precision": opened.computing.precision if denoiser else job.run.precision,
+        **(on_device(denoised, opened.begun.previous) if denoised else {}),
         "exact": job.exact,
-        "layout": layout.to_json(),
-        "block": list(cut.grid.block),
-        "code": {**code_versions(), **own_code},
+        "layout": sized.layout.to_json(),
+        "block": list(settled.work.grid.block),
+        "code": {**code_versions(), **sized.own_code},
     }
-    differs = tuple(differences(previous["identity"], identity)) if previous else ()
-    resumes = previous is not None and not differs
-    plan = ReconstructionPlan(
-        job=job,
-        cluster=cluster,
-        form=cut.form,
-        io_threads=io_threads,
-        prior=with_denoised(prior, lambda denoised: as_it_went(denoised, previous)),
-        tuned=tuned,
-        solver=solver,
-        start=given or image,
-        target=Target(reference, _peak(reference)),
-        grid=cut.grid,
-        layout=layout,
-        output=output,
-        run_directory=run_directory_of(output),
-        identity=identity,
-        differs=differs,
-        resumes=resumes,
-        fresh=fresh,
-        sources=(*data, *images.values(), *(source for each in operators for source in sources_in(each))),
-        files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
-        free_disk_bytes=shutil.disk_usage(existing_parent(output)).free,
-        machine_bytes=machine,
-        requested=requested,
-        notes=(
-            *reach.remarks,
-            *((made.note,) if made and made.note else ()),
-            *notes_of(operators),
-            *untried,
-            *(note_of_shape(shape, [source.shape for source in data]) if inferred else ()),
-            *note_of_passes(form.per_sweep, computed_twice(cut.grid, layout.shard, cut.form, prior)),
-            *(note_of(directory, job.solver) if resumes else ()),
-            *ignored,
-            *note_of_cluster(job, cluster, device),
-            *note_of_files(layout, job.output, roles),
-            *note_of_locks(output),
-        ),
+
+
+def _resources(settled: _Settled) -> Resources:
+    work, opened = settled.work, settled.sized.opened
+    return Resources(
+        tuple(_needs(work)),
+        SMALLER,
+        opened.computing.machine_bytes,
+        free_bytes(opened.begun.output),
+        scratch_bytes=work.scratch_bytes,
+        scratch_inodes=work.scratch_inodes,
     )
-    if refuse:
-        plan.check_fits()
-    return plan
 
 
-def _computed_by(job: Reconstruction, denoiser: Denoiser | None) -> tuple[str, str, tuple[str, ...]]:
-    """What computes the denoiser, how exactly, and what is to be said of that; operators are for CPUs."""
-    requested = job.run.precision
-    if denoiser is None:
-        ignored = (f"run.precision is {requested}, which is for networks: this job has none",)
-        return "cpu", "float32", ignored if requested != "float32" else ()
-    found = computed_by(denoiser, device_of(job.run, job.cluster), requested)
-    check_device(job.run, job.cluster, found[0])
-    return found
+def _needs(work: ReconstructWork) -> Iterator[Need]:
+    """Yield the memory of a block, and of each operator that sees the whole image."""
+
+    def need(what: str, footprint: StepFootprint, instead: str) -> Need:
+        enough = f"Write run.memory_per_worker: {-(-footprint.total_bytes // MIB)}MiB, or {instead}."
+        return Need(what, footprint.total_bytes, footprint.describe(), enough)
+
+    yield need(f"one block of {list(work.grid.block)}", work.step_footprint(), SMALLER)
+    for term, footprint in zip(work.form.whole, work.operator_footprints(), strict=True):
+        number = next(n for n, other in enumerate(work.form.terms) if other is term)
+        what = (
+            f"operators[{number}] ({term.operator.name}) sees the whole image of {list(work.grid.shape)}, and"
+        )
+        yield need(what, footprint, "an operator that looks a few pixels far")
 
 
-def _check_per_sweep(form: Form) -> None:
-    """Refuse several iterations in a sweep where operators need the image between them."""
+def _asked(job: Reconstruction, output: Path, requested: Requested) -> dict[str, Any]:
+    """Return the job as a configuration: the shape of the YAML, with an absolute output."""
+    named = ("operators", "prior")
+    plain = {f.name: getattr(job, f.name) for f in fields(job) if f.name not in named}
+    parts = {
+        name: asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
+        for name, part in plain.items()
+    }
+    parts["output"]["path"] = str(output)
+    parts["run"]["workers"] = requested.workers
+    parts["operators"] = [written(choice) for choice in job.operators]
+    parts["prior"] = {f.name: getattr(job.prior, f.name) for f in fields(job.prior)}
+    denoiser = job.prior.denoiser
+    if isinstance(denoiser, DenoiserChoice):
+        parts["prior"]["denoiser"] = {"name": denoiser.name, **denoiser.options}
+    elif denoiser is not None:
+        parts["prior"]["denoiser"] = describe_denoiser(denoiser)
+    return {"version": 1, "job": job.kind, **parts}
+
+
+def _resolved(asked: Mapping[str, Any], work: ReconstructWork) -> dict[str, Any]:
+    """Return the job as a configuration in which every size is decided; it makes the same output."""
+    job = {key: value for key, value in asked.items() if key not in ("allow_import", "import_folder")}
+    layout = work.output.layout
+    shard, block = (list(sizes[-2:]) for sizes in (layout.shard, work.grid.block))
+    job["shape"] = list(work.grid.shape)
+    job["output"] = job["output"] | {"shard": shard, "chunk": list(layout.chunk[-2:]), "dtype": layout.dtype}
+    job["tile"] = job["tile"] | {"block": [-(-b // s) * s for b, s in zip(block, shard, strict=True)]}
+    if denoised := denoised_of(work.prior):
+        job["tile"] |= written_tiles(denoised)
+    return job
+
+
+def _check_per_pass(form: Form) -> None:
+    """Refuse several iterations in a pass where operators need the image between them."""
     if form.per_sweep > 1 and form.whole:
         number = next(n for n, term in enumerate(form.terms) if term is form.whole[0])
         raise ConfigError(
@@ -299,25 +436,25 @@ def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
 
 
 def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
-    """The last two axes are tiled: operators work on planes."""
+    """Return the roles of the axes: the last two are tiled, for operators work on planes."""
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
     return Roles(axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)
 
 
-def _blocks(
-    job: Reconstruction, geometry: Geometry, layout: Layout, previous: dict[str, Any] | None
-) -> list[tuple[int, ...]]:
-    """The super-blocks to choose from, the best first: a resumed run keeps its own."""
-    unit = block_unit(geometry, layout.shard)
+def _blocks(sized: _Sized, previous: Mapping[str, Any] | None) -> list[tuple[int, ...]]:
+    """Return the super-blocks to choose from, the best first: a resumed run keeps its own."""
+    geometry, job = sized.geometry, sized.job
+    unit = block_unit(geometry, sized.layout.shard)
     if job.tile.block != "auto":
         return [check_block(geometry, job.tile.block, unit)]
     if previous is not None:
-        return [tuple(previous["block"])]
+        return [tuple(previous["identity"]["block"])]
     return candidate_blocks(geometry, unit, job.run.count)
 
 
 def _peak(reference: Source | None) -> float:
-    """What a PSNR is measured against: the range of the type, 1 of floats."""
-    integer = reference is not None and reference.dtype.kind in "iu"
-    return float(np.iinfo(str(reference.dtype)).max) if integer and reference is not None else 1.0
+    """Return the reference of a PSNR: the range of an integer type, 1 of floats."""
+    if reference is None or reference.dtype.kind not in "iu":
+        return 1.0
+    return float(np.iinfo(str(reference.dtype)).max)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import PriorChoice, Reconstruction
+from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction
 from halotile.graphs.plans.cutting import grid_of, rim_of, tiling_of
 from halotile.graphs.plans.denoiser_trials import Tried, tried
 from halotile.graphs.plans.gpu_trials import channels_last_of

@@ -14,12 +14,6 @@ from halotile.storage.grid import Grid
 from halotile.tasks.priors import Prior
 from halotile.tasks.step import View
 
-BESIDE = ("gd",)
-"""Solvers whose prior acts beside the gradient, not on it."""
-BLIND = ("cg",)
-"""Solvers that read no measurement after their first iteration."""
-
-
 MOST_COMPUTED_TWICE = 0.5
 """Pixels of the gradient that may be computed twice, for each pixel of the image, before it gets a pass of its own."""
 
@@ -37,7 +31,13 @@ def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, so
     form, prior, grid, solver
         What is computed, and in which blocks.
     """
-    if not prior.reach() or solver.name in BESIDE or not form.near or form.whole or form.per_sweep > 1:
+    if (
+        not prior.reach()
+        or solver.traits.prior_by == "slope"
+        or not form.near
+        or form.whole
+        or form.per_sweep > 1
+    ):
         return False
     if requested != "auto":
         return not requested
@@ -103,9 +103,9 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
     whole = _gathered(form, image)
 
     def moved(halo: int) -> int:
-        acted_on = 0 if solver.name in BESIDE else halo
+        acted_on = 0 if solver.traits.prior_by == "slope" else halo
         return read * size * pixels_read(grid, form.own_view(halo)) + (
-            0 if solver.name in BLIND else _measured(grid, form, size, acted_on)
+            0 if not solver.traits.reads_measurements else _measured(grid, form, size, acted_on)
         )
 
     fused = (moved(wide) + written + whole) // form.per_sweep

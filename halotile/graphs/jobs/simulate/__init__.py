@@ -1,1 +1,50 @@
-"""Measurements made of a true image."""
+"""The job ``simulate``: measurements made of a true image, with noise."""
+
+from __future__ import annotations
+
+from halotile.graphs.jobs.base import Figures, JobKind, Row
+from halotile.graphs.jobs.reconstruct.rules import CHECKS, OPERATOR_RULES
+from halotile.graphs.jobs.simulate.job import Simulation
+from halotile.graphs.plans.rows import cost_rows, output_rows
+from halotile.graphs.rules.values import AtLeast, filled
+from halotile.graphs.units import shape_text
+
+
+def title(job: Simulation) -> str:
+    """Return a job in a few words."""
+    count = len(job.operators)
+    return f"{count} measurement{'' if count == 1 else 's'} of {job.reference}"
+
+
+def headline(figures: Figures) -> str:
+    """Return a plan in one line."""
+    return "\n".join(figures["measurements"])
+
+
+def plan_rows(figures: Figures) -> list[Row]:
+    """Return a plan as a table."""
+    measurements = [
+        ("" if number else "measurements", line) for number, line in enumerate(figures["measurements"])
+    ]
+    return [
+        ("reference", f"{figures['reference']}, {shape_text(figures['shape'])}"),
+        *measurements,
+        ("", ""),
+        *output_rows(figures),
+        ("", ""),
+        *cost_rows(figures),
+    ]
+
+
+KIND = JobKind(
+    job=Simulation,
+    plan="halotile.graphs.jobs.simulate.plan:plan_simulation",
+    title=title,
+    headline=headline,
+    rows=plan_rows,
+    checks={key: CHECKS[key] for key in CHECKS if key[0] == "operators"}
+    | {("", "reference"): filled, ("noise", "background"): AtLeast(0)},
+    rules=OPERATOR_RULES,
+    how=("exact",),
+    makes_data=True,
+)

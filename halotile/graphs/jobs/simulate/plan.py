@@ -1,190 +1,123 @@
-"""The planner of simulated measurements: what each operator of a job is to measure, how it is cut, where it goes."""
+"""The plan of simulated measurements: each opened, sized, then identified together."""
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError, DiskRefused, MemoryRefused
+from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text
+from halotile.graphs.jobs.base import OutputArray, PlanRequest
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.reconstruct.memory import bytes_of_operator
 from halotile.graphs.jobs.reconstruct.operator_checks import check_kernels
-from halotile.graphs.jobs.reconstruct.operators import describe_operator, make_operators, sources_in
-from halotile.graphs.jobs.sections import Cluster, OperatorChoice, Output, Reconstruction, Run, parse_bytes
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
+from halotile.graphs.jobs.reconstruct.operators import (
+    describe_operator,
+    files_of,
+    make_operators,
+    sources_in,
+    written,
+)
+from halotile.graphs.jobs.sections import Output, parse_bytes
+from halotile.graphs.jobs.simulate.job import Simulation
+from halotile.graphs.jobs.simulate.passes import SimulateWork
 from halotile.graphs.plans.cutting import overlap_pays
-from halotile.graphs.plans.devices import cluster_for
+from halotile.graphs.plans.devices import note_of_cluster
 from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plans.plan import check_inodes, existing_parent, run_directory_of
+from halotile.graphs.plans.plan import Documents, Need, Plan, Resources
 from halotile.graphs.plans.sizes import Geometry, axes_like, block_unit, candidate_blocks, layout_like
-from halotile.graphs.plans.worker_count import check_allocation, with_workers
-from halotile.graphs.rules.combinations import check_reconstruction
-from halotile.graphs.runs.identity import code_versions, fingerprint
+from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
+from halotile.graphs.runs.identity import code_versions
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Grid
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded.output import Layout, ShardWriter
+from halotile.storage.sharded.output import Layout
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import Operator, with_engine, working_dtype
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import StepTask, View
 
-MAKING = ".making"
-"""What is added to the name of a measurement until it is whole."""
 WINDOWS_AT_ONCE = 10
 """Images of a block's window that an operator and its noise hold at once: an estimate."""
 OTHER_FORMATS = (".npy", ".tif", ".tiff", ".h5", ".hdf5", ".png")
+SMALLER = "a smaller output.shard"
 
 
 @dataclass(frozen=True)
-class SimulationPlan:
-    """One measurement that can be made: a run whose output gets its name when it is whole."""
+class _Measurement:
+    """One measurement, sized."""
 
-    measured: Simulated
-    sources: tuple[Source, ...]
-    """The true image, and what the operator reads."""
-    data: Path
-    told: str
-    """The measurement in words."""
-    grid: Grid
-    layout: Layout
-    run: Run
-    cluster: Cluster
-    """Where its workers live."""
-    identity: dict[str, Any]
-    fresh: bool
-    window_bytes: int
-    """The most that one block takes."""
-    overwrite: bool = False
-    """Whether measurements that are there may go."""
-
-    sweeps = 1
-    same_inputs = ()
+    choice: OperatorChoice
+    operator: Operator
+    output: OutputArray
+    simulated: Simulated
+    needed_bytes: int
 
     @property
-    def output(self) -> Path:
-        """Where it lies until it is whole."""
-        return self.data.with_name(self.data.name + MAKING)
-
-    @property
-    def wanted(self) -> Output:
-        """The output as it is asked for: what an earlier call was about to make may go."""
-        return Output(path=str(self.output), overwrite=RunDirectory(self.run_directory).claims_output())
-
-    @property
-    def run_directory(self) -> Path:
-        """The directory beside it, until then."""
-        return run_directory_of(self.output)
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the identity."""
-        return fingerprint(self.identity)
-
-    @property
-    def output_bytes(self) -> int:
-        """The most that it can take."""
-        return self.layout.size_bytes
-
-    @property
-    def task(self) -> StepTask:
-        """What a worker does with a block. Nothing is read ahead: an operator may look elsewhere than it writes."""
-        return StepTask(
-            grid=self.grid,
-            images=((ShardWriter(self.output, self.layout), self.measured),),
-            sums=(),
-            stored=(),
-            view=View(),
-            denoised=(),
-            overlap=overlap_pays(self.run),
+    def need(self) -> Need:
+        """Memory that one worker holds during a block of it."""
+        return Need(
+            f"one block of {list(self.output.grid.block)} of {self.output.path}",
+            self.needed_bytes,
+            f"{bytes_text(self.needed_bytes - IMPORTS_BYTES)} are the pixels",
+            f"Write run.memory_per_worker: {-(-self.needed_bytes // MIB)}MiB, or {SMALLER}.",
         )
 
-    def check_fits(self) -> None:
-        """Refuse a block that needs more memory than a worker may use.
 
-        Raises
-        ------
-        MemoryRefused
-            With the figures, and what to write instead.
-        """
-        if self.window_bytes > parse_bytes(self.run.memory_per_worker):
-            raise MemoryRefused(
-                f"run.memory_per_worker is {self.run.memory_per_worker}; one block of {list(self.grid.block)} of "
-                f"{self.data} needs {bytes_text(self.window_bytes)}. Write run.memory_per_worker: "
-                f"{-(-self.window_bytes // MIB)}MiB, or a smaller output.shard."
-            )
-
-    def reads(self) -> Iterator[Path]:
-        """Nothing that the planner has not looked after."""
-        yield from ()
-
-    def job_json(self) -> dict[str, Any]:
-        """What is made."""
-        return {"simulate": self.identity}
-
-    def resolved_json(self) -> dict[str, Any]:
-        """What is made."""
-        return self.job_json()
-
-    def summary(self) -> dict[str, Any]:
-        """The figures of the plan."""
-        return {
-            "output": str(self.data),
-            "shape": list(self.grid.shape),
-            "dtype": self.layout.dtype,
-            "blocks": len(self.grid),
-            "block": list(self.grid.block),
-            "noise": self.identity["noise"],
-        }
-
-
-def make_simulation_plans(
-    job: Reconstruction, noise: NoiseChoice, *, overwrite: bool = False
-) -> tuple[SimulationPlan, ...]:
-    """Decide how the measurements of a job are made from its ``reference``.
-
-    Raises
-    ------
-    ConfigError, InputError
-        When the job cannot be simulated as it is written.
-    OutputRefused
-        When something stands where a measurement is to go, or must not be replaced.
-    MemoryRefused, DiskRefused
-        When it does not fit.
-    """
-    check_reconstruction(job)
-    job, _ = with_workers(job, cluster_for(job.cluster, "cpu"), "cpu")
-    if job.reference is None:
-        raise ConfigError(
-            "reference is not there: measurements are simulated from the true image. Write reference: truth.zarr."
-        )
-    _check_places(job, overwrite=overwrite)
+def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
+    """Decide every size of the measurements."""
+    _check_places(job)
+    begun, computing = begin(job, request), compute_on(job, None)
+    job = computing.job
     reference = open_source(job.reference)
     operators = make_operators(job)
     check_kernels(operators, reference.shape)
-    plans = tuple(
-        replace(_plan_of(job, noise, number, operator, reference), overwrite=overwrite)
-        for number, operator in enumerate(operators)
+    measurements = tuple(
+        _measurement(job, number, operator, reference) for number, operator in enumerate(operators)
     )
-    for plan in plans:
-        check_allocation(plan.run, plan.cluster)
-        plan.check_fits()
-    _check_disk(plans)
-    return plans
+    identity, earlier = relate(job, _identity(job, reference, measurements), begun.previous, request)
+    if earlier.differs and job.output.overwrite:
+        earlier = replace(earlier, is_discarded=True)
+    asked = _asked(job, computing.requested.workers)
+    return Plan(
+        job=job,
+        work=SimulateWork(
+            tuple((each.output, each.simulated) for each in measurements), overlap_pays(job.run)
+        ),
+        cluster=computing.cluster,
+        requested=computing.requested,
+        sources=(reference, *(source for operator in operators for source in sources_in(operator))),
+        files=tuple(files_of(job.operators)),
+        identity=identity,
+        resources=Resources(
+            tuple(each.need for each in measurements),
+            SMALLER,
+            computing.machine_bytes,
+            free_bytes(begun.output),
+        ),
+        documents=Documents(asked, _resolved(asked)),
+        figures={
+            "reference": job.reference,
+            "shape": list(reference.shape),
+            "dtype": measurements[0].output.layout.dtype,
+            "noise": asdict(job.noise),
+            "measurements": [
+                f"{each.output.path}: {each.operator.name} with {job.noise.describe(each.choice.noise_sigma)}"
+                for each in measurements
+            ],
+        },
+        notes=note_of_cluster(job, computing.cluster, computing.device),
+        earlier=earlier,
+    )
 
 
-def _check_places(job: Reconstruction, *, overwrite: bool) -> None:
-    """Refuse paths where no measurement can be made; nothing is touched."""
-    taken: dict[str, str] = {os.path.realpath(str(job.reference)): "the reference"}
+def _check_places(job: Simulation) -> None:
+    """Refuse paths where no measurement can be made."""
+    taken: dict[str, str] = {os.path.realpath(job.reference): "the reference"}
     for number, choice in enumerate(job.operators):
         key = f"operators[{number}].data"
         if "://" in choice.data or Path(choice.data).suffix.lower() in OTHER_FORMATS:
@@ -192,95 +125,47 @@ def _check_places(job: Reconstruction, *, overwrite: bool) -> None:
             raise ConfigError(
                 f"{key} is {choice.data}: measurements are written as Zarr on a disk of this machine. Write {better}, say."
             )
-        check_place(choice.data, overwrite=overwrite, key=key, remedy="add --overwrite")
         place = os.path.realpath(choice.data)
         if place in taken:
             raise ConfigError(f"{key} is {choice.data}, and so is {taken[place]}. Write another path.")
         taken[place] = key
 
 
-def _check_disk(plans: tuple[SimulationPlan, ...]) -> None:
-    needed = sum(plan.output_bytes for plan in plans)
-    place = existing_parent(plans[0].data)
-    check_inodes(sum(plan.layout.inodes for plan in plans), place)
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise DiskRefused(
-            f"the measurements take up to {bytes_text(needed)} and {place} has {bytes_text(free)} free. "
-            "Write their data on a larger disk."
-        )
-
-
-def _plan_of(
-    job: Reconstruction, noise: NoiseChoice, number: int, operator: Operator, reference: Source
-) -> SimulationPlan:
+def _measurement(job: Simulation, number: int, operator: Operator, reference: Source) -> _Measurement:
     choice = job.operators[number]
     dtype = working_dtype(reference.dtype)
-    shape = _measured(operator, number, reference)
+    try:
+        shape = operator.measured(reference.shape)
+    except ConfigError as error:
+        raise ConfigError(f"operators[{number}]: {error}") from None
     tiled = range(max(0, len(shape) - 2), len(shape))
     roles = Roles(axes_like(reference, len(shape)), tuple(tiled), None)
     geometry = Geometry(shape, shape, roles, 1, 1)
-    wanted = replace(job.output, dtype="auto")
+    path = Path(os.path.abspath(choice.data))
+    wanted = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec)
     if len(tiled) == 1:  # the sizes of the job are those of planes
         wanted = replace(wanted, shard="auto", chunk="auto")
     layout = layout_like(reference, wanted, geometry, dtype, parse_bytes(job.run.memory_per_worker))
-    block, window_bytes = _block(job, geometry, layout, operator, reference)
-    measured = _simulated(job, noise, number, with_engine(operator, dtype, job.exact), reference)
-    data = Path(os.path.abspath(choice.data))
-    identity = {
-        "operator": describe_operator(operator),
-        "number": number,
-        "reference": reference.fingerprint(),
-        "noise": asdict(noise) | {"level": measured.level, "background": measured.background},
-        "exact": job.exact,
-        "layout": layout.to_json(),
-        "block": list(block),
-        "code": code_versions(),
-    }
-    making = data.with_name(data.name + MAKING)
-    before = RunDirectory(run_directory_of(making)).whole_plan() if making.exists() else None
-    return SimulationPlan(
-        measured=measured,
-        sources=(reference, *sources_in(operator)),
-        data=data,
-        told=f"{data}: {operator.name} with {noise.describe(choice.noise_sigma)}",
-        grid=Grid(shape, block, ((0, 0),) * len(block)),
-        layout=layout,
-        run=job.run,
-        cluster=cluster_for(job.cluster, "cpu"),
-        identity=identity,
-        fresh=before is None or before.get("fingerprint") != fingerprint(identity),
-        window_bytes=window_bytes,
-    )
-
-
-def _simulated(
-    job: Reconstruction, noise: NoiseChoice, number: int, operator: Operator, reference: Source
-) -> Simulated:
-    choice: OperatorChoice = job.operators[number]
-    poisson = noise.name == "poisson"
-    return Simulated(
-        operator.forward(Shared(reference, operator.reach)),
-        noise.name,
-        level=noise.gain if poisson else choice.noise_sigma,
-        background=job.fidelity.background if poisson else 0.0,
-        seed=noise.seed,
+    block, needed = _block(job, geometry, layout, operator, reference)
+    poisson = job.noise.name == "poisson"
+    simulated = Simulated(
+        with_engine(operator, dtype, job.exact).forward(Shared(reference, operator.reach)),
+        job.noise.name,
+        level=job.noise.gain if poisson else choice.noise_sigma,
+        background=job.noise.background if poisson else 0.0,
+        seed=job.noise.seed,
         operator=number,
     )
-
-
-def _measured(operator: Operator, number: int, reference: Source) -> tuple[int, ...]:
-    """The shape of a measurement of the reference."""
-    try:
-        return operator.measured(reference.shape)
-    except ConfigError as error:
-        raise ConfigError(f"operators[{number}]: {error}") from None
+    grid = Grid(shape, block, ((0, 0),) * len(block))
+    return _Measurement(
+        choice, operator, OutputArray(path, layout, grid, job.output.overwrite), simulated, needed
+    )
 
 
 def _block(
-    job: Reconstruction, geometry: Geometry, layout: Layout, operator: Operator, reference: Source
+    job: Simulation, geometry: Geometry, layout: Layout, operator: Operator, reference: Source
 ) -> tuple[tuple[int, ...], int]:
-    """The largest block that fits the memory of a worker, or the smallest there is, and what it takes.
+    """Return the largest block that fits the memory of a worker, or the smallest there is, and what it takes.
 
     An operator that sees the whole image measures in one block: it would see all of it again for each.
     """
@@ -295,12 +180,45 @@ def _block(
         for block in candidate_blocks(geometry, unit, job.run.count)
     ]
     allowed = parse_bytes(job.run.memory_per_worker)
-    block, window_bytes = next(((b, size) for b, size in sized if size <= allowed), sized[-1])
-    return tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True)), window_bytes
+    block, needed = next(((b, size) for b, size in sized if size <= allowed), sized[-1])
+    return tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True)), needed
 
 
 def _bytes_of(block: tuple[int, ...], layout: Layout, operator: Operator) -> int:
-    """What one block takes: an operator that makes images smaller sees more of them than it writes."""
+    """Return what one block takes: an operator that makes images smaller sees more of them than it writes."""
     factor = getattr(operator, "factor", 1)
     window = math.prod(n * factor + 2 * operator.reach for n in block[-2:]) * math.prod(block[:-2])
     return IMPORTS_BYTES + window * np.dtype(layout.dtype).itemsize * WINDOWS_AT_ONCE
+
+
+def _identity(job: Simulation, reference: Source, measurements: tuple[_Measurement, ...]) -> dict[str, Any]:
+    """Return everything that can change a bit of the measurements."""
+    return {
+        "operators": {
+            str(number): describe_operator(each.operator)
+            | {
+                "data": str(each.output.path),
+                "noise_sigma": each.choice.noise_sigma,
+                "layout": each.output.layout.to_json(),
+                "block": list(each.output.grid.block),
+            }
+            for number, each in enumerate(measurements)
+        },
+        "reference": reference.fingerprint(),
+        "noise": asdict(job.noise),
+        "exact": job.exact,
+        "code": code_versions(),
+    }
+
+
+def _asked(job: Simulation, workers: Any) -> dict[str, Any]:
+    """Return the job as a configuration, with absolute paths of measurements."""
+    sections = {name: asdict(getattr(job, name)) for name in ("noise", "output", "run", "cluster")}
+    sections["run"]["workers"] = workers
+    operators = [written(replace(each, data=os.path.abspath(each.data))) for each in job.operators]
+    plain = {name: getattr(job, name) for name in ("reference", "exact", "allow_import", "import_folder")}
+    return {"version": 1, "job": job.kind, "operators": operators, **sections, **plain}
+
+
+def _resolved(asked: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in asked.items() if key not in ("allow_import", "import_folder")}

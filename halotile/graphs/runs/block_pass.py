@@ -1,11 +1,11 @@
-"""One sweep over the blocks of a job: they stream through a cluster, receipts come back, the journal grows."""
+"""One pass over blocks: they stream through a cluster, receipts come back, the journal grows."""
 
 from __future__ import annotations
 
 import itertools
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -14,20 +14,16 @@ from distributed import KilledWorker
 from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.sections import Run
-from halotile.graphs.runs.cpu_kinds import record_cpu_kind
-from halotile.graphs.runs.held_output import Claimed
+from halotile.graphs.jobs.base import Pass
+from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.progress import Progress
-from halotile.graphs.runs.signals import Signals
-from halotile.graphs.runs.status import StatusFile
 from halotile.graphs.runs.stream import Answer, Grouping, Stream, workers_of
 from halotile.graphs.runs.worker_setup import BlockPlugin, prepared, run_blocks
 from halotile.graphs.watching.bars import show_blocks
 from halotile.storage.disk.durable import is_full
 from halotile.storage.run_directory.checkpoints import Ledger
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.tasks.block import BadBlock, BlockTask, Receipt
+from halotile.tasks.block import BadBlock, Receipt
 
 TASK_SECONDS = 1.0
 """How long a task lasts at least, where nothing is lost between two."""
@@ -36,86 +32,57 @@ SILENCE_SECONDS = 10.0
 """After so long without an answer it is looked whether anybody is there to give one."""
 
 
-class Sweep:
-    """The state of one sweep, which may take several clusters.
+class BlockPass:
+    """The state of one pass over blocks, which may take several clusters.
 
     Parameters
     ----------
-    task : BlockTask
-        What to do with a block.
-    phase : str
-        What the dashboard and the reports call it.
-    options : Run
-        How often a block is tried, and how long one may take.
-    claimed : Claimed
-        The output, which is looked after on the way.
+    wanted : Pass
+        What is done to which blocks.
     journal : Journal
         What is done.
-    directory : RunDirectory
-        Where workers look whether they are to stop.
-    signals : Signals
-        What the driver was asked.
-    status : StatusFile
-        Whom to tell.
-    import_folder : str, optional
-        Where imports of the user's own code start from.
+    context : RunContext
+        The run.
     ledger : Ledger, optional
         Where the sums of the blocks go.
-    title : str
-        Which of several sweeps it is, such as ``" in iteration 3 of 20"``.
-    iteration : int, optional
-        Its number among sweeps of this kind.
-    stages : sequence of str
-        What is done to a block, in the dashboard's words.
+    bad : mapping, optional
+        Blocks that are given up already.
     seconds_per_block : float, optional
-        What a block took in an earlier sweep of this kind; what it took in this one, once it is through.
-    task_seconds : float
-        How long a task should last at least. Between two of them a worker reads and writes while nothing is computed.
+        Duration of a block in an earlier pass of this phase; of this one, once it is through.
     """
 
     def __init__(
         self,
-        task: BlockTask,
-        *,
-        phase: str,
-        options: Run,
-        claimed: Claimed,
+        wanted: Pass,
         journal: Journal,
-        directory: RunDirectory,
-        signals: Signals,
-        status: StatusFile,
-        import_folder: str | None,
+        context: RunContext,
+        *,
         ledger: Ledger | None = None,
-        title: str = "",
-        iteration: int | None = None,
-        stages: Sequence[str] = (),
+        bad: Mapping[int, BadBlock] | None = None,
         seconds_per_block: float | None = None,
-        task_seconds: float = TASK_SECONDS,
     ) -> None:
-        self.task_seconds = task_seconds
-        self.task = task
-        self.phase = phase
-        self.options = options
-        self.claimed = claimed
+        self.wanted = wanted
+        self.task = wanted.task
+        self.phase = wanted.phase
         self.journal = journal
-        self.directory = directory
-        self.signals = signals
-        self.status = status
-        self.import_folder = import_folder
+        self.context = context
         self.ledger = ledger
-        self.title = title
-        self.iteration = iteration
-        self.stages = stages
-        self.seconds_per_block = seconds_per_block
+        self.options = context.plan.run
+        self.held = context.held
+        self.directory = context.directory
+        self.signals = context.signals
+        self.status = context.status
+        self.task_seconds = wanted.task_seconds or TASK_SECONDS
+        self.seconds_per_block = seconds_per_block or wanted.seconds_per_block
         self.attempts: dict[int, int] = {}
-        self.bad: dict[int, BadBlock] = {}
+        self.bad: dict[int, BadBlock] = dict(bad or {})
+        """Blocks that are given up."""
         self.disk_error: str | None = None
-        """What ended the sweep early, if the disk is full."""
+        """Error of a full disk that ended the pass early."""
         self.untidy = False
-        """Whether a worker was lost, which may have left half a file behind."""
+        """True once a worker was lost, which may have left half a file behind."""
         self.synced = time.monotonic()
         self._missing: str | None = None
-        self._cpu_kinds: set[str] = set()
 
     def left(self) -> int:
         """How many blocks are neither done nor given up."""
@@ -140,9 +107,9 @@ class Sweep:
         OutputRefused, InputError
             When the output is gone, or the input has changed.
         """
-        self.claimed.begin(self.journal, self.title)
+        self.held.begin(self.journal, self.wanted.title)
         token = uuid.uuid4().hex[:12]
-        plugin = BlockPlugin(token, self.task, self.directory.path, self.import_folder)
+        plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
         with ExitStack() as held:
             with self.status.ticking(partial(self.progress, preparing)):
                 held.enter_context(prepared(cluster.client, plugin))
@@ -150,7 +117,7 @@ class Sweep:
             if cluster.dashboard:
                 self._show(cluster)
             self._pass_through(cluster, token)
-        self.claimed.check()
+        self.held.check()
         if not self.disk_error:
             self.stop_if_asked()
 
@@ -158,22 +125,22 @@ class Sweep:
         """Raise :class:`Stopped` when a signal came and blocks are left."""
         if self.signals.requested and self.left():
             raise Stopped(
-                f"stopped on {self.signals.name}{self.title} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
+                f"stopped on {self.signals.name}{self.wanted.title} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
                 "Run again to go on.",
                 self.signals.name,
             )
 
     def progress(self, phase: str) -> Progress:
-        """How far the sweep is now."""
+        """Return how far the run is."""
         return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
 
     def _show(self, cluster: Cluster) -> None:
-        """Have the dashboard begin with this sweep."""
+        """Have the dashboard begin with this pass."""
         done = self.journal.done
         total = len(self.task.grid)
-        show_blocks(cluster.client, self.phase, done=len(done), total=total, stages=self.stages)
+        show_blocks(cluster.client, self.phase, done=len(done), total=total, stages=self.wanted.stages)
         self.status.watch.begin(
-            self.task.grid.counts, done=done, quarantined=self.bad, phase=self.phase, title=self.title
+            self.task.grid, done=done, quarantined=self.bad, phase=self.phase, title=self.wanted.title
         )
 
     def _pass_through(self, cluster: Cluster, token: str) -> None:
@@ -190,7 +157,7 @@ class Sweep:
             partial(run_blocks, token=token, directory=self.directory),
             name=self.phase,
             grouping=grouping,
-            iteration=self.iteration,
+            iteration=self.wanted.iteration,
             stall_seconds=self.options.stall_seconds,
             limited=True,
         )
@@ -233,34 +200,22 @@ class Sweep:
         self._mark(receipt, stream)
         self.status.count(receipt)
         self._note_batch(receipt.batch)
-        self._note_cpu_kind(receipt.cpu_kind)
+        self.status.note_cpu_kind(receipt.cpu_kind)
         for bad in receipt.bad:
             self._retry(bad, stream)
         begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
         stream.hand_back(number for number in answer.numbers if number not in begun)
 
     def _note_batch(self, batch: int) -> None:
-        """A worker whose memory ran out computes fewer tiles at once: that is told, and a resumed run begins so."""
-        before = self.task.batch if self.status.batch is None else self.status.batch
+        """Report a worker that computes fewer tiles at once, for want of memory; a resumed run begins so."""
+        before = self.status.batch or self.task.batch
         if 0 < batch < before:
-            self.status.batch = batch
-            self.status.report(
-                f"memory ran out on a worker: {batch} tiles at once there, in place of {before}"
-            )
-            with suppress(OSError):  # a full disk is told where blocks are written
-                self.directory.remember(batch=batch)
-
-    def _note_cpu_kind(self, cpu_kind: str) -> None:
-        """Warn once where workers of several kinds share a run."""
-        if cpu_kind not in self._cpu_kinds:
-            self._cpu_kinds.add(cpu_kind)
-            if warning := record_cpu_kind(cpu_kind, self.directory):
-                self.status.report(warning)
+            self.status.batch_fell(batch, before)
 
     def _mark(self, receipt: Receipt, stream: Stream) -> None:
         try:
             if self.ledger is not None:
-                self.ledger.enter({number: receipt.sums[number] for number in receipt.done})
+                self.ledger.enter({number: receipt.sums.get(number, {}) for number in receipt.done})
             self.journal.mark({number: receipt.digests[number] for number in receipt.done})
         except OSError as error:
             if not is_full(error):
@@ -293,24 +248,18 @@ class Sweep:
 
     def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
         with suppress(InputUnreadable):
-            self.claimed.check_place()  # where that is gone, no block is to blame
+            self.held.check_place()  # where that is gone, no block is to blame
         if bad.kind == "disk":
             self._disk_is_full(bad.error, stream)
             return
         tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
         # What is refused once is refused again.
         if bad.kind != "input" and tried <= self.options.retries:
-            self.status.retried += 1
-            self.status.watch.retry(bad.number)
-            self.status.event("retry", block=bad.number, error=bad.error)
+            self.status.retry(bad)
             stream.again([bad.number], alone=alone)
             return
         self.bad[bad.number] = bad
-        self.status.watch.give_up(bad.number)
-        self.status.event(
-            "bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback
-        )
-        self.status.report(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
+        self.status.give_up(bad)
 
     def _watch(self, stream: Stream) -> None:
         """Between answers: heed signals, sync the journal, tell how far it is."""
@@ -327,5 +276,5 @@ class Sweep:
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.journal.sync()
             self.synced = time.monotonic()
-        self.claimed.look()
+        self.held.look()
         self.status.tell(self.progress("drain" if stream.draining else self.phase))

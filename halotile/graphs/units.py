@@ -1,12 +1,9 @@
-"""Numbers as people read them."""
+"""Durations, rates and shapes as people read them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halotile.graphs.amounts import bytes_text as bytes_text
-from halotile.graphs.amounts import counted as counted
-from halotile.graphs.amounts import first_line as first_line
 from halotile.graphs.amounts import short_number
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.cli.screens.screen import Row
-from halotile.cli.screens.units import bytes_text, rate_text, shape_text
+from halotile.graphs.amounts import bytes_text
+from halotile.graphs.jobs.base import Row
+from halotile.graphs.units import rate_text, shape_text
 
 Found = Mapping[str, Any]
 """What ``Tuned.to_json()`` says."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from halotile.cli.screens.plan_rows import Figures, cost_rows, device_text, output_rows, tiles_text
-from halotile.cli.screens.probe_rows import probe_rows
-from halotile.cli.screens.screen import Row
-from halotile.cli.screens.units import counted, shape_text
-from halotile.graphs.jobs.sections import Job
+from halotile.graphs.amounts import counted
+from halotile.graphs.jobs.base import Row
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.plans.probe_rows import probe_rows
+from halotile.graphs.plans.rows import Figures, cost_rows, device_text, output_rows, tiles_text
+from halotile.graphs.units import shape_text
 
 
-def job_text(job: Job) -> str:
+def title(job: Denoising) -> str:
     """A job in a few words."""
     return f"{job.denoiser.name} from {job.input.path} to {job.output.path}"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.cli.screens.screen import Row
-from halotile.cli.screens.units import bytes_text, counted, rate_text, shape_text
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.jobs.base import Row
+from halotile.graphs.units import rate_text, shape_text
 
 Figures = Mapping[str, Any]
 """What ``summary()`` of a plan says."""

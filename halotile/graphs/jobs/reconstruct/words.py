@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from halotile.cli.screens.plan_rows import Figures, cost_rows, device_text, output_rows, tiles_text
-from halotile.cli.screens.probe_rows import probe_rows
-from halotile.cli.screens.screen import Row
-from halotile.cli.screens.units import bytes_text, counted, shape_text
-from halotile.graphs.jobs.sections import Reconstruction
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.jobs.base import Row
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.plans.probe_rows import probe_rows
+from halotile.graphs.plans.rows import Figures, cost_rows, device_text, output_rows, tiles_text
+from halotile.graphs.units import shape_text
 
 SHOWN = 8
 """Operators that are named one by one; `--json` has all."""
 
 
-def job_text(job: Reconstruction) -> str:
+def title(job: Reconstruction) -> str:
     """A job in a few words."""
     return f"{job.solver.name} with {counted(len(job.operators), 'operator')} to {job.output.path}"
 

@@ -1,0 +1,332 @@
+"""The seam between kinds of jobs and the driver: what a kind declares, plans and yields, and what it gets back."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from halotile.graphs.waiting import Report, no_report
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from halotile.graphs.jobs.sections import Job
+    from halotile.graphs.plans.plan import Plan
+    from halotile.graphs.tree_sum import Numbered
+    from halotile.storage.grid import Grid
+    from halotile.storage.run_directory.directory import RunDirectory
+    from halotile.storage.sharded.layout import Layout
+    from halotile.tasks.block import BlockTask
+    from halotile.tasks.contributions import Part
+
+Figures = Mapping[str, Any]
+"""Figures of a plan by name, as ``plan --json`` shows them."""
+Row = tuple[str, str]
+"""A label and a value, as a table shows them; an empty label goes on with the row before."""
+Check = Callable[[Any], str | None]
+"""Returns the fault of a value of the right type, or None."""
+Rule = Callable[..., Iterator[tuple[tuple[str | int, ...], str]]]
+"""Takes parts of a job by their names and yields faults: place and message."""
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """A kind of job. Declaring one imports nothing heavy; what plans it is loaded when it is first used.
+
+    Parameters
+    ----------
+    job : type
+        The dataclass of the job. Its fields are the sections, lists and values of a job file.
+    plan : str
+        ``module:function``; the function takes the job and a :class:`PlanRequest` and returns a :class:`Plan`.
+    title : callable
+        Returns a checked job in a few words.
+    headline, rows : callable
+        Return the figures of a plan as one line, and as a table.
+    checks : mapping
+        Checks of values by section and key; values outside sections are in the section "".
+    rules : sequence of callable
+        Rules for parts that have to agree.
+    how : sequence of str
+        Top-level keys that say how the job is computed, not what it makes of what.
+    identity_words : mapping of str to str
+        Keys of the identity that a job file calls by another name.
+    inputs : sequence of str
+        Keys of the identity that describe what is read, where ``--same-input`` can accept another input.
+    makes_data : bool
+        The ``data`` of operators are written, not read.
+    on_cpu : str
+        What computes on CPUs beside a denoiser on GPUs, such as ``operators and solver``.
+    essentials : callable
+        Returns a stored job without what may differ between an earlier run and one that goes on with it.
+    changes : callable
+        Returns the parts of a stored job that a run which goes on keeps anew, where they differ.
+    """
+
+    job: type[Job]
+    plan: str
+    title: Callable[[Any], str]
+    headline: Callable[[Figures], str]
+    rows: Callable[[Figures], list[Row]]
+    checks: Mapping[tuple[str, str], Check] = field(default_factory=dict)
+    rules: Sequence[Rule] = ()
+    how: Sequence[str] = ()
+    identity_words: Mapping[str, str] = field(default_factory=dict)
+    inputs: Sequence[str] = ()
+    makes_data: bool = False
+    on_cpu: str = ""
+    essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
+
+    def make_plan(self, job: Any, request: PlanRequest) -> Plan:
+        """Plan a job of this kind; imports what that takes."""
+        module, _, function = self.plan.partition(":")
+        plan: Plan = getattr(importlib.import_module(module), function)(job, request)
+        return plan
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """Options of planning.
+
+    Parameters
+    ----------
+    fresh : bool
+        Ignore what an earlier run left.
+    same_input : bool
+        Accept the input as the same image as that of the run to go on with.
+    probe : bool
+        Try the device also where nothing is to be decided, in every precision.
+    report : callable
+        Called with a line about what takes a while.
+    """
+
+    fresh: bool = False
+    same_input: bool = False
+    probe: bool = False
+    report: Report = no_report
+
+
+@dataclass(frozen=True)
+class OutputArray:
+    """An array that a job writes, with a journal of its own.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is.
+    layout : Layout
+        Everything about it but its pixels.
+    grid : Grid
+        The blocks of the pass that writes it.
+    overwrite : bool
+        Replace an array that stands there.
+    """
+
+    path: Path
+    layout: Layout
+    grid: Grid
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Books:
+    """Journal and sums of a pass that writes scratch arrays; they are kept beside those.
+
+    Parameters
+    ----------
+    folder : Path
+        Where they are kept.
+    name : str
+        Which pass of that folder it is.
+    arrays : sequence of Path
+        Scratch arrays that the pass writes, in the order of the task's images.
+    layout : Layout, optional
+        Layout of each.
+    """
+
+    folder: Path
+    name: str
+    arrays: Sequence[Path] = ()
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the blocks of a grid.
+
+    Parameters
+    ----------
+    phase : str
+        Name of the pass in :attr:`Work.passes`, and on the dashboard.
+    task : BlockTask
+        What a worker does with a block.
+    books : OutputArray or Books
+        What keeps its journal: an output, or a folder of scratch arrays.
+    number : int
+        Number of the pass among those of its phase.
+    title : str
+        Which pass it is, to follow on what happened, such as ``" in iteration 3 of 20"``.
+    iteration : int, optional
+        Number in the dashboard's groups.
+    stages : sequence of str
+        What is done to a block, in the dashboard's words.
+    task_seconds : float, optional
+        Duration of a task at least.
+    seconds_per_block : float, optional
+        Estimate from a trial.
+    """
+
+    phase: str
+    task: BlockTask
+    books: OutputArray | Books
+    number: int = 0
+    title: str = ""
+    iteration: int | None = None
+    stages: Sequence[str] = ()
+    task_seconds: float | None = None
+    seconds_per_block: float | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """Its blocks."""
+        return self.task.grid
+
+
+class TermWork(Protocol):
+    """What workers do with the terms of one sum; pickles to a few kilobytes."""
+
+    @property
+    def phase(self) -> str:
+        """Name of the tasks on the dashboard."""
+        ...
+
+    @property
+    def what(self) -> str:
+        """Word for one term, such as ``operator``."""
+        ...
+
+    @property
+    def compute(self) -> Callable[..., Part]:
+        """``compute(several, after)``: the partial sum of a few terms; ``after`` is only waited for."""
+        ...
+
+    @property
+    def add(self) -> Callable[[list[Any]], Part]:
+        """The sum of partial sums."""
+        ...
+
+    @property
+    def keep(self) -> Callable[[Part], Part]:
+        """Writes the total; durable on return."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gather:
+    """One sum over terms, added by a tree in an order fixed by term number.
+
+    Parameters
+    ----------
+    phase : str
+        Name of the phase in :attr:`Work.passes` that it belongs to.
+    work : TermWork
+        What a worker does with terms.
+    terms : sequence of Numbered
+        The terms in the order in which they are added.
+    read_bytes : int
+        Size of what each task reads.
+    folder : Path
+        Where partial sums lie while they are needed.
+    books : Books
+        Journal, of one block, and sums.
+    number, title : int, str
+        As of :class:`Pass`.
+    """
+
+    phase: str
+    work: TermWork
+    terms: Sequence[Numbered]
+    read_bytes: int
+    folder: Path
+    books: Books
+    number: int = 0
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Totals of a finished pass.
+
+    Parameters
+    ----------
+    values : mapping of str to float or ndarray
+        Sums over all blocks, exact and independent of the order in which blocks were done.
+    digests : tuple of str
+        Digest of each array that was written.
+    """
+
+    values: Mapping[str, float | NDArray[np.float64]]
+    digests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PassCount:
+    """A phase of a job: so many passes over so many blocks and pixels, at most."""
+
+    phase: str
+    grid: Grid
+    times: int = 1
+
+
+class Place(Protocol):
+    """Where a job runs, as its generator of passes sees it."""
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run directory; scratch arrays go into its state folder."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the identity: checkpoints belong to one."""
+        ...
+
+    def report(self, line: str) -> None:
+        """Report a line to whoever watches the run, and log it."""
+        ...
+
+    def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:
+        """Report the figures of all iterations so far, of so many at most."""
+        ...
+
+
+class Work(Protocol):
+    """A planned job: its outputs, its passes, and the generator that yields them."""
+
+    @property
+    def outputs(self) -> tuple[OutputArray, ...]:
+        """The arrays that are written; the run directory lies beside the first."""
+        ...
+
+    @property
+    def passes(self) -> tuple[PassCount, ...]:
+        """All phases in order, for progress and time left."""
+        ...
+
+    @property
+    def keeps_state(self) -> bool:
+        """Keep scratch arrays when the run has finished."""
+        ...
+
+    def is_outdated(self, directory: RunDirectory) -> bool:
+        """Return True where the outputs hold an earlier result of this job, which is to be written anew."""
+        ...
+
+    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+        """Yield passes until every output is written. Finished passes may be yielded again: their journals skip them."""
+        ...

@@ -1,0 +1,51 @@
+"""The passes of a denoising job: one, over all blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from halotile.graphs.jobs.base import Gather, OutputArray, Pass, PassCount, Place, Sums
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.trials.gpu_findings import Tuned
+
+PHASE = "denoise"
+GPU_TASK_SECONDS = 10.0
+"""A GPU stands still while the last block of a task is written and the first of the next is read; a kill loses so much."""
+
+
+@dataclass(frozen=True)
+class DenoiseWork:
+    """A denoiser applied to every block of an image."""
+
+    output: OutputArray
+    task: DenoiseTask
+    tuned: Tuned | None = None
+
+    keeps_state = False
+
+    @property
+    def outputs(self) -> tuple[OutputArray, ...]:
+        """The denoised image."""
+        return (self.output,)
+
+    @property
+    def passes(self) -> tuple[PassCount, ...]:
+        """Every block is denoised once."""
+        return (PassCount(PHASE, self.task.grid),)
+
+    def is_outdated(self, directory: RunDirectory) -> bool:
+        """Return False: a block that is done stays right."""
+        return False
+
+    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+        """Yield the one pass."""
+        yield Pass(
+            PHASE,
+            self.task,
+            self.output,
+            stages=("read", "write"),
+            task_seconds=None if self.task.device == "cpu" else GPU_TASK_SECONDS,
+            seconds_per_block=self.tuned.seconds_per_block if self.tuned else None,
+        )

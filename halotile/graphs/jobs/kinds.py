@@ -1,0 +1,53 @@
+"""The kinds of jobs by name: folders beside this file, and entry points ``halotile.jobs`` of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.base import JobKind
+from halotile.graphs.jobs.sections import Job
+from halotile.registry import find, names
+
+
+def kind_names() -> list[str]:
+    """Return every word that may stand after ``job:``.
+
+    Examples
+    --------
+    >>> kind_names()
+    ['denoise', 'reconstruct', 'simulate']
+    """
+    return names("jobs")
+
+
+def find_kind(name: str) -> JobKind:
+    """Return the kind of this name.
+
+    Raises
+    ------
+    UnknownName
+        When there is none.
+    ConfigError
+        When a plug-in of that name cannot be loaded, or declares no kind.
+
+    Examples
+    --------
+    >>> find_kind("denoise").job.__name__
+    'Denoising'
+    """
+    found = find("jobs", name)
+    kind = getattr(found, "KIND", found)
+    if not isinstance(kind, JobKind):
+        raise ConfigError(f"the plug-in {name} declares no KIND of job. Repair or uninstall it.")
+    return kind
+
+
+def kind_of(job: Job) -> JobKind:
+    """Return the kind of a job."""
+    return find_kind(job.kind)
+
+
+def kinds() -> Mapping[str, JobKind]:
+    """Return all kinds by name."""
+    return {name: find_kind(name) for name in kind_names()}

@@ -1,0 +1,64 @@
+"""The figures of a reconstruction's plan."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from halotile.graphs.jobs.reconstruct.inversion import Inversion
+from halotile.graphs.jobs.reconstruct.prior import denoised_of
+from halotile.graphs.jobs.reconstruct.traffic import computed_twice, pixels_read, traffic_of
+
+
+def figures_of(work: Inversion) -> dict[str, Any]:
+    """Return the figures of an inversion, by name."""
+    job, form, grid, choice = work.job, work.form, work.grid, work.job.solver
+    traffic = traffic_of(grid, form, work.prior, work.solver, np.dtype(work.state_layout.dtype))
+    read = pixels_read(grid, form.view(work.prior.reach())) / math.prod(grid.shape)
+    return {
+        "shape": list(grid.shape),
+        "dtype": work.output.layout.dtype,
+        "operators": [term.operator.name for term in form.terms],
+        "data": [operator.data for operator in job.operators],
+        "form": form.describe(),
+        "fidelity": job.fidelity.name,
+        "prior": job.prior.name,
+        "denoiser": _denoiser(job.prior.denoiser),
+        **_tiles(work),
+        "solver": work.solver.name,
+        "step": choice.step,
+        "iterations": choice.iterations,
+        "sweeps_before": work.before_iterations,
+        "sweeps": work.before_iterations + choice.iterations // form.per_sweep + 1,
+        "halo": work.halo,
+        "read_amplification": round(read, 4),
+        "passes": 2 if form.apart else 1,
+        "per_sweep": form.per_sweep,
+        "computed_twice": round(computed_twice(grid, work.output.layout.shard, form, work.prior), 4),
+        "iteration_bytes": (traffic.unfused or traffic.fused) if form.apart else traffic.fused,
+        "iteration_bytes_fused": traffic.fused,
+        "iteration_bytes_unfused": traffic.unfused,
+    }
+
+
+def _tiles(work: Inversion) -> dict[str, Any]:
+    """Return how the prior denoises, where it does."""
+    denoised = denoised_of(work.prior)
+    if denoised is None:
+        return {}
+    on_gpu = work.tuned is not None and denoised.device != "cpu"
+    return {
+        "device": denoised.device,
+        "precision": denoised.precision,
+        "tile": list(denoised.tiling.tile),
+        "batch": denoised.tiling.batch,
+        "device_memory_bytes": work.tuned.device_bytes if work.tuned and on_gpu else None,
+        "tuned": work.tuned.to_json() if work.tuned else None,
+    }
+
+
+def _denoiser(choice: Any) -> str | None:
+    """Return the denoiser of the prior in a word; None where there is none."""
+    return getattr(choice, "name", type(choice).__name__) if choice is not None else None

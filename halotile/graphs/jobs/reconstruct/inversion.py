@@ -1,0 +1,194 @@
+"""An inversion ready to be iterated: operators, prior and solver as a problem, on blocks, with what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.graphs.iterations.iterate import COPIES_TO_GO_BACK, Target
+from halotile.graphs.jobs.base import OutputArray
+from halotile.graphs.jobs.reconstruct.forms import Form
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.jobs.reconstruct.memory import (
+    StepFootprint,
+    footprint_of_operator,
+    footprint_of_step,
+)
+from halotile.graphs.jobs.reconstruct.prior import denoised_of
+from halotile.graphs.plans.cutting import overlap_pays
+from halotile.graphs.plans.plan import run_directory_of
+from halotile.graphs.solvers.base import Problem, Solver
+from halotile.storage.grid import Grid
+from halotile.storage.rim import Readable
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded.output import Layout
+from halotile.storage.sharded.vectors import Vectors
+from halotile.tasks.operators.base import working_dtype
+from halotile.tasks.priors import Prior
+from halotile.tasks.trials.gpu_findings import Tuned
+
+NORM_ITERATIONS = 15
+"""Passes that find the step size."""
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """``min f(x) + g(x)`` for the measurements of a job.
+
+    Parameters
+    ----------
+    job : Reconstruction
+        With its number of workers decided.
+    output : OutputArray
+        The image.
+    form : Form
+        How the gradient of ``f`` is computed.
+    prior : Prior
+        ``g``.
+    solver : Solver
+        What is iterated.
+    start : Readable
+        The first image.
+    target : Target
+        What iterates are compared with.
+    io_threads : int
+        Threads of a worker that read and write the pieces of a block side by side.
+    tuned : Tuned, optional
+        Findings of a trial of the GPU.
+    """
+
+    job: Reconstruction
+    output: OutputArray
+    form: Form
+    prior: Prior
+    solver: Solver
+    start: Readable
+    target: Target
+    io_threads: int = 1
+    tuned: Tuned | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """The blocks of a pass."""
+        return self.output.grid
+
+    @property
+    def halo(self) -> int:
+        """Distance, in pixels, to which the pass of a step looks."""
+        return self.form.per_sweep * (self.prior.reach() + self.form.fused_reach)
+
+    @property
+    def overlap(self) -> bool:
+        """True where reading and writing go on beside the computation."""
+        return overlap_pays(self.job.run)
+
+    @property
+    def finds_step(self) -> bool:
+        """True where the step size has to be found out first."""
+        return self.job.solver.step == "auto" and self.solver.traits.takes_steps
+
+    @property
+    def solver_passes(self) -> int:
+        """Passes of the solver, at most."""
+        return self.solver.traits.passes_before + self.job.solver.iterations // self.form.per_sweep
+
+    @property
+    def before_iterations(self) -> int:
+        """Passes that come before the first iteration."""
+        return (
+            NORM_ITERATIONS * self.finds_step
+            + (self.form.folded is not None)
+            + self.solver.traits.passes_before
+        )
+
+    @property
+    def state_layout(self) -> Layout:
+        """Layout of the solver's images: they are stored as they are computed."""
+        dtype = str(working_dtype(np.result_type(*(term.measurement.dtype for term in self.form.terms))))
+        return replace(self.output.layout, dtype=dtype, ome=False, omero=None, name=None, translation=())
+
+    def vectors(self, solver: Solver, folder: str) -> Vectors:
+        """Return where a solver's images lie: of an image that may diverge as many copies as it takes to go back."""
+        copies = dict(solver.vectors)
+        if "x" in copies and self.solver.traits.takes_steps:
+            copies["x"] = max(copies["x"], COPIES_TO_GO_BACK)
+        state = RunDirectory(run_directory_of(self.output.path)).state_path
+        return Vectors(state / folder, self.state_layout, copies)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Size of the solver's images at most."""
+        staged = self.state_layout.size_bytes if self.form.apart or self.form.whole else 0
+        aside = self.state_layout.size_bytes if self.solver.traits.takes_steps else 0
+        return self.vectors(self.solver, "").size_bytes + aside + staged
+
+    @property
+    def scratch_inodes(self) -> int:
+        """Files and folders of the solver's images."""
+        return self.output.layout.inodes * (self.scratch_bytes // self.state_layout.size_bytes)
+
+    def step_footprint(self) -> StepFootprint:
+        """Return what one worker holds during a block of a pass."""
+        return footprint_of_step(
+            self.grid,
+            self.form,
+            self.prior,
+            self.solver,
+            self.state_layout,
+            overlap=self.overlap,
+            io_threads=self.io_threads,
+            measured=self.tuned.host_bytes if self.tuned else None,
+        )
+
+    def operator_footprints(self) -> Iterator[StepFootprint]:
+        """Yield what one worker holds during an operator that sees the whole image, for each of them."""
+        step, denoised = self.step_footprint(), denoised_of(self.prior)
+        on_gpu = denoised is not None and denoised.device != "cpu"
+        for term in self.form.whole:
+            dtype = np.dtype(self.state_layout.dtype)
+            yield footprint_of_operator(term, self.grid.shape, dtype, step, on_gpu=on_gpu)
+
+    def step_for(self, square: float) -> float:
+        """Return a step size that does not diverge, where ``|A|²``, weighted by the curvature of the fidelity, is ``square``.
+
+        Solvers that follow the slope of the prior beside that of the fidelity go more slowly for it. The curvature of other
+        fidelities than squares is that at the start, and grows where the image falls below it: the step is half as long.
+
+        Raises
+        ------
+        ConfigError
+            When the operators give nothing of any image.
+        """
+        if square <= 0:
+            raise ConfigError(
+                "|A|² is 0: the operators give 0 for every image, so the data say nothing about it. Look at their masks and "
+                "weights, and write operators that see something."
+            )
+        steepness = self.prior.steepness() if self.solver.traits.prior_by == "slope" else 0.0
+        is_square = all(term.at is None for term in self.form.terms)
+        return (1.0 if is_square else 0.5) / (square + steepness)
+
+    def problem(
+        self, step_size: float = 1.0, backprojection: Readable | None = None, misfit_of_zero: float = 0.0
+    ) -> Problem:
+        """Return what the solver works on; the normal form needs the backprojection, with the misfit that belongs to it."""
+        needs_it = self.form.folded is not None
+        form = replace(self.form, folded=None) if needs_it and backprojection is None else self.form
+        untold = form.map("gradient", backprojection, told=False) if form.per_sweep > 1 else None
+        return Problem(
+            shape=self.grid.shape,
+            dtype=np.dtype(self.state_layout.dtype),
+            gradient=form.map("gradient", backprojection),
+            normal=self.form.map("normal"),
+            prior=self.prior,
+            start=self.start,
+            step_size=step_size,
+            misfit_of_zero=misfit_of_zero,
+            reach=form.fused_reach,
+            tol=self.job.solver.tol,
+            per_sweep=form.per_sweep,
+            untold=untold,
+        )

@@ -1,0 +1,274 @@
+"""Checks and rules for the values and parts of a reconstruction job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from halotile.graphs.amounts import counted
+from halotile.graphs.jobs.base import Check
+from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice, SolverChoice
+from halotile.graphs.jobs.sections import Auto, Output, Run, Tile
+from halotile.graphs.rules.combinations import Faults, check_depth, check_sizes
+from halotile.graphs.rules.values import Above, AtLeast, Named, filled
+from halotile.graphs.rules.words import shown
+from halotile.registry import find, names
+from halotile.tasks.denoisers.tv import TotalVariation
+
+if TYPE_CHECKING:
+    from halotile.graphs.solvers.base import Traits
+
+
+def _shape(value: Any) -> str | None:
+    if value != "auto" and len(value) < 2:
+        return f"{shown(value)} is no image; write its length along each axis, such as [4096, 4096]"
+    return AtLeast(1)(value)
+
+
+def _tolerance(value: float) -> str | None:
+    if value >= 1:
+        return (
+            f"{shown(value)} would end the solver at once: it is a part of the image's length; write less than 1, such as "
+            "1.0e-4, or 0 to do all iterations"
+        )
+    return AtLeast(0)(value)
+
+
+def _every(value: int) -> str | None:
+    if value > MOST_PER_SWEEP:
+        return (
+            f"{value} is too large: so many iterations look far beside each block, and compute more than they save; "
+            f"write at most {MOST_PER_SWEEP}"
+        )
+    return AtLeast(1)(value)
+
+
+MOST_PER_SWEEP = 4
+"""Iterations of a solver in one pass. At the rim of a periodic image each of them reads across the end what the one before made of
+all sides."""
+
+SIGMAS = (1e-15, 1e15)
+"""Noise levels whose inverse square can be computed with in single precision."""
+
+
+@dataclass(frozen=True)
+class NoiseLevel(Above):
+    """A check that one over the square of a number can be computed with."""
+
+    def __call__(self, value: float | str) -> str | None:
+        """What is wrong with the value, if anything."""
+        low, high = SIGMAS
+        if isinstance(value, str) or value <= 0 or not math.isfinite(value) or low <= value <= high:
+            return super().__call__(value)
+        return (
+            f"{value:g} counts by 1 / noise_sigma², which single precision cannot compute with; write a number from {low:g} to "
+            f"{high:g}, and give the data in units that suit it"
+        )
+
+
+CHECKS: Mapping[tuple[str, str], Check] = {
+    ("operators", "data"): filled,
+    ("operators", "noise_sigma"): NoiseLevel(0),
+    ("fidelity", "background"): AtLeast(0),
+    ("prior", "sigma"): Above(0),
+    ("prior", "weight"): Above(0),
+    ("prior", "iterations"): AtLeast(1),
+    ("solver", "name"): Named("solver", "solvers", without=("lanczos",)),
+    ("solver", "iterations"): AtLeast(1),
+    ("solver", "step"): Above(0),
+    ("solver", "tol"): _tolerance,
+    ("solver", "checkpoint_every"): _every,
+    ("", "shape"): _shape,
+    ("", "start"): filled,
+    ("", "reference"): filled,
+}
+
+
+def _some_operator(operators: tuple[OperatorChoice, ...]) -> Faults:
+    if not operators:
+        yield (
+            ("operators",),
+            "is empty; write what was measured: - {name: blur, kernel: psf.npy, data: y.zarr}",
+        )
+
+
+def _sizes_of_image(output: Output, tile: Tile) -> Faults:
+    yield from check_sizes(output, tile, 1)
+
+
+def _depth_of_variation(tile: Tile, prior: PriorChoice) -> Faults:
+    # How far it looks does not depend on its strength, which may be wrong itself.
+    if prior.name == "tv" and prior.iterations > 0:
+        yield from check_depth(tile, TotalVariation(strength=1.0, iterations=prior.iterations))
+
+
+def _prior_with_its_options(prior: PriorChoice) -> Faults:
+    """What is written for a prior that it does not use."""
+    plugged = prior.name == "pnp"
+    if plugged and prior.denoiser is None:
+        yield (
+            ("prior", "denoiser"),
+            "missing; prior pnp is a denoiser: write `denoiser: {name: dncnn, weights: w.safetensors}`, say",
+        )
+    for key in ("denoiser", "sigma"):
+        if not plugged and getattr(prior, key) is not None:
+            yield (
+                ("prior", key),
+                f"is for prior pnp, and prior.name is {prior.name}; write pnp, or leave it out",
+            )
+    if prior.name == "none" and prior.weight != 1.0:
+        yield ("prior", "weight"), "there is no prior to count; write prior.name: tv, say, or leave it out"
+
+
+def _traits(name: str) -> Traits:
+    """Return what a solver declares of itself."""
+    traits: Traits = find("solvers", name).SOLVER.traits
+    return traits
+
+
+def _solvers(fits: Callable[[Traits], bool]) -> str:
+    """Return the names of solvers that fit, in words."""
+    known = [name for name in names("solvers") if (traits := _traits(name)).for_jobs and fits(traits)]
+    return " or ".join(filter(None, [", ".join(known[:-1]), *known[-1:]]))
+
+
+def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
+    prior_by = _traits(solver.name).prior_by
+    if prior_by is None and prior.name != "none":
+        yield (
+            ("prior", "name"),
+            f"{prior.name} with solver {solver.name}, which knows no prior; write none, or solver.name: "
+            f"{_solvers(lambda traits: traits.prior_by is not None)}",
+        )
+    elif prior.name == "pnp" and prior.weight != 1.0 and prior_by == "prox":
+        yield (
+            ("prior", "weight"),
+            f"a denoiser in the place of a prox has no weight, and solver {solver.name} has a prox; leave it out, or "
+            f"write solver.name: {_solvers(lambda traits: traits.prior_by == 'slope')}",
+        )
+
+
+def _step_of_solver(solver: SolverChoice) -> Faults:
+    if solver.step != "auto" and not _traits(solver.name).takes_steps:
+        yield (
+            ("solver", "step"),
+            f"{solver.step:g}, and {solver.name} finds its own; write auto, or leave it out",
+        )
+
+
+def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
+    every, left = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
+    if not 1 < every <= MOST_PER_SWEEP:
+        return
+    place = ("solver", "checkpoint_every")
+    if not _traits(solver.name).is_memoryless:
+        yield (
+            place,
+            f"{every} with solver {solver.name}, which has to know more of an iteration than its image; write 1, or "
+            f"solver.name: {_solvers(lambda traits: traits.is_memoryless)}",
+        )
+    elif fuse is False:
+        yield (
+            place,
+            f"{every} with fuse: false, and a gradient that is stored needs a stored image; write 1, or fuse: auto",
+        )
+    elif left:
+        yield (
+            ("solver", "iterations"),
+            f"{solver.iterations} is no multiple of solver.checkpoint_every {every}: the image of the last one would not "
+            f"be stored; write {solver.iterations + every - left}",
+        )
+
+
+def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Faults:
+    fidelities = _traits(solver.name).fidelities
+    if fidelities is not None and fidelity.name not in fidelities:
+        yield (
+            ("fidelity", "name"),
+            f"{fidelity.name} with solver {solver.name}, which works on {' and '.join(fidelities)} alone; write "
+            f"{fidelities[0]}, or solver.name: {_solvers(lambda traits: traits.fidelities is None)}",
+        )
+
+
+def _fidelity_with_its_options(fidelity: FidelityChoice) -> Faults:
+    if fidelity.name != "poisson" and fidelity.background:
+        yield (
+            ("fidelity", "background"),
+            f"is for fidelity poisson, and fidelity.name is {fidelity.name}; write poisson, or leave it out",
+        )
+
+
+def _start_of_fidelity(fidelity: FidelityChoice, start: str | None) -> Faults:
+    if fidelity.name == "poisson" and start is None:
+        yield (
+            ("fidelity", "name"),
+            "poisson divides by what the image gives, and zeros give nothing; write start: FILE, an image above 0 such as "
+            "a measurement",
+        )
+
+
+def _exact_engines(operators: tuple[OperatorChoice, ...], exact: bool) -> Faults:
+    for number, choice in enumerate(operators):
+        if exact and choice.options.get("engine") == "fft":
+            yield (
+                ("operators", number, "engine"),
+                "fft with exact: true, which wants direct sums; leave one of them out",
+            )
+
+
+def _one_weight_each(operators: tuple[OperatorChoice, ...]) -> Faults:
+    for number, choice in enumerate(operators):
+        yield from _weights_in(choice.name, choice.options, ("operators", number))
+
+
+def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, ...]) -> Faults:
+    """Of a sum, and of those inside of others."""
+    parts, weights = options.get("operators", ()), options.get("weights", ())
+    if name == "sum" and isinstance(weights, list | tuple) and len(parts) != len(weights):
+        yield (
+            (*place, "weights"),
+            f"has {counted(len(weights), 'number')} for {counted(len(parts), 'operator')}; write one for each",
+        )
+    for number, part in enumerate(parts):
+        if isinstance(part, Mapping):
+            yield from _weights_in(part.get("name", ""), part, (*place, "operators", number))
+
+
+def _every_block(run: Run) -> Faults:
+    """Settings of a run that have no meaning for a solver."""
+    if run.on_bad_block != "fail":
+        yield (
+            ("run", "on_bad_block"),
+            f"{run.on_bad_block}, and an iteration needs every block of the one before; write fail, or leave it out",
+        )
+    if run.on_nan != "propagate":
+        yield (
+            ("run", "on_nan"),
+            f"{run.on_nan}, and a solver stops by itself at numbers that are not finite; leave it out",
+        )
+
+
+def _planes(tile: Tile) -> Faults:
+    if tile.axes != "auto" and tile.axes.lower() != "yx":
+        yield ("tile", "axes"), f"{shown(tile.axes)}, and operators work on planes; write yx, or leave it out"
+
+
+OPERATOR_RULES = (_some_operator, _one_weight_each, _exact_engines)
+
+RULES = (
+    *OPERATOR_RULES,
+    _sizes_of_image,
+    check_depth,
+    _depth_of_variation,
+    _prior_with_its_options,
+    _prior_of_solver,
+    _step_of_solver,
+    _checkpoints_of_solver,
+    _fidelity_of_solver,
+    _fidelity_with_its_options,
+    _start_of_fidelity,
+    _every_block,
+    _planes,
+)

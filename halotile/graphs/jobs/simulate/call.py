@@ -1,0 +1,99 @@
+"""``halotile.simulate``: measurements of a true image as one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.jobs.sections import Auto, Run
+from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.rules.arguments import Words, cluster_of_script
+from halotile.graphs.rules.paths import whole_path
+from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.progress import Observer
+from halotile.graphs.watching.progress_bar import progress_shown
+from halotile.tasks.noise.simulated import Noise
+
+
+def simulate(
+    measurements: Sequence[OperatorChoice],
+    reference: str | Path,
+    *,
+    noise: Noise = "gaussian",
+    gain: float = 1.0,
+    background: float = 0.0,
+    seed: int = 0,
+    workers: int | Auto = "auto",
+    memory_per_worker: str | int = "4GiB",
+    cluster: str | Words = "auto",
+    overwrite: bool = False,
+    observer: Observer | None = None,
+) -> tuple[Path, ...]:
+    """Write what operators would measure of an image, ``y = A x`` with noise, from disk to disk.
+
+    The noise of a pixel depends on the seed, the operator's place in the list and the pixel's place alone: the result has
+    the same bits for any number of workers. A measurement appears under its name when all of them are whole.
+
+    Parameters
+    ----------
+    measurements : sequence of OperatorChoice
+        Each from :func:`halotile.measurement`; its ``data`` is the Zarr to write.
+    reference : path
+        The true image.
+    noise : str
+        ``gaussian``, of the standard deviation ``noise_sigma`` of each measurement; ``poisson``, or ``none``.
+    gain : float
+        poisson: what one count is worth, so ``y = gain P((A x + background) / gain)``.
+    background : float
+        poisson: what is there without the image.
+    seed : int
+        Which noise: 0 or more.
+    workers : int or "auto"
+        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
+    memory_per_worker : str or int
+        Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
+    cluster : str or mapping
+        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
+        environment says, else this machine.
+    overwrite : bool
+        Replace Zarrs that stand at the measurements' paths.
+    observer : callable, optional
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a bar shows it,
+        at a terminal and in a notebook.
+
+    Returns
+    -------
+    tuple of Path
+        Where the measurements lie.
+
+    Raises
+    ------
+    ConfigError, OutputRefused
+        When an argument cannot be, or something stands where a measurement is to go.
+    HalotileError
+        See :mod:`halotile.errors`.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> seen = halotile.measurement("blur", "y.zarr", kernel=[[0.5, 0.5]], noise_sigma=0.01)
+    >>> halotile.simulate([seen], "truth.zarr", noise="poison")
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: noise is 'poison': there is none of that name; did you mean poisson?
+    >>> halotile.simulate([seen], "truth.zarr")  # doctest: +SKIP
+    """
+    job = Simulation(
+        operators=tuple(measurements),
+        noise=NoiseChoice(name=noise, gain=gain, background=background, seed=seed),
+        output=Storage(overwrite=overwrite),
+        reference=whole_path("reference", reference),
+        run=Run(workers=workers, memory_per_worker=memory_per_worker),
+        cluster=cluster_of_script(cluster),
+        allow_import=True,
+    )
+    plan = make_plan(job)
+    with progress_shown(observer) as observe:
+        run(plan, observer=observe)
+    return tuple(output.path for output in plan.outputs)

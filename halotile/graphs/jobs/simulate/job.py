@@ -1,0 +1,120 @@
+"""The job ``simulate`` as plain frozen values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self, get_args
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
+from halotile.graphs.jobs.sections import STRICT, Auto, Job, ReadPath, Size
+from halotile.graphs.rules.words import nearest
+from halotile.tasks.noise.simulated import Noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseChoice:
+    """The noise of simulated measurements."""
+
+    __pydantic_config__ = STRICT
+
+    name: Noise = "gaussian"
+    """gaussian: of the operator's noise_sigma; poisson: counts; none."""
+    gain: float = 1.0
+    """poisson: value of one count, in units of the image."""
+    background: float = 0.0
+    """poisson: counts without the image."""
+    seed: int = 0
+    """Seed of the noise: 0 or more."""
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(Noise):
+            near = nearest(str(self.name), get_args(Noise), likeness=0.5)
+            hint = f"did you mean {near}?" if near else f"write one of {', '.join(get_args(Noise))}."
+            raise ConfigError(f"noise is {self.name!r}: there is none of that name; {hint}")
+        if not (math.isfinite(self.gain) and self.gain > 0):
+            raise ConfigError(f"gain is {self.gain:g}: a count has to be worth something. Write more than 0.")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}: seeds count from 0. Write 0 or more.")
+
+    def describe(self, sigma: float) -> str:
+        """Describe the noise of a measurement.
+
+        Examples
+        --------
+        >>> NoiseChoice().describe(0.01), NoiseChoice(name="poisson", gain=0.5).describe(0.01)
+        ('gaussian noise of 0.01', 'poisson noise, 0.5 for each count')
+        """
+        if self.name == "gaussian":
+            return f"gaussian noise of {sigma:g}"
+        return "no noise" if self.name == "none" else f"poisson noise, {self.gain:g} for each count"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Storage of the measurements: sharded Zarr v3 arrays at the ``data`` of the operators."""
+
+    __pydantic_config__ = STRICT
+
+    overwrite: bool = False
+    """Replace Zarrs that stand at these paths."""
+    shard: Size | Auto = "auto"
+    """Edge of one shard file in pixels: the unit of safe write."""
+    chunk: Size | Auto = "auto"
+    """Edge of the inner chunks in pixels, the unit of decode."""
+    codec: Literal["lz4", "zstd", "none"] = "lz4"
+    """Compression of the inner chunks; a crc32c checksum is always added."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation(Job):
+    """Measurements of a true image, ``y = A x`` with noise."""
+
+    kind: ClassVar[str] = "simulate"
+
+    operators: tuple[OperatorChoice, ...]
+    noise: NoiseChoice = field(default_factory=NoiseChoice)
+    output: Storage = field(default_factory=Storage)
+    reference: ReadPath
+    """The true image."""
+    exact: bool = False
+    """Keep to direct convolutions."""
+
+    @property
+    def place(self) -> str:
+        """Path of the first measurement."""
+        return self.operators[0].data
+
+    def moved_to(self, place: str) -> Self:
+        """Return the same job with its first measurement at another path."""
+        return replace(self, operators=(replace(self.operators[0], data=place), *self.operators[1:]))
+
+
+def simulation_of(job: Reconstruction, noise: NoiseChoice, *, overwrite: bool = False) -> Simulation:
+    """Return the job that makes the measurements of a reconstruction from its reference.
+
+    Raises
+    ------
+    ConfigError
+        When it has none.
+    """
+    if job.reference is None:
+        raise ConfigError(
+            "reference is not there: measurements are simulated from the true image. Write reference: truth.zarr."
+        )
+    background = job.fidelity.background if noise.name == "poisson" else 0.0
+    storage = Storage(
+        overwrite=overwrite, shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec
+    )
+    return Simulation(
+        operators=job.operators,
+        noise=replace(noise, background=background or noise.background),
+        output=storage,
+        reference=job.reference,
+        exact=job.exact,
+        run=job.run,
+        cluster=job.cluster,
+        allow_import=job.allow_import,
+        import_folder=job.import_folder,
+    )

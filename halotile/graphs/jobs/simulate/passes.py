@@ -1,0 +1,53 @@
+"""The passes of a simulation: one for each measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from halotile.graphs.jobs.base import Gather, OutputArray, Pass, PassCount, Place, Sums
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded.output import ShardWriter
+from halotile.tasks.noise.simulated import Simulated
+from halotile.tasks.step import StepTask, View
+
+PHASE = "simulate"
+
+
+@dataclass(frozen=True)
+class SimulateWork:
+    """Measurements, each an output of its own."""
+
+    measurements: tuple[tuple[OutputArray, Simulated], ...]
+    overlap: bool
+
+    keeps_state = False
+
+    @property
+    def outputs(self) -> tuple[OutputArray, ...]:
+        """The measurements."""
+        return tuple(output for output, _ in self.measurements)
+
+    @property
+    def passes(self) -> tuple[PassCount, ...]:
+        """One for each measurement."""
+        return tuple(PassCount(PHASE, output.grid) for output in self.outputs)
+
+    def is_outdated(self, directory: RunDirectory) -> bool:
+        """Return False: a block that is done stays right."""
+        return False
+
+    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+        """Yield a pass for each measurement. Nothing is read ahead: an operator may look elsewhere than it writes."""
+        for number, (output, simulated) in enumerate(self.measurements):
+            task = StepTask(
+                grid=output.grid,
+                images=((ShardWriter(output.path, output.layout), simulated),),
+                sums=(),
+                stored=(),
+                view=View(),
+                denoised=(),
+                overlap=self.overlap,
+            )
+            title = f" while {output.path.name} was made"
+            yield Pass(PHASE, task, output, number, title, stages=("read", "forward", "write"))

@@ -1,0 +1,60 @@
+"""Planning a job of any kind: checked, planned by its kind, refused where it does not fit."""
+
+from __future__ import annotations
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.base import PlanRequest
+from halotile.graphs.jobs.kinds import kind_of
+from halotile.graphs.jobs.sections import Job
+from halotile.graphs.plans.plan import Plan
+from halotile.graphs.rules.check import check_job
+from halotile.graphs.waiting import Report, no_report
+
+
+def make_plan(
+    job: Job,
+    *,
+    fresh: bool = False,
+    refuse: bool = True,
+    same_input: bool = False,
+    probe: bool = False,
+    report: Report = no_report,
+) -> Plan:
+    """Decide every size of a job and check that it fits.
+
+    Reads metadata, not pixels, unless a noise level or a receptive field has to be found out, or a GPU is tried.
+
+    Parameters
+    ----------
+    job : Job
+        What is asked for, of any kind.
+    fresh : bool
+        Plan anew, even where a run directory of an unfinished run stands.
+    refuse : bool
+        Raise for a plan that does not fit; otherwise :meth:`Plan.check_fits` does.
+    same_input : bool
+        Take what is read for the images of the run that stands there, mended, copied or moved, if their
+        shapes, types and axes agree. It is remembered.
+    probe : bool
+        Try the device also where nothing is to be decided, in every precision.
+    report : callable
+        Called with a line about what takes a while.
+
+    Raises
+    ------
+    ConfigError, InputError, WeightsError
+        When the job cannot be run as it is written.
+    MemoryRefused, DiskRefused
+        When it does not fit.
+    """
+    check_job(job)
+    kind = kind_of(job)
+    if same_input and not kind.inputs:
+        raise ConfigError(
+            f"--same-input is not for job {job.kind}, which does not compute each block from its own place of one input. "
+            "Leave it out, or start over with --fresh."
+        )
+    plan = kind.make_plan(job, PlanRequest(fresh, same_input, probe, report))
+    if refuse:
+        plan.check_fits()
+    return plan

@@ -1,0 +1,131 @@
+"""The first steps of planning any job: where it writes, what an earlier run left there, what computes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from halotile.graphs.jobs.base import PlanRequest
+from halotile.graphs.jobs.kinds import kind_of
+from halotile.graphs.jobs.sections import Cluster, Job
+from halotile.graphs.plans.devices import check_device, cluster_for, device_of, is_here
+from halotile.graphs.plans.memory import machine_bytes
+from halotile.graphs.plans.opening import computed_by
+from halotile.graphs.plans.plan import Earlier, existing_parent, run_directory_of
+from halotile.graphs.plans.worker_count import Requested, with_workers
+from halotile.graphs.runs.identity import differences, may_be_same
+from halotile.storage.disk.place import check_parents
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.tasks.denoisers.base import Denoiser
+
+J = TypeVar("J", bound=Job)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Where a job writes first, and the plan that an earlier run left there."""
+
+    output: Path
+    directory: RunDirectory
+    previous: dict[str, Any] | None
+
+
+def begin(job: Job, request: PlanRequest) -> Begun:
+    """Look at the place of a job.
+
+    Raises
+    ------
+    OutputRefused
+        When it lies below something that is no folder.
+    """
+    output = Path(os.path.abspath(job.place))
+    check_parents(output)
+    directory = RunDirectory(run_directory_of(output))
+    return Begun(output, directory, None if request.fresh else directory.whole_plan())
+
+
+@dataclass(frozen=True)
+class Computing(Generic[J]):
+    """What computes a job.
+
+    Parameters
+    ----------
+    job : Job
+        With its number of workers decided.
+    requested : Requested
+        Number of workers that was asked for.
+    cluster : Cluster
+        Where they live.
+    device, precision : str
+        Of the denoiser.
+    ignored : tuple of str
+        Notes on what was asked for in vain.
+    machine_bytes : int, optional
+        Memory that the workers share; None where they run on other machines.
+    """
+
+    job: J
+    requested: Requested
+    cluster: Cluster
+    device: str
+    precision: str
+    ignored: tuple[str, ...]
+    machine_bytes: int | None
+
+    @property
+    def on_gpu(self) -> bool:
+        """True where GPUs compute."""
+        return self.device != "cpu"
+
+
+def compute_on(job: J, denoiser: Denoiser | None) -> Computing[J]:
+    """Decide what computes a job, with this denoiser if it has one; without one, the CPU.
+
+    Raises
+    ------
+    ConfigError
+        For a GPU where there is none.
+    """
+    asked = job.run.precision
+    if denoiser is None:
+        remark = f"run.precision is {asked}, which is for networks: this job has none"
+        device, precision = "cpu", "float32"
+        notes: tuple[str, ...] = (remark,) if asked != "float32" else ()
+    else:
+        device, precision, notes = computed_by(denoiser, device_of(job.run, job.cluster), asked)
+        check_device(job.run, job.cluster, device)
+    cluster = cluster_for(job.cluster, device)
+    job, requested = with_workers(job, cluster, device)
+    machine = machine_bytes() if is_here(cluster) else None
+    return Computing(job, requested, cluster, device, precision, notes, machine)
+
+
+def relate(
+    job: Job, identity: dict[str, Any], previous: Mapping[str, Any] | None, request: PlanRequest
+) -> tuple[dict[str, Any], Earlier]:
+    """Return the identity of a job, and how it relates to the run that stands at its place.
+
+    Where the input was accepted as the same image as that of the earlier run, the identity describes it as that run did.
+    """
+    if previous is None:
+        return identity, Earlier(is_discarded=request.fresh)
+    before, inputs = previous["identity"], kind_of(job).inputs
+    same_inputs: list[dict[str, Any]] = previous.get("same_inputs", [])
+    if inputs and may_be_same(before, identity):
+        images = {name: identity[name] for name in inputs}
+        images_before = {name: before[name] for name in inputs}
+        if request.same_input and images not in [images_before, *same_inputs]:
+            same_inputs = [*same_inputs, images]
+        if images in same_inputs:
+            identity = identity | images_before
+    differs = tuple(differences(before, identity))
+    return identity, Earlier(not differs, differs, tuple(same_inputs), is_discarded=request.fresh)
+
+
+def free_bytes(output: Path) -> int:
+    """Return the free space where an output goes."""
+    return shutil.disk_usage(existing_parent(output)).free

@@ -1,0 +1,116 @@
+"""The books of a pass over scratch arrays: its journal and the sums of its blocks, kept beside those arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import DamagedData
+from halotile.graphs.jobs.base import Books, Sums
+from halotile.graphs.runs.damage import damaged_among
+from halotile.storage.grid import Grid
+from halotile.storage.run_directory.checkpoints import Ledger
+from halotile.storage.run_directory.journal import Journal
+from halotile.tasks.exact_sums import add_exactly
+
+
+@dataclass(frozen=True)
+class OpenBooks:
+    """Journal and ledger of a pass that is under way."""
+
+    journal: Journal
+    ledger: Ledger
+    arrays: int = 0
+    """Number of arrays that the pass writes."""
+
+    def sums(self) -> Sums:
+        """Return the totals of the finished pass."""
+        digests = tuple(self.journal.image_digest(place).hex() for place in range(self.arrays))
+        return Sums(add_up(self.ledger.sums), digests)
+
+
+@contextmanager
+def open_books(books: Books, grid: Grid, fingerprint: str) -> Iterator[OpenBooks]:
+    """Open the books of a pass over the blocks of ``grid``; what is damaged is struck from them.
+
+    Nothing of them has to outlive a power cut: a pass without books begins anew. So they are synced only where the
+    pass breaks off, and an iteration waits for the disk once, for its checkpoint.
+
+    Parameters
+    ----------
+    books : Books
+        Where they are kept.
+    grid : Grid
+        The blocks.
+    fingerprint : str
+        Of the job.
+    """
+    images = max(1, len(books.arrays))
+    path, owner = books.folder / f"journal.{books.name}", f"{fingerprint}-{books.name}"
+    books.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        journal = Journal.open(path, owner, len(grid), images=images)
+    except (FileNotFoundError, DamagedData):
+        journal = Journal.create(path, owner, len(grid), images=images, sync=False)
+    ledger = Ledger(books.folder / f"sums.{books.name}")
+    _strike(books, journal, ledger, grid)
+    try:
+        yield OpenBooks(journal, ledger, len(books.arrays))
+    except BaseException:
+        with suppress(OSError):  # what is lost with the disk is done again
+            ledger.sync()
+            journal.sync()
+        raise
+
+
+def _strike(books: Books, journal: Journal, ledger: Ledger, grid: Grid) -> None:
+    """Strike blocks that are marked, and have lost their sums or a shard."""
+    if not journal.done:
+        return
+    lost = {number for number in journal.done if number not in ledger.sums}
+    for image, path in enumerate(books.arrays):
+        assert books.layout is not None
+        lost.update(
+            damaged_among(journal.done, journal, path, books.layout, grid, image=image, thorough=False)
+        )
+    journal.strike(sorted(lost))
+
+
+def remove_books(folder: Path, name: str) -> None:
+    """Remove the books of a pass that is over, and those of its stages."""
+    for kind in ("journal", "sums"):
+        for pattern in (f"{kind}.{name}", f"{kind}.{name}.*"):
+            for path in folder.glob(pattern):
+                path.unlink(missing_ok=True)
+
+
+def add_up(sums: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the totals of the sums of blocks, exact whatever the order in which blocks were done.
+
+    A sum over a block is a list with an entry for each of its shards: a number, or nested lists for an array.
+
+    Examples
+    --------
+    >>> add_up({0: {"misfit": [0.5, 2.0]}, 1: {"misfit": [0.25]}})
+    {'misfit': 2.75}
+    >>> add_up({0: {"histogram": [[1.0, 2.0]]}, 1: {"histogram": [[3.0, 4.0], [5.0, 6.0]]}})["histogram"].tolist()
+    [9.0, 12.0]
+    """
+    entries: dict[str, list[Any]] = {}
+    for number in sorted(sums):
+        for name, values in sums[number].items():
+            entries.setdefault(name, []).extend(values)
+    return {name: _total(values) for name, values in entries.items()}
+
+
+def _total(values: list[Any]) -> Any:
+    if not isinstance(values[0], list):
+        return add_exactly(values)
+    columns = np.asarray(values, np.float64).reshape(len(values), -1)
+    total = np.array([add_exactly(column) for column in columns.T])
+    return total.reshape(np.shape(values[0]))

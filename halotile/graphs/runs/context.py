@@ -1,0 +1,28 @@
+"""The parts of a run that all of its passes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from halotile.graphs.plans.plan import Plan
+    from halotile.graphs.runs.held_output import HeldOutputs
+    from halotile.graphs.runs.signals import Signals
+    from halotile.graphs.runs.status import Status
+    from halotile.storage.run_directory.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run as its passes see it."""
+
+    plan: Plan
+    held: HeldOutputs
+    """The outputs, which are looked after on the way."""
+    directory: RunDirectory
+    """Where workers look for a request to stop."""
+    signals: Signals
+    """Requests to the driver."""
+    status: Status
+    """Progress, reported and written down."""

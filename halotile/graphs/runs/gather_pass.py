@@ -1,0 +1,122 @@
+"""One sum over terms: delayed tasks, added up by a tree, written once."""
+
+from __future__ import annotations
+
+import shutil
+
+from dask import delayed
+
+from halotile.errors import Stopped
+from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.futures import results
+from halotile.graphs.jobs.base import Gather
+from halotile.graphs.runs.context import RunContext
+from halotile.graphs.runs.progress import Progress
+from halotile.graphs.tree_sum import plan_calls
+from halotile.storage.disk.durable import is_full
+from halotile.storage.grid import Grid
+from halotile.storage.run_directory.checkpoints import Ledger
+from halotile.storage.run_directory.journal import Journal
+from halotile.tasks.contributions import Part
+from halotile.tasks.exact_sums import add_exactly
+
+SPLIT_EVERY = 4
+"""Partial sums that one task adds up."""
+ONE_BLOCK = Grid((1,), (1,), ((0, 0),))
+"""A sum is there as a whole, or not at all."""
+
+
+class GatherPass:
+    """The state of one sum, which may take several clusters.
+
+    Parameters
+    ----------
+    wanted : Gather
+        What is added up.
+    journal : Journal
+        Of one block: the sum.
+    ledger : Ledger
+        Where the sums that terms noted on the way go.
+    context : RunContext
+        The run.
+    """
+
+    def __init__(self, wanted: Gather, journal: Journal, ledger: Ledger, context: RunContext) -> None:
+        self.wanted = wanted
+        self.phase = wanted.work.phase
+        self.journal = journal
+        self.ledger = ledger
+        self.context = context
+        self.signals = context.signals
+        self.status = context.status
+        self.disk_error: str | None = None
+        self.untidy = False
+        self.most_alive = 0
+        """The largest number of partial sums that lay on the disk at once."""
+
+    def left(self) -> int:
+        """1 until the sum is there."""
+        return 1 - len(self.journal.done)
+
+    def progress(self, phase: str) -> Progress:
+        """How far the run is."""
+        return self.status.progress(phase, done=0, failed=0)
+
+    def stop_if_asked(self) -> None:
+        """Raise :class:`Stopped` when a signal came and the sum is not there."""
+        if self.signals.requested and self.left():
+            raise Stopped(
+                f"stopped on {self.signals.name}{self.wanted.title}, before all terms were added up. Run again to go on.",
+                self.signals.name,
+            )
+
+    def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
+        """Compute it on a cluster.
+
+        Raises
+        ------
+        TaskFailed
+            When an operator fails; with its number.
+        Stopped
+            When a signal asked for it.
+        Stalled, ConnectionError
+            When the cluster no longer answers, or lost a worker.
+        """
+        self.context.held.begin(self.journal, self.wanted.title)
+        shutil.rmtree(self.wanted.folder, ignore_errors=True)  # of a run that was killed
+        self.wanted.folder.mkdir(parents=True)
+        self.status.work_begins()
+        self.status.watch.begin(
+            ONE_BLOCK, done=self.journal.done, quarantined=(), phase=self.phase, title=self.wanted.title
+        )
+        try:
+            (part,) = self._results(cluster)
+            sums = {name: [add_exactly(values.values())] for name, values in part.sums.items()}
+            self.ledger.enter({0: sums})
+            self.journal.mark({0: part.digest})
+        except FileNotFoundError as error:
+            raise ConnectionError(f"a partial sum was lost with its worker ({error}).") from error
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.disk_error = str(error)
+            return
+        finally:
+            shutil.rmtree(self.wanted.folder, ignore_errors=True)
+        self.context.held.check()
+        self.most_alive = part.alive
+        self.status.count_memory(part.peak_memory_bytes)
+
+    def _results(self, cluster: Cluster) -> list[Part]:
+        wanted = self.wanted
+        (total,) = plan_calls(wanted.work, wanted.terms, SPLIT_EVERY, cluster.workers, wanted.read_bytes)
+        kept = delayed(wanted.work.keep)(total, dask_key_name=f"write-{total.key}")
+        options = self.context.plan.run
+        futures = cluster.client.compute([kept], optimize_graph=False, retries=options.retries)
+        return results(cluster.client, futures, options.stall_seconds, between=self._between)
+
+    def _between(self) -> None:
+        """While tasks run: heed signals, tell how far it is."""
+        self.stop_if_asked()
+        self.context.held.look()
+        self.status.tell(self.progress(self.phase))
