@@ -21,9 +21,10 @@ import numpy as np
 
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import Outcome, run
 from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.outcome import Outcome
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from tests.support import Image, write_zarr

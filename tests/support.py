@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from halotile.cli.config.loading import load_job
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.opening import make_denoiser
+from halotile.graphs.plans.plan import Plan
 from halotile.storage.sharded.output import create_output, to_dtype
 from halotile.tasks.block import BlockRunner
 
@@ -131,7 +132,7 @@ def run_inline(job: Denoising) -> Image:
     """The job in this process, block by block, without a cluster; returns the output's pixels."""
     plan = make_plan(job)
     create_output(plan.output, plan.layout, overwrite=True)
-    receipt = BlockRunner(plan.task).run(range(len(plan.grid)))
+    receipt = BlockRunner(work_of(plan).task).run(range(len(plan.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
     return read_zarr(plan.output)
 
@@ -157,3 +158,8 @@ def dncnn_weights(path: Path, depth: int = 5, width: int = 8, channels: tuple[in
         state[f"layers.{layer}.bias"] = torch.randn(out, generator=generator) * 0.01
     save_file(state, path)
     return path
+
+
+def work_of(plan: Plan) -> Any:
+    """The work of a plan, as the class of its kind."""
+    return plan.work

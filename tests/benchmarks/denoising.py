@@ -48,9 +48,9 @@ def run_job(
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.jobs.denoise.job import Denoising
-    from halotile.graphs.jobs.denoise.plan import make_plan
-    from halotile.graphs.jobs.denoise.run import run
     from halotile.graphs.jobs.sections import Cluster, Input, Output, Run, Tile
+    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.runs.driver import run
 
     job = Denoising(
         input=Input(path=str(source)),

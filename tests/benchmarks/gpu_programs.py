@@ -21,6 +21,7 @@ from tests.benchmarks import unets
 from tests.benchmarks.copying import Copy, copied
 from tests.benchmarks.data import CNN, CNN_REACH, image, network, our_network, weights
 from tests.benchmarks.measuring import Result, fresh, main, warm
+from tests.support import work_of
 
 SIGMA = 2.0
 WORKER_MEMORY = 8 * 2**30
@@ -136,8 +137,8 @@ def wake(device: str) -> None:
 
 def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1") -> Result:
     """A job, from Zarr to Zarr, everything on disk and synced; its plan is made before."""
-    from halotile.graphs.jobs.denoise.plan import make_plan
-    from halotile.graphs.jobs.denoise.run import run
+    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.runs.driver import run
     from tests.benchmarks.gpu_programs import wake  # by reference
 
     count = int(workers)
@@ -148,7 +149,7 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
         known = folder / f"ours-{subject}-{device}-{edge}-{workers}.json"
         planned = time.perf_counter()
         plan = make_plan(job_of(Subject.of(subject), source, output, device, count, known))
-        if device == "cuda" and plan.tuned is None:
+        if device == "cuda" and work_of(plan).tuned is None:
             raise SystemExit("; ".join(plan.notes))
         began = time.perf_counter()
         outcome = run(plan, cluster=cluster)
@@ -175,7 +176,7 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
 
 def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The blocks of the same job read and written by one worker, with nothing computed."""
-    from halotile.graphs.jobs.denoise.plan import make_plan
+    from halotile.graphs.plans.make import make_plan
     from halotile.storage.sharded.output import create_output
 
     source, output = image(folder, edge), fresh(folder / "copy.zarr")
@@ -186,7 +187,9 @@ def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     with started(1) as cluster:
         warm(cluster.client)
         seconds = cluster.client.submit(
-            copied, Copy(plan.task.source, plan.task.writer, grid, plan.task.io_threads), pure=False
+            copied,
+            Copy(work_of(plan).task.source, work_of(plan).task.writer, grid, work_of(plan).task.io_threads),
+            pure=False,
         ).result()
     return {"mpix_per_s": edge**2 / 1e6 / seconds, "seconds": seconds}
 
@@ -196,8 +199,8 @@ def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
     import numpy as np
     import zarr
 
-    from halotile.graphs.jobs.denoise.plan import make_plan
-    from halotile.graphs.jobs.denoise.run import run
+    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.runs.driver import run
 
     results = []
     with started(1) as cluster:

@@ -89,12 +89,12 @@ def _run(job: Any) -> tuple[Any, Any]:
     """The plan, and what came of it."""
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-    from halotile.graphs.jobs.reconstruct.run import reconstruct
+    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.runs.driver import run as reconstruct
 
     with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster:
         warm(cluster.client)
-        plan = make_reconstruction_plan(job)
+        plan = make_plan(job)
         return plan, reconstruct(plan, cluster=cluster)
 
 
@@ -154,8 +154,8 @@ def same_bits(folder: Path, edge: int) -> Result:
     """Pixels that differ between one pass, two passes, and the same two iterations on whole images in memory."""
     import zarr
 
-    from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
     from halotile.graphs.jobs.sections import Tile
+    from halotile.graphs.plans.make import make_plan
     from halotile.graphs.solvers.base import State
     from halotile.tasks.devices.device import threads
     from halotile.tasks.operators.base import InMemory, read_all
@@ -165,7 +165,7 @@ def same_bits(folder: Path, edge: int) -> Result:
         job = _job(folder, edge, "cnn", 2, exact=True, fuse=fuse, tile=Tile(size=200 if fuse else 512))
         plan, _ = _run(job)
         images.append(zarr.open_array(plan.output, mode="r")[...])
-    whole = make_reconstruction_plan(
+    whole = make_plan(
         _job(folder, edge, "cnn", 2, exact=True, fuse=True, tile=Tile(size=edge, block=edge)), refuse=False
     )
     problem = whole.problem(STEP)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from halotile.cli.info import describe
 from halotile.cli.main import app
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from tests.support import load_denoising
 
 RUNNER = CliRunner()

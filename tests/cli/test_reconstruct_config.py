@@ -288,16 +288,16 @@ def test_a_lie_inside_of_an_operator_is_told(reconstruction: Path, was: str, lie
 
 
 def test_a_saved_job_is_the_job(reconstruction: Path) -> None:
-    from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+    from halotile.graphs.plans.make import make_plan
 
     job = load(reconstruction)
-    plan = make_reconstruction_plan(job)
-    for name, tree in (("job", plan.job_json()), ("config", plan.resolved_json())):
+    plan = make_plan(job)
+    for name, tree in (("job", plan.documents.asked), ("config", plan.documents.resolved)):
         saved = reconstruction.with_name(f"{name}.json")
         saved.write_text(json.dumps(tree))
         again = load_saved_job(saved)
         assert isinstance(again, Reconstruction)
-        assert make_reconstruction_plan(again).fingerprint == plan.fingerprint
+        assert make_plan(again).fingerprint == plan.fingerprint
     assert load_saved_job(reconstruction.with_name("job.json")) == job
 
 

@@ -18,9 +18,9 @@ import pytest
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from tests.faults import REPOSITORY, members, until
@@ -114,7 +114,9 @@ def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
     plan = make_plan(wanted("out.zarr"))
     config = tmp_path / "job.yaml"
     parts = {
-        key: value for key, value in plan.job_json().items() if key not in ("allow_import", "import_folder")
+        key: value
+        for key, value in plan.documents.asked.items()
+        if key not in ("allow_import", "import_folder")
     }
     config.write_text(json.dumps(parts))
     (tmp_path / "pace").write_text("0.1")

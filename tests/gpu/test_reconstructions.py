@@ -9,14 +9,14 @@ import pytest
 
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
 from halotile.graphs.jobs.sections import Cluster as Choice
 from halotile.graphs.jobs.sections import DenoiserChoice, Output, Run, Tile
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.runs.outcome import Outcome
 from tests.graphs.solving import kernel
-from tests.support import Image, dncnn_weights, noisy_image, read_zarr, write_zarr
+from tests.support import Image, dncnn_weights, noisy_image, read_zarr, work_of, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 
@@ -39,9 +39,9 @@ def job(folder: Path, output: str, device: str, tile: Tile) -> Reconstruction:
     )
 
 
-def done(wanted: Reconstruction, cluster: Cluster) -> tuple[ReconstructionPlan, Outcome, Image]:
+def done(wanted: Reconstruction, cluster: Cluster) -> tuple[Plan, Outcome, Image]:
     """Its plan, how it ended, and what it wrote."""
-    plan = make_reconstruction_plan(wanted)
+    plan = make_plan(wanted)
     outcome = reconstruct(plan, cluster=cluster)
     return plan, outcome, read_zarr(plan.output)
 
@@ -63,5 +63,5 @@ def test_it_holds_what_was_planned_of_the_card(gpu: str, cluster: Cluster, tmp_p
     plan, outcome, _ = done(job(tmp_path, "x.zarr", gpu, Tile(block=256)), cluster)
     assert outcome.done == outcome.total
     if gpu == "cuda":
-        assert plan.tuned is not None
-        assert 0.5 < outcome.device_peak_bytes / plan.tuned.device_bytes < 1.1
+        assert work_of(plan).tuned is not None
+        assert 0.5 < outcome.device_peak_bytes / work_of(plan).tuned.device_bytes < 1.1

@@ -9,13 +9,13 @@ import pytest
 
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.trials.gpu_findings import TrialRequest
 from halotile.tasks.trials.gpu_trial import PRECISIONS, tune
-from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 pytestmark = pytest.mark.gpu
 
@@ -60,5 +60,5 @@ def test_a_run_holds_what_was_planned_of_the_card(gpu: str, cluster: Cluster, tm
     assert outcome.done == outcome.total
     assert outcome.compute_seconds > 0
     if gpu == "cuda":
-        assert plan.tuned is not None
-        assert 0.5 < outcome.device_peak_bytes / plan.tuned.device_bytes < 1.1
+        assert work_of(plan).tuned is not None
+        assert 0.5 < outcome.device_peak_bytes / work_of(plan).tuned.device_bytes < 1.1

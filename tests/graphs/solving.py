@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.graphs.iterations.iterate import Iterations
-from halotile.graphs.jobs.reconstruct.plan_value import NORM_ITERATIONS, ReconstructionPlan
+from halotile.graphs.jobs.reconstruct.inversion import NORM_ITERATIONS
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.solvers.base import Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable, Rim
-from halotile.storage.run_directory.checkpoints import Ledger
-from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import Layout
 from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import Constant
-from halotile.tasks.block import BlockRunner
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.fidelity import Gradient, NormalImage, Term
@@ -31,7 +28,9 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors import NoPrior, Prior
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import StepTask, View
+from halotile.tasks.step import View
+from tests.graphs.inline import WORDS, InlineIterations, inline
+from tests.support import work_of
 
 Pixels = NDArray[Any]
 
@@ -107,20 +106,12 @@ def problem_of(
 
 @dataclass
 class Interrupted(Exception):
-    """A sweep was cut short."""
-
-
-def inline(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
-    """Do what is left of a sweep, in this process."""
-    receipt = BlockRunner(task).run(journal.done.complement(len(task.grid)))
-    assert not receipt.bad, receipt.bad[0].traceback
-    ledger.enter(receipt.sums)
-    journal.mark(receipt.digests)
+    """A pass was cut short."""
 
 
 def iterations_of(
     solver: Solver, problem: Problem, folder: Path, *, block: int = 64, halo: int = 40, **options: Any
-) -> Iterations:
+) -> InlineIterations:
     """A solver on disk, in blocks of this size and files of ``shard``² pixels."""
     shape, shard = problem.shape, options.pop("shard", 32)
     layout = Layout(
@@ -134,7 +125,7 @@ def iterations_of(
         (None, None),
         False,
     )
-    return Iterations(
+    return InlineIterations(
         solver,
         problem,
         Vectors(folder, layout, {**solver.vectors, **options.pop("copies", {})}),
@@ -143,6 +134,7 @@ def iterations_of(
         view=View(halo),
         margin=16,
         overlap=False,
+        words=WORDS,
         sweep=options.pop("sweep", inline),
         **options,
     )
@@ -185,20 +177,21 @@ def with_step(problem: Problem, step: float) -> Problem:
     return replace(problem, step_size=step)
 
 
-def iterations_of_plan(plan: ReconstructionPlan, sweep: Callable[..., None]) -> Iterations:
+def iterations_of_plan(plan: Plan, sweep: Callable[..., None]) -> InlineIterations:
     """The solver of a plan, begun; what was measured, backprojected, is taken to be 1 everywhere."""
-    folded = plan.form.folded is not None
+    folded = work_of(plan).form.folded is not None
     back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if folded else None
-    return Iterations(
-        plan.solver,
-        plan.problem(0.1, back),
-        plan.vectors(plan.solver, "iterate"),
+    return InlineIterations(
+        work_of(plan).solver,
+        work_of(plan).problem(0.1, back),
+        work_of(plan).vectors(work_of(plan).solver, "iterate"),
         plan.grid,
         "a job",
-        view=plan.form.view(plan.prior.reach()),
-        margin=plan.form.fused_reach,
-        own_view=plan.form.own_view(),
+        view=work_of(plan).form.view(work_of(plan).prior.reach()),
+        margin=work_of(plan).form.fused_reach,
+        own_view=work_of(plan).form.own_view(),
         overlap=False,
+        words=WORDS,
         sweep=sweep,
-        by_shard=plan.form.by_shard,
+        by_shard=work_of(plan).form.by_shard,
     )

@@ -15,21 +15,20 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from halotile.graphs.jobs.denoise.run import run as denoise
+from halotile.graphs.jobs.simulate.noise import NoiseChoice
+from halotile.graphs.jobs.simulate.run import run_simulation
 
 import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run as denoise
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
 from halotile.graphs.jobs.sections import Output
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
-from halotile.graphs.jobs.simulate.run import run_simulation
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import RunPlan
 from halotile.graphs.runs import claim
+from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.submission import slurm
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,
@@ -221,7 +220,7 @@ def denoising(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
 
 def reconstruction(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
     """The same of a reconstruction."""
-    plan = make_reconstruction_plan(measured(folder))
+    plan = make_plan(measured(folder))
     return plan, lambda: reconstruct(plan)
 
 

@@ -13,13 +13,12 @@ import torch
 from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.clusters.detection.gpus import Gpus
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
 from halotile.graphs.jobs.sections import Output, Run, Tile
 from halotile.graphs.plans import devices
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.driver import run as reconstruct
 from tests.graphs.distributing import image, kernel
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
 
@@ -171,7 +170,7 @@ def test_none_crosses_in_a_reconstruction(
         tile=Tile(block=64),
         run=Run(memory_per_worker="3GiB"),
     )
-    reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    reconstruct(make_plan(job), cluster=cluster)
     assert tensors() == []
 
 

@@ -26,7 +26,7 @@ from halotile.graphs.clusters.base import Cluster, Order, config_errors_describe
 from halotile.graphs.clusters.workers import fork_server
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs import sections
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_image, write_zarr
 

@@ -10,8 +10,8 @@ import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from tests.support import (
     dncnn_weights,
     job_of,
@@ -19,6 +19,7 @@ from tests.support import (
     read_zarr,
     run_inline,
     whole_picture,
+    work_of,
     write_zarr,
 )
 
@@ -100,7 +101,7 @@ def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
     plan = make_plan(job)
     assert plan.summary()["tiled_axes"] == "zyx"
     assert np.array_equal(
-        run_inline(job), whole_picture(job, pixels, plan.task.tiling.depth[0][0], spatial=3)
+        run_inline(job), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0], spatial=3)
     )
 
 
@@ -131,7 +132,9 @@ def test_workers_give_the_same_bits(name: str, cluster: Cluster, tmp_path: Path)
     plan = make_plan(job)
     outcome = run(plan, cluster=cluster)
     assert outcome.done == outcome.total == len(plan.grid)
-    assert np.array_equal(read_zarr(plan.output), whole_picture(job, pixels, plan.task.tiling.depth[0][0]))
+    assert np.array_equal(
+        read_zarr(plan.output), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0])
+    )
 
 
 @pytest.mark.cluster
@@ -149,7 +152,9 @@ def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path)
     plan = make_plan(job)
     with local.start(Order(workers=workers, memory_bytes=4 * 2**30)) as several:
         run(plan, cluster=several)
-    assert np.array_equal(read_zarr(plan.output), whole_picture(job, pixels, plan.task.tiling.depth[0][0]))
+    assert np.array_equal(
+        read_zarr(plan.output), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0])
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,15 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import run as engine
 from halotile.graphs.jobs.reconstruct.continuation import Reached
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.sections import Output, Run, Tile
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from tests.graphs.solving import kernel
+from tests.support import work_of
 
 pytestmark = pytest.mark.cluster
 
@@ -52,7 +53,7 @@ def job_in(folder: Path, solver: SolverChoice, **changes: Any) -> Reconstruction
 
 def go(job: Reconstruction, cluster: Cluster) -> Outcome:
     """Run it."""
-    return engine.reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    return engine.reconstruct(make_plan(job), cluster=cluster)
 
 
 def with_iterations(job: Reconstruction, iterations: int, **changes: Any) -> Reconstruction:
@@ -81,7 +82,7 @@ def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: Cluste
     first = with_iterations(parts, 3)
     assert go(first, cluster).figures["iteration"] == 3
     after_three = files(first)
-    plan = make_reconstruction_plan(parts)
+    plan = make_plan(parts)
     assert plan.notes == (
         "3 iterations are done; goes on from there to 6 iterations at most, with the bits of one run",
     )
@@ -91,7 +92,7 @@ def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: Cluste
     rows = [[json.loads(line)["change"] for line in directory(job).iterations_path.read_text().splitlines()]
             for job in (parts, whole)]  # fmt: skip
     assert rows[0] == rows[1]
-    assert len(rows[0]) == plan.solver.sweeps_before + 6
+    assert len(rows[0]) == work_of(plan).solver.sweeps_before + 6
     saved = load_saved_job(directory(parts).job_path)
     assert isinstance(saved, Reconstruction)
     assert saved.solver.iterations == 6
@@ -111,7 +112,7 @@ def test_a_run_cut_off_goes_on_to_another_end(tmp_path: Path, cluster: Cluster) 
 
     first = with_iterations(cut, 3)
     with pytest.raises(KeyboardInterrupt):
-        engine.reconstruct(make_reconstruction_plan(first), observer=cut_off, cluster=cluster)
+        engine.reconstruct(make_plan(first), observer=cut_off, cluster=cluster)
     assert 2 <= Reached.of(directory(cut)).iterations <= 3
     go(cut, cluster)
     go(whole, cluster)
@@ -127,7 +128,7 @@ def test_a_smaller_tolerance_goes_on_and_a_larger_one_is_refused(tmp_path: Path,
     with pytest.raises(
         ResumeRefused, match=rf"has done 8 iterations.*would have ended after {stopped:.0f}, whose image"
     ):
-        make_reconstruction_plan(job)
+        make_plan(job)
 
 
 def test_fewer_iterations_than_were_done_are_refused(tmp_path: Path, cluster: Cluster) -> None:
@@ -136,7 +137,7 @@ def test_fewer_iterations_than_were_done_are_refused(tmp_path: Path, cluster: Cl
     with pytest.raises(
         ResumeRefused, match=r"with solver\.iterations: 2 .* would have ended after 2.* Write solver\.it"
     ):
-        make_reconstruction_plan(with_iterations(job, 2))
+        make_plan(with_iterations(job, 2))
 
 
 def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, cluster: Cluster) -> None:
@@ -146,7 +147,7 @@ def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, 
     with pytest.raises(
         ResumeRefused, match=r"finished after 2 iterations.*--fresh.*solver\.keep_state: true"
     ):
-        make_reconstruction_plan(with_iterations(job, 3))
+        make_plan(with_iterations(job, 3))
     assert files(job) == before
 
 
@@ -157,7 +158,7 @@ def test_dual_steps_make_another_job_of_tv_alone(tmp_path: Path, cluster: Cluste
     requested = directory(job).read_job() or {}
     requested["prior"]["iterations"] += 20
     directory(job).write_job(requested)
-    fresh = make_reconstruction_plan(job, fresh=True)
+    fresh = make_plan(job, fresh=True)
     if name == "pgd":
         with pytest.raises(OutputRefused, match="another job's"):
             engine.reconstruct(fresh, cluster=cluster)
@@ -172,7 +173,7 @@ def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
     job = job_in(tmp_path, SolverChoice(name="pgd", iterations=1, keep_state=keep_state))
     go(job, cluster)
     if keep_state:
-        (note,) = make_reconstruction_plan(with_iterations(job, 3)).notes
+        (note,) = make_plan(with_iterations(job, 3)).notes
         assert note.startswith("1 iteration is done; goes on from there to 3 iterations")
     before = files(job)
     next(Path(job.output.path).glob("c/*/*")).unlink()

@@ -21,13 +21,13 @@ from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.gpus import Gpus, gpus_here
 from halotile.graphs.clusters.launches import slurm_steps
 from halotile.graphs.clusters.workers.__main__ import share_of
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.sections import Cluster, Run
 from halotile.graphs.plans import devices
 from halotile.graphs.plans.devices import chosen, device_of
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.identity import differences
 from halotile.tasks.denoisers.function import GivenFunction
-from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 TWO = Gpus(("0", "1"))
 
@@ -314,7 +314,7 @@ def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch,
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     given = GivenFunction(call=lambda image: image, depth=1)
     plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
-    assert plan.task.device == "cpu"
+    assert work_of(plan).task.device == "cpu"
     assert any("computes on processors" in note for note in plan.notes)
     assert any(
         "local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes

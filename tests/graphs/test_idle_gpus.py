@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from halotile.graphs.jobs.simulate.noise import NoiseChoice
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.gpus import Gpus
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.sections import Cluster, Run
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.plans.make import make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding
 from tests.support import job_of, noisy_image, write_zarr
@@ -46,10 +45,10 @@ def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do
     workers: int,
     said: str,
 ) -> None:
-    plan = make_reconstruction_plan(deblurring(tmp_path, prior=prior, cluster=cluster, run=run))
+    plan = make_plan(deblurring(tmp_path, prior=prior, cluster=cluster, run=run))
     assert (plan.cluster.kind, plan.run.workers) == (where, workers)
     assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
-    assert plan.job_json()["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
+    assert plan.documents.asked["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
 
 
 def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Path) -> None:
@@ -73,16 +72,14 @@ def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: 
 
 def test_what_is_asked_of_no_denoiser_is_told(requested: list[Any], tmp_path: Path) -> None:
     run = Run(device="cuda", precision="bfloat16", workers=1)
-    notes = make_reconstruction_plan(deblurring(tmp_path, prior=L1, run=run)).notes
+    notes = make_plan(deblurring(tmp_path, prior=L1, run=run)).notes
     assert "run.precision is bfloat16, which is for networks: this job has none" in notes
     assert "run.device is cuda, and nothing of this job computes on GPUs" in notes
 
 
 def test_what_has_no_denoiser_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
     """Runs that began so go on."""
-    plan = make_reconstruction_plan(
-        deblurring(tmp_path, "cpu", prior=L1, run=Run(precision="bfloat16", workers=1))
-    )
+    plan = make_plan(deblurring(tmp_path, "cpu", prior=L1, run=Run(precision="bfloat16", workers=1)))
     assert plan.identity["precision"] == "bfloat16"
 
 
@@ -93,4 +90,4 @@ def test_a_cluster_of_gpus_is_refused_where_there_is_none(
     finding(monkeypatch, FOUND, Gpus(why_none="NVML finds none"))
     given = deblurring(tmp_path, prior=prior, cluster=Cluster(kind="local-cuda"), run=Run(workers=1))
     with pytest.raises(ConfigError, match=r"cluster\.kind is local-cuda, .* Write kind: local"):
-        make_reconstruction_plan(given)
+        make_plan(given)

@@ -25,8 +25,8 @@ from halotile.graphs.clusters.connection.credentials import Credentials, credent
 from halotile.graphs.clusters.detection.versions import differing_versions
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.jobs import sections
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_image, write_zarr
 

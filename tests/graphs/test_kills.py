@@ -21,7 +21,7 @@ from halotile.errors import OutputRefused, Stopped
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.jobs import sections
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs import claim, worker_setup
 from halotile.graphs.runs.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory

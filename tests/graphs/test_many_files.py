@@ -12,14 +12,14 @@ import pytest
 import zarr
 
 from halotile.errors import DiskRefused
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.sections import Cluster, Run
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan, free_inodes
 from halotile.graphs.plans.sizes import MOST_FILES
 from halotile.graphs.runs.claim import kept_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout, create_output
-from tests.support import job_of, noisy_image, write_zarr
+from tests.support import job_of, noisy_image, work_of, write_zarr
 
 ELSEWHERE = Cluster(kind="slurm")
 
@@ -55,7 +55,7 @@ def test_shards_grow_until_there_are_few(tmp_path: Path) -> None:
 @pytest.mark.parametrize("memory", ["1GiB", "2GiB", "4GiB", "64GiB"])
 def test_and_no_further_than_memory_allows(memory: str, dtype: str, tmp_path: Path) -> None:
     plan = planned(huge(tmp_path, 2**24, dtype), memory)
-    width = max(4, plan.task.source.dtype.itemsize)
+    width = max(4, work_of(plan).task.source.dtype.itemsize)
     assert plan.layout.shard[0] * plan.layout.shard[1] * width <= plan.memory_bytes // 8
     assert plan.footprint.total_bytes <= plan.memory_bytes
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 MIB = 2**20
@@ -24,7 +24,7 @@ import json, sys
 from pathlib import Path
 import psutil
 import halotile.graphs.runs.worker_setup, halotile.graphs.jobs.denoise.run  # what a worker has imported
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process
@@ -36,7 +36,7 @@ job = job_of(folder / "in.zarr", folder / "out.zarr", name, options, shard="auto
 plan = make_plan(job)
 create_output(plan.output, plan.layout)
 before = psutil.Process().memory_info().rss
-receipt = BlockRunner(plan.task).run(range(min(3, len(plan.grid))))
+receipt = BlockRunner(work_of(plan).task).run(range(min(3, len(plan.grid))))
 assert not receipt.bad, receipt.bad[0].traceback
 needed = plan.footprint
 print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))

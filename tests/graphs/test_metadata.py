@@ -12,7 +12,7 @@ import zarr
 from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.sharded.output import create_output
 from tests.support import job_of, noisy_image, read_zarr, run_inline, write_zarr

@@ -19,18 +19,16 @@ from halotile.errors import ConfigError, HalotileError, ResumeRefused, WeightsEr
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.reconstruct.prior import denoised_of
 from halotile.graphs.jobs.sections import Input, Output
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.claim import claim
+from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.progress import Progress
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import deblurring
-from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr
 
 NETWORKS = '''
 import sys
@@ -116,7 +114,7 @@ def given(folder: Path, call: Callable[[Any], Any]) -> Denoising:
 def begin(job: Denoising) -> None:
     """What a run leaves that is killed before its first block."""
     plan = make_plan(job)
-    with claim(plan, RunDirectory(plan.run_directory)):
+    with claim(plan):
         pass
 
 
@@ -243,7 +241,7 @@ def test_a_network_without_seed_may_have_its_weights_from_a_file(folder: Path) -
 def differences(job: Denoising) -> str:
     """What a run of this job would be refused for."""
     plan = make_plan(job)
-    with pytest.raises(ResumeRefused) as refused, claim(plan, RunDirectory(plan.run_directory)):
+    with pytest.raises(ResumeRefused) as refused, claim(plan):
         pass
     return str(refused.value)
 
@@ -352,17 +350,17 @@ def test_a_worker_that_comes_late_ends_a_run_whose_weights_changed(folder: Path)
 def test_a_prior_takes_no_other_weights(folder: Path) -> None:
     prior = PriorChoice(name="pnp", denoiser=with_weights(folder).denoiser)
     job = deblurring(folder, "cpu", prior)
-    first, second = (denoised_of(make_reconstruction_plan(job).prior) for _ in range(2))
+    first, second = (denoised_of(make_plan(job).prior) for _ in range(2))
     assert first is not None
     assert second is not None
     before = first.runner()
     train_on(folder / "w.safetensors")
     assert second.runner() is before, "it has been built"
-    third = denoised_of(make_reconstruction_plan(job).prior)
+    third = denoised_of(make_plan(job).prior)
     assert third is not None
     assert third.runner() is not before
     train_on(folder / "w.safetensors")
-    fourth = denoised_of(make_reconstruction_plan(job).prior)
+    fourth = denoised_of(make_plan(job).prior)
     train_on(folder / "w.safetensors")
     assert fourth is not None
     with pytest.raises(WeightsError, match="was changed while the job ran"):
@@ -376,4 +374,4 @@ def test_a_worker_takes_no_code_but_that_of_the_plan(folder: Path, file: str) ->
         code.write("# edited\n")
     sys.path.insert(0, str(folder))
     with pytest.raises(ConfigError, match="the code of own_networks:seeded was changed while the job ran"):
-        plan.task.stages()
+        work_of(plan).task.stages()

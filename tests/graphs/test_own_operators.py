@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halotile.graphs.jobs.simulate.noise import NoiseChoice
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import operator_checks
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
 from halotile.graphs.jobs.sections import Output, Run
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run as reconstruct
 from tests.support import read_zarr, write_zarr
 
 SHAPE = (96, 80)
@@ -133,7 +133,7 @@ def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, neste
     with pytest.raises(
         ConfigError, match=rf"operator own runs code of your own \({module}:Columns\).*--allow"
     ):
-        make_reconstruction_plan(job)
+        make_plan(job)
     with pytest.raises(ConfigError, match="--allow-import"):
         make_simulation_plans(job, NoiseChoice(), overwrite=True)
     assert module not in sys.modules
@@ -142,13 +142,13 @@ def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, neste
 def test_an_operator_is_tried_apart_with_the_memory_of_a_worker(tmp_path: Path, module: str) -> None:
     message = rf"memory_per_worker is 3 GiB, and operators\[0\] \({module}:Hungry\) needs more than that to be tried"
     with pytest.raises(MemoryRefused, match=message):
-        make_reconstruction_plan(job_with(tmp_path, own(module, "Hungry")))
+        make_plan(job_with(tmp_path, own(module, "Hungry")))
 
 
 def test_an_operator_that_ends_its_process_is_told(tmp_path: Path, module: str) -> None:
     message = rf"^operators\[0\] \({module}:Leaving\) ended its process with exit code 3 while it was tried"
     with pytest.raises(ConfigError, match=message):
-        make_reconstruction_plan(job_with(tmp_path, own(module, "Leaving")))
+        make_plan(job_with(tmp_path, own(module, "Leaving")))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_operator_that_is_none_is_refused_in_words(
     tmp_path: Path, module: str, name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        make_reconstruction_plan(job_with(tmp_path, own(module, name, **options)))
+        make_plan(job_with(tmp_path, own(module, name, **options)))
     assert "operators[0]" in str(caught.value)
 
 
@@ -175,22 +175,22 @@ def test_a_wrong_part_of_a_composition_is_refused(tmp_path: Path, module: str) -
     blur = {"name": "blur", "kernel": np.ones((3, 3)) / 9}
     job = job_with(tmp_path, {"name": "composition", "operators": [blur, own(module, "Twice")]})
     with pytest.raises(ConfigError, match=r"operators\[0\] \(composition\): the adjoint is not"):
-        make_reconstruction_plan(job)
+        make_plan(job)
 
 
 def test_what_is_too_large_to_be_tried_is_noted(
     tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operator_checks, "TRIED", 100)
-    plan = make_reconstruction_plan(job_with(tmp_path, own(module, "Turned")))
+    plan = make_plan(job_with(tmp_path, own(module, "Turned")))
     assert any("too large to hold its adjoint" in note for note in plan.notes)
 
 
 def test_code_that_changed_is_another_job(tmp_path: Path, module: str) -> None:
-    before = make_reconstruction_plan(job_with(tmp_path, own(module, "Columns")))
+    before = make_plan(job_with(tmp_path, own(module, "Columns")))
     path = tmp_path / f"{module}.py"
     path.write_text(path.read_text() + "\nCHANGED = True\n")
-    after = make_reconstruction_plan(job_with(tmp_path, own(module, "Columns")))
+    after = make_plan(job_with(tmp_path, own(module, "Columns")))
     assert before.fingerprint != after.fingerprint
 
 
@@ -204,7 +204,7 @@ def test_own_operators_near_and_far_are_inverted(tmp_path: Path, module: str, cl
     job = job_with(
         tmp_path, own(module, "Columns"), own(module, "Turned"), solver=SolverChoice(name="cg", iterations=12)
     )
-    reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    reconstruct(make_plan(job), cluster=cluster)
     assert np.abs(read_zarr(tmp_path / "x.zarr") - truth).max() < 1e-3
 
 
@@ -217,7 +217,7 @@ def test_a_kernel_larger_than_its_image_is_refused(
     large = f"operators\\[0\\]: the kernel is {edges[0]} x {edges[1]} and its image 96 x 80"
     job = job_with(tmp_path, blur)
     with pytest.raises(ConfigError, match=large):
-        make_reconstruction_plan(job)
+        make_plan(job)
     with pytest.raises(ConfigError, match=large):
         make_simulation_plans(job, NoiseChoice(), overwrite=True)
 
@@ -228,4 +228,4 @@ def test_a_kernel_behind_another_operator_meets_a_smaller_image(tmp_path: Path) 
     blur = {"name": "blur", "kernel": np.ones((3, 21)), "boundary": "zero"}
     job = job_with(tmp_path, {"name": "composition", "operators": [smaller, blur]}, shape=SHAPE)
     with pytest.raises(ConfigError, match="the kernel is 3 x 21 and its image 24 x 20"):
-        make_reconstruction_plan(job)
+        make_plan(job)

@@ -11,7 +11,7 @@ import zarr
 
 from halotile.errors import OutputRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.verify import verify
 from halotile.storage.sharded.output import ShardWriter
 from tests.faults import BLOCKS, Scene

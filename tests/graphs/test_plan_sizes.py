@@ -18,13 +18,14 @@ from halotile.errors import (
     MemoryRefused,
 )
 from halotile.graphs.jobs.denoise import plan
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.sections import Cluster
+from halotile.graphs.plans.make import make_plan
 from tests.support import (
     dncnn_weights,
     job_of,
     load_denoising,
     noisy_image,
+    work_of,
     write_zarr,
 )
 
@@ -42,8 +43,8 @@ def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
     assert plan.layout.chunk == (256, 256)
     assert plan.layout.shard == (1024, 1024)
     assert plan.grid.block == (1024, 1024)
-    assert plan.task.tiling.tile == (512, 512)
-    assert plan.task.tiling.depth == ((8, 8), (8, 8))
+    assert work_of(plan).task.tiling.tile == (512, 512)
+    assert work_of(plan).task.tiling.depth == ((8, 8), (8, 8))
     assert len(plan.grid) == 20
 
 
@@ -52,7 +53,7 @@ def test_no_more_tiles_are_computed_at_once_than_a_block_has(
     source: Path, tmp_path: Path, size: Any, batch: int
 ) -> None:
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 2}, tile={"size": size}))
-    assert plan.task.tiling.batch == batch
+    assert work_of(plan).task.tiling.batch == batch
     assert plan.footprint.total_bytes < 2**30
 
 
@@ -67,14 +68,14 @@ def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> Non
         job = job_of(source, tmp_path / f"{number}.zarr", name, options, tile={"axes": "yx"})
         plan = make_plan(job)
         file = tmp_path / f"{number}.yaml"
-        file.write_text(json.dumps(plan.resolved_json()))
+        file.write_text(json.dumps(plan.documents.resolved))
         again = make_plan(load_denoising(file))
         decided = replace(again.job.tile, channels_last=False)  # that is of GPUs
         assert "auto" not in decided.__dict__.values()
         ours, theirs = plan.identity, again.identity
         told = {"denoiser", "noise_level"}  # as a number, where it was estimated
         assert {key for key in ours if ours[key] != theirs[key]} <= told
-        assert again.task.denoiser == plan.task.denoiser
+        assert again.task.denoiser == work_of(plan).task.denoiser
 
 
 def test_super_blocks_grow_until_workers_would_idle(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path) -> None:
         job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, shard=256, run=run)
         plan = make_plan(job)
         assert plan.footprint.total_bytes <= plan.memory_bytes
-        return plan.grid.block[0], plan.task.tiling.tile[0]
+        return plan.grid.block[0], work_of(plan).task.tiling.tile[0]
 
     large, medium, small = sizes("4GiB"), sizes("724MiB"), sizes("706MiB")
     assert large > medium > small
@@ -179,8 +180,8 @@ def test_a_window_that_is_cut_at_the_picture_needs_no_more_than_the_picture(tmp_
     source = write_zarr(tmp_path / "in.zarr", noisy_image((700, 900)), chunk=250)
     options = {"strength": 0.1, "iterations": 5000}
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", options, shard="auto", chunk="auto"))
-    assert plan.task.tiling.depth[0] >= (5000, 5000)
-    assert plan.footprint.read_bytes == 700 * 900 * 4 * (1 + plan.task.overlap)
+    assert work_of(plan).task.tiling.depth[0] >= (5000, 5000)
+    assert plan.footprint.read_bytes == 700 * 900 * 4 * (1 + work_of(plan).task.overlap)
     assert plan.summary()["compute_redundancy"] == round(700 * 900 / (512 * 512), 4)
 
 

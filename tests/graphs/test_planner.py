@@ -18,13 +18,14 @@ from halotile.errors import (
     OutputRefused,
     UnknownName,
 )
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from tests.support import (
     dncnn_weights,
     job_of,
     noisy_image,
     run_inline,
     whole_picture,
+    work_of,
     write_zarr,
 )
 
@@ -94,7 +95,7 @@ def test_seams_may_be_allowed_and_are_noted(source: Path, tmp_path: Path) -> Non
     plan = make_plan(
         job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, tile={"depth": 2, "seams": "allow"})
     )
-    assert plan.task.tiling.depth == ((2, 2), (2, 2))
+    assert work_of(plan).task.tiling.depth == ((2, 2), (2, 2))
     assert "seams will show" in plan.notes[0]
 
 
@@ -110,7 +111,7 @@ def test_a_users_network_is_probed(source: Path, tmp_path: Path) -> None:
     plan = make_plan(
         job_of(source, tmp_path / "o.zarr", "torch", network("convolutions", options={"layers": 4}))
     )
-    assert plan.task.tiling.depth == ((4, 4), (4, 4))
+    assert work_of(plan).task.tiling.depth == ((4, 4), (4, 4))
     assert plan.summary()["depth_from"] == "probed"
 
 
@@ -119,7 +120,7 @@ def test_a_strided_network_is_aligned_and_exact(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", pixels)
     job = job_of(source, tmp_path / "o.zarr", "torch", network("unet"), tile={"size": 150})
     plan = make_plan(job)
-    assert plan.task.tiling.align == (4, 4)
+    assert work_of(plan).task.tiling.align == (4, 4)
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, 0))
 
 
@@ -190,7 +191,7 @@ def test_channels_that_do_not_match_are_refused(tmp_path: Path) -> None:
 def test_the_noise_level_is_estimated_once_for_the_whole_picture(source: Path, tmp_path: Path) -> None:
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
     assert 0.05 < plan.identity["noise_level"] < 0.15
-    assert plan.task.denoiser.sigma == plan.identity["noise_level"]  # type: ignore[attr-defined]
+    assert work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]  # type: ignore[attr-defined]
 
 
 def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
 from halotile.graphs.jobs.reconstruct.memory import footprint_of_operator
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
 from halotile.graphs.jobs.reconstruct.prior_trials import Cut, denoising_of
-from halotile.graphs.jobs.reconstruct.run import reconstruct
 from halotile.graphs.jobs.sections import Cluster, Output, Run, Tile
 from halotile.graphs.plans.gpu_trials import NotTried
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.memory import MIB
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.claim import claim
+from halotile.graphs.runs.driver import run as reconstruct
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import Constant
@@ -31,57 +31,57 @@ from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.noise.draws import RandomImage
 from tests.graphs.solving import inline, iterations_of_plan, kernel
 from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_of_memory_once
-from tests.support import dncnn_weights, noisy_image, write_zarr
+from tests.support import dncnn_weights, noisy_image, work_of, write_zarr
 
 
-def cut_of(plan: ReconstructionPlan) -> Cut:
+def cut_of(plan: Plan) -> Cut:
     """How its image is cut."""
-    return Cut(plan.prior, plan.grid, plan.form)
+    return Cut(work_of(plan).prior, plan.grid, work_of(plan).form)
 
 
-def denoised(plan: ReconstructionPlan) -> Denoised:
+def denoised(plan: Plan) -> Denoised:
     """What its prior is made of."""
-    found: Denoised = plan.prior.denoised  # type: ignore[attr-defined]
+    found: Denoised = work_of(plan).prior.denoised  # type: ignore[attr-defined]
     return found
 
 
 def test_a_plan_takes_what_was_found(requested: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(deblurring(tmp_path))
+    plan = make_plan(deblurring(tmp_path))
     made = denoised(plan)
     assert (made.tiling.tile, made.tiling.batch) == ((32, 48), 6)
     assert (made.channels_last, made.records) == (True, True)
     named = {key: plan.identity[key] for key in ("device", "tile", "batch", "channels_last")}
     assert named == {"device": "cuda", "tile": [32, 48], "batch": 6, "channels_last": True}
     assert plan.summary()["device_memory_bytes"] == 5_000_000
-    written = plan.resolved_json()["tile"]
+    written = plan.documents.resolved["tile"]
     assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
     assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
     assert (requested[0].tiles, requested[0].batch, requested[0].compare) == (((128, 128),), None, False)
 
 
 def test_what_is_written_is_what_is_tried(requested: list[Any], tmp_path: Path) -> None:
-    make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, size=64, batch=3)))
+    make_plan(deblurring(tmp_path, tile=Tile(block=128, size=64, batch=3)))
     assert (requested[0].tiles, requested[0].batch) == (((64, 64),), 3)
 
 
 def test_nothing_is_tried_for_processors(requested: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(deblurring(tmp_path, "cpu"))
-    assert (requested, plan.tuned) == ([], None)
-    plan = make_reconstruction_plan(deblurring(tmp_path, "cpu"), probe=True)
+    plan = make_plan(deblurring(tmp_path, "cpu"))
+    assert (requested, work_of(plan).tuned) == ([], None)
+    plan = make_plan(deblurring(tmp_path, "cpu"), probe=True)
     assert requested[0].compare
     assert denoised(plan).tiling.tile != FOUND.tile, "a processor's tile is by rule"
     assert "tile" not in plan.identity, "it decides about no bit there"
 
 
 def test_a_run_goes_on_with_what_it_has(requested: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(deblurring(tmp_path))
+    plan = make_plan(deblurring(tmp_path))
     directory = RunDirectory(plan.run_directory)
-    with claim(plan, directory):
+    with claim(plan):
         pass
     directory.remember(batch=3)
-    again = make_reconstruction_plan(deblurring(tmp_path))
+    again = make_plan(deblurring(tmp_path))
     assert len(requested) == 1
-    assert again.resumes, again.differs
+    assert again.resumes, again.earlier.differs
     assert (denoised(again).tiling.batch, again.identity["batch"]) == (3, 6), (
         "memory ran out, and it is the same job"
     )
@@ -89,28 +89,25 @@ def test_a_run_goes_on_with_what_it_has(requested: list[Any], tmp_path: Path) ->
 
 def test_a_trial_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finding(monkeypatch, NotTried("a trial broke: it fell over"))
-    assert (
-        "tile and batch are by rule: a trial broke: it fell over"
-        in make_reconstruction_plan(deblurring(tmp_path)).notes
-    )
+    assert "tile and batch are by rule: a trial broke: it fell over" in make_plan(deblurring(tmp_path)).notes
 
 
 @pytest.mark.parametrize("name", ["none", "l1"])
 def test_there_has_to_be_something_to_try(requested: list[Any], tmp_path: Path, name: Any) -> None:
-    plan = make_reconstruction_plan(deblurring(tmp_path, prior=PriorChoice(name=name)))
-    assert (requested, plan.tuned, plan.identity.get("device")) == ([], None, None)
+    plan = make_plan(deblurring(tmp_path, prior=PriorChoice(name=name)))
+    assert (requested, work_of(plan).tuned, plan.identity.get("device")) == ([], None, None)
     with pytest.raises(ConfigError, match=f"--probe tries a denoiser, and prior.name is {name}"):
-        make_reconstruction_plan(deblurring(tmp_path, prior=PriorChoice(name=name)), probe=True)
+        make_plan(deblurring(tmp_path, prior=PriorChoice(name=name)), probe=True)
 
 
 def test_functions_of_arrays_stay_on_processors(requested: list[Any], tmp_path: Path) -> None:
     given = PriorChoice(name="pnp", denoiser=GivenFunction(call=lambda image: image, depth=1))
-    plan = make_reconstruction_plan(deblurring(tmp_path, prior=given))
+    plan = make_plan(deblurring(tmp_path, prior=given))
     assert (requested, denoised(plan).device) == ([], "cpu")
     assert any("function of arrays and computes on processors" in note for note in plan.notes)
 
 
-def asked_at_once(plan: ReconstructionPlan, monkeypatch: pytest.MonkeyPatch) -> list[Region]:
+def asked_at_once(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[Region]:
     """The regions that an iteration asks of the denoised image."""
     regions: list[Region] = []
     read = Denoised.read
@@ -120,7 +117,7 @@ def asked_at_once(plan: ReconstructionPlan, monkeypatch: pytest.MonkeyPatch) -> 
         return read(image, region)
 
     monkeypatch.setattr(Denoised, "read", noted)
-    list(iterations_of_plan(plan, inline).run(plan.form.per_sweep, lambda *_: False))
+    list(iterations_of_plan(plan, inline).run(work_of(plan).form.per_sweep, lambda *_: False))
     return regions
 
 
@@ -136,9 +133,9 @@ def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
         tmp_path, "cpu", edge=edge, size=1500 if edge == 31 else 512, solver=solver, exact=exact
     )
     given = replace(given, output=replace(given.output, shard=64))
-    plan = make_reconstruction_plan(given)
-    assert plan.form.by_shard == (edge == 31), "bits of transforms depend on where they are laid"
-    task = denoising_of(cut_of(plan), plan.state_layout, (), plan.output)
+    plan = make_plan(given)
+    assert work_of(plan).form.by_shard == (edge == 31), "bits of transforms depend on where they are laid"
+    task = denoising_of(cut_of(plan), work_of(plan).state_layout, (), plan.output)
     assert task is not None
     tried = task.grid.middle.core.shape
     largest = max(region.size for region in asked_at_once(plan, monkeypatch))
@@ -148,11 +145,11 @@ def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
 
 
 def test_an_image_that_could_be_an_iterate_is_denoised_in_a_trial(tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(deblurring(tmp_path, "cpu"))
+    plan = make_plan(deblurring(tmp_path, "cpu"))
     floats, bytes_ = Constant((256, 256), np.dtype("float32")), Constant((256, 256), np.dtype("uint8"))
 
     def source(*images: Constant) -> Any:
-        task = denoising_of(cut_of(plan), plan.state_layout, images, plan.output)
+        task = denoising_of(cut_of(plan), work_of(plan).state_layout, images, plan.output)
         assert task is not None
         return task.source
 
@@ -203,7 +200,7 @@ def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
     prior = PriorChoice(name="pnp", denoiser=out_of_memory_once(tmp_path))
     given = deblurring(tmp_path, "cpu", prior, tile=Tile(block=128, size=32, batch=4), fuse=fuse)
     said: list[str] = []
-    plan = make_reconstruction_plan(given)
+    plan = make_plan(given)
     outcome = reconstruct(plan, observer=lambda progress: said.append(progress.message))
     assert outcome.done == outcome.total
     assert [line for line in said if "memory ran out" in line] == [
@@ -215,15 +212,15 @@ def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
 
 
 def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(requested: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(deblurring(tmp_path))
-    with claim(plan, RunDirectory(plan.run_directory)):
+    plan = make_plan(deblurring(tmp_path))
+    with claim(plan):
         pass
-    fewer = make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, batch=2)))
+    fewer = make_plan(deblurring(tmp_path, tile=Tile(block=128, batch=2)))
     assert (fewer.resumes, denoised(fewer).tiling.batch, denoised(fewer).tiling.tile) == (True, 2, (32, 48))
-    more = make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, batch=8)))
+    more = make_plan(deblurring(tmp_path, tile=Tile(block=128, batch=8)))
     assert more.differs == ("tile.batch was 6, is 8",)
-    other = make_reconstruction_plan(deblurring(tmp_path, tile=Tile(block=128, size=64)))
-    assert other.differs == ("tile.size was [32, 48], is [64, 64]",)
+    other = make_plan(deblurring(tmp_path, tile=Tile(block=128, size=64)))
+    assert other.earlier.differs == ("tile.size was [32, 48], is [64, 64]",)
 
 
 def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
@@ -235,7 +232,7 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
     blocks = []
     for found in (FOUND, large):
         requested = finding(monkeypatch, found, TWO)
-        plan = make_reconstruction_plan(given)
+        plan = make_plan(given)
         assert plan.memory_bytes <= 3000 * MIB
         blocks.append(np.prod(plan.grid.block))
     assert len(requested) == 2, "the smaller block is tried too"
@@ -246,8 +243,8 @@ def test_workers_with_a_card_read_and_write_with_several_threads(
     requested: list[Any], tmp_path: Path
 ) -> None:
     where = Cluster(kind="slurm", gpus=1, cores=6)
-    assert make_reconstruction_plan(deblurring(tmp_path, cluster=where)).io_threads == 6
-    assert make_reconstruction_plan(deblurring(tmp_path, "cpu", cluster=where)).io_threads == 1
+    assert make_plan(deblurring(tmp_path, cluster=where)).io_threads == 6
+    assert make_plan(deblurring(tmp_path, "cpu", cluster=where)).io_threads == 1
 
 
 @pytest.mark.parametrize(
@@ -264,30 +261,30 @@ def test_a_job_that_is_as_it_was_goes_on(
 ) -> None:
     answering(monkeypatch, TWO)
     solver = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=every)
-    plan = make_reconstruction_plan(deblurring(tmp_path, tile=tile, solver=solver))
-    with claim(plan, RunDirectory(plan.run_directory)):
+    plan = make_plan(deblurring(tmp_path, tile=tile, solver=solver))
+    with claim(plan):
         pass
-    assert make_reconstruction_plan(deblurring(tmp_path, tile=tile, solver=solver)).differs == ()
-    written = plan.resolved_json()["tile"].items()
+    assert make_plan(deblurring(tmp_path, tile=tile, solver=solver)).differs == ()
+    written = plan.documents.resolved["tile"].items()
     sizes: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in written
     }
-    assert make_reconstruction_plan(deblurring(tmp_path, tile=Tile(**sizes), solver=solver)).differs == ()
+    assert make_plan(deblurring(tmp_path, tile=Tile(**sizes), solver=solver)).differs == ()
 
 
 def test_a_small_image_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finding(monkeypatch, NotTried("a trial broke"), TWO)
     given = deblurring(tmp_path, size=300, tile=Tile())
     given = replace(given, output=Output(path=given.output.path))
-    plan = make_reconstruction_plan(given)
-    with claim(plan, RunDirectory(plan.run_directory)):
+    plan = make_plan(given)
+    with claim(plan):
         pass
-    assert make_reconstruction_plan(given).differs == ()
+    assert make_plan(given).differs == ()
 
 
 def test_an_operator_of_the_whole_image_has_a_card_beside_it(requested: list[Any], tmp_path: Path) -> None:
-    plan = make_reconstruction_plan(deblurring(tmp_path))
-    plain = make_reconstruction_plan(deblurring(tmp_path, "cpu"))
+    plan = make_plan(deblurring(tmp_path))
+    plain = make_plan(deblurring(tmp_path, "cpu"))
     needed = [
         footprint_of_operator(
             each.form.terms[0], (256, 256), np.dtype("float32"), each.footprint, on_gpu=each is plan

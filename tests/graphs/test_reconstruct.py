@@ -23,8 +23,8 @@ from halotile.cli.main import app
 from halotile.errors import BlockInputFailed, InputError, OutputRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.runs.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.faults import REPOSITORY, flip_bit, members, until
@@ -133,7 +133,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> S
     scene = Scene.create(tmp_path_factory.mktemp("undisturbed"))
     job = load_job(scene.config, flags=Flags(allow_import=True))
     assert isinstance(job, Reconstruction)
-    outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    outcome = reconstruct(make_plan(job), cluster=cluster)
     assert outcome.figures["iteration"] == ITERATIONS
     assert len(scene.rows()) == ITERATIONS
     return scene
@@ -225,7 +225,7 @@ def test_a_run_ends_where_a_measurement_or_its_output_is_changed(
         else (OutputRefused, r"x\.zarr was moved or removed")
     )
     with pytest.raises(kind, match=words):
-        reconstruct(make_reconstruction_plan(job), cluster=cluster, observer=disturb)
+        reconstruct(make_plan(job), cluster=cluster, observer=disturb)
     assert len(scene.rows()) in (2, 3)
     assert call("status", scene.output).stdout.startswith("failed\n")
     if what == "x.zarr":
@@ -237,7 +237,7 @@ def test_a_run_ends_where_a_measurement_or_its_output_is_changed(
         chunk.write_bytes(written)
         os.utime(chunk, ns=(times.st_atime_ns, times.st_mtime_ns))
     scene.set_pace(0)
-    reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    reconstruct(make_plan(job), cluster=cluster)
     assert scene.files() == undisturbed.files()
     assert scene.rows() == undisturbed.rows()
 
@@ -293,7 +293,7 @@ def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, clust
         at.write_text(config + "exact: true\n")
         job = load_job(at, flags=Flags(allow_import=True))
         assert isinstance(job, Reconstruction)
-        outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
+        outcome = reconstruct(make_plan(job), cluster=cluster)
         assert outcome.figures["iteration"] == outcome.figures["iterations"] == ITERATIONS
         images.append(read_zarr(scene.folder / f"x{every}.zarr"))
     rows = (scene.folder / "x3.zarr.run" / "iterations.jsonl").read_text().splitlines()
@@ -311,8 +311,8 @@ def test_what_is_advised_for_a_damaged_measurement_helps(scene: Scene, cluster: 
     with pytest.raises(
         BlockInputFailed, match=r"y0\.zarr.*(?s:.*)run with --fresh to start over\.$"
     ) as refused:
-        reconstruct(make_reconstruction_plan(job), cluster=cluster)
+        reconstruct(make_plan(job), cluster=cluster)
     assert "same-input" not in str(refused.value)
     chunk.write_bytes(whole)
-    done = reconstruct(make_reconstruction_plan(job, fresh=True), cluster=cluster)
+    done = reconstruct(make_plan(job, fresh=True), cluster=cluster)
     assert done.figures["iteration"] == ITERATIONS

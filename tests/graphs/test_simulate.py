@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from halotile.graphs.jobs.simulate.noise import NoiseChoice
+from halotile.graphs.jobs.simulate.run import run_simulation
 from numpy.typing import NDArray
 
 import halotile
@@ -25,13 +27,11 @@ from halotile.errors import (
 )
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
 from halotile.graphs.jobs.sections import Output, Run
 from halotile.graphs.jobs.simulate import run as engine
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
-from halotile.graphs.jobs.simulate.run import run_simulation
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run as reconstruct
 from halotile.storage.grid import Grid, Region
 from halotile.tasks.noise.draws import gaussian
 from halotile.tasks.noise.simulated import Simulated
@@ -251,10 +251,10 @@ def test_measurements_may_have_other_axes_than_the_image(tmp_path: Path, cluster
     assert isinstance(job, Reconstruction)
     run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
     assert zarr.open_array(tmp_path / "y.zarr", mode="r").shape == measured
-    outcome = reconstruct(make_reconstruction_plan(job), cluster=cluster)
+    outcome = reconstruct(make_plan(job), cluster=cluster)
     assert outcome.figures["psnr"] > 40
     with pytest.raises(ConfigError, match=r"[wW]rite its shape, such as shape: \[4096, 4096\]"):
-        make_reconstruction_plan(replace(job, reference=None))
+        make_plan(replace(job, reference=None))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import call
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
 from halotile.graphs.jobs.sections import DenoiserChoice
+from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs.driver import run as reconstruct
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.operators.blur import Blur
 from tests.graphs.solving import kernel
@@ -34,11 +34,11 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OperatorChoice:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[ReconstructionPlan]:
+def plans(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[Plan]:
     """The plans that are run, on the cluster that stands."""
-    made: list[ReconstructionPlan] = []
+    made: list[Plan] = []
 
-    def run(plan: ReconstructionPlan, **options: Any) -> Any:
+    def run(plan: Plan, **options: Any) -> Any:
         made.append(plan)
         return reconstruct(plan, cluster=cluster, **options)
 
@@ -56,9 +56,7 @@ def test_relative_paths_start_from_the_folder_of_the_script(tmp_path: Path, seen
 
 
 @pytest.mark.cluster
-def test_a_job_from_python_keeps_whole_paths(
-    tmp_path: Path, seen: OperatorChoice, plans: list[ReconstructionPlan]
-) -> None:
+def test_a_job_from_python_keeps_whole_paths(tmp_path: Path, seen: OperatorChoice, plans: list[Plan]) -> None:
     solver = {"name": "pgd", "iterations": 1, "step": 0.01}
     outcome = halotile.reconstruct([seen], "x.zarr", solver=solver, reference="y.npy", start="y.npy")
     assert outcome.output == str(tmp_path / "x.zarr")
@@ -69,7 +67,7 @@ def test_a_job_from_python_keeps_whole_paths(
 
 
 @pytest.mark.cluster
-def test_a_lambda_is_a_prior(seen: OperatorChoice, plans: list[ReconstructionPlan]) -> None:
+def test_a_lambda_is_a_prior(seen: OperatorChoice, plans: list[Plan]) -> None:
     strength = 0.5
     denoiser = {"name": "function", "call": lambda image: strength * image, "depth": 0}
     solver = {"name": "pgd", "iterations": 2, "step": 0.01}

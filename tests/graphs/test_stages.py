@@ -14,9 +14,9 @@ from halotile.errors import MemoryRefused, TaskFailed, WorkerDied
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.forms import Form
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
 from halotile.graphs.jobs.sections import Output, Run
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import Problem
 from halotile.graphs.solvers.cg import ConjugateGradients
@@ -44,7 +44,7 @@ from tests.graphs.solving import (
     problem_of,
     terms_of,
 )
-from tests.support import write_zarr
+from tests.support import work_of, write_zarr
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 
@@ -240,7 +240,7 @@ def test_whole_operators_on_a_cluster_give_what_one_pass_over_local_ones_gives(
     for name, operators in (("whole", tree(9)), ("local", tuple(each.blur for each in tree(9)))):
         folder = tmp_path / name
         folder.mkdir()
-        plan = make_reconstruction_plan(job_of(folder, operators, exact=True))
+        plan = make_plan(job_of(folder, operators, exact=True))
         outcome = reconstruct(plan, cluster=cluster)
         results.append((open_source(folder / "x.zarr"), outcome.figures))
         assert not (plan.run_directory / "state").exists()
@@ -262,7 +262,7 @@ def test_a_whole_operator_that_fails_ends_the_run_with_its_number(cluster: Clust
             for choice, operator in zip(job.operators, operators, strict=True)
         ),
     )
-    plan = make_reconstruction_plan(job)
+    plan = make_plan(job)
     operators[2].planned.touch()
     with pytest.raises(TaskFailed, match=r"operator 2 \(broken\) failed.*no such thing"):
         reconstruct(plan, cluster=cluster)
@@ -292,9 +292,7 @@ def test_sums_over_whole_images_begin_anew_when_a_worker_dies(
     job = job_of(tmp_path, tree(2))
     deadly = Deadly(blur=Blur(kernel=kernel(3)), log=tmp_path / "log", deaths=deaths)
     first, second = job.operators
-    plan = make_reconstruction_plan(
-        replace(job, operators=(first, replace(second, options={"operator": deadly})))
-    )
+    plan = make_plan(replace(job, operators=(first, replace(second, options={"operator": deadly}))))
     deadly.log.touch()
     if ends:
         with pytest.raises(WorkerDied, match=r"the worker that had task .* memory_per_worker each"):
@@ -318,15 +316,15 @@ def test_an_operator_that_sees_everything_has_to_fit(tmp_path: Path) -> None:
     job = job_of(tmp_path, (*tree(1), Greedy(blur=Blur(kernel=kernel(3)))))
     told = r"operators\[1\] \(greedy\) sees the whole image of \[100, 90\].*needs 10.7 GiB.*Write run.memory_per_worker: 10"
     with pytest.raises(MemoryRefused, match=told):
-        make_reconstruction_plan(job)
+        make_plan(job)
 
 
 def test_a_wide_prior_takes_the_operators_apart_unless_it_is_told_otherwise(tmp_path: Path) -> None:
     local = tuple(each.blur for each in tree(2))
     far = PriorChoice(name="tv", weight=1.0, iterations=12)
     for requested, apart in (("auto", True), (True, False), (False, True)):
-        plan = make_reconstruction_plan(job_of(tmp_path, local, prior=far, fuse=requested))
-        assert plan.form.apart == apart
+        plan = make_plan(job_of(tmp_path, local, prior=far, fuse=requested))
+        assert work_of(plan).form.apart == apart
         assert plan.summary()["passes"] == 1 + apart
     near = PriorChoice(name="tv", weight=1.0, iterations=1)
-    assert not make_reconstruction_plan(job_of(tmp_path, local, prior=near)).form.apart
+    assert not make_plan(job_of(tmp_path, local, prior=near)).form.apart

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outcome import describe_bad_blocks
 from halotile.graphs.runs.progress import Progress
 from halotile.graphs.runs.status import StatusFile

@@ -17,8 +17,8 @@ from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.memory import StepFootprint
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.plans import devices
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.memory import gpu_bytes
 from tests.graphs.solving import kernel
 from tests.support import dncnn_weights, noisy_image, write_zarr
@@ -35,15 +35,15 @@ import psutil
 import halotile.graphs.runs.worker_setup, halotile.graphs.jobs.reconstruct.run  # what a worker has imported
 from halotile.cli.config.loading import load_job
 from halotile.graphs.iterations.iterate import Iterations
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.shared import Shared
 
 prepare_process(1)
-plan = make_reconstruction_plan(load_job(Path(sys.argv[1])))
-back = Shared(Constant(plan.grid.shape, plan.start.dtype)) if plan.form.folded else None
+plan = make_plan(load_job(Path(sys.argv[1])))
+back = Shared(Constant(plan.grid.shape, work_of(plan).start.dtype)) if work_of(plan).form.folded else None
 before = psutil.Process().memory_info().rss
 
 def sweep(task, iteration, journal, ledger):
@@ -52,13 +52,13 @@ def sweep(task, iteration, journal, ledger):
     ledger.enter(receipt.sums)
     journal.mark(receipt.digests)
 
-run = Iterations(
-    plan.solver, plan.problem(0.1, back), plan.vectors(plan.solver, "iterate"), plan.grid, "a job",
-    sight=plan.form.sight(plan.prior.reach()), slack=plan.form.fused_reach, overlap=plan.overlap, sweep=sweep,
-    by_shard=plan.form.by_shard,
+run = InlineIterations(
+    work_of(plan).solver, work_of(plan).problem(0.1, back), work_of(plan).vectors(work_of(plan).solver, "iterate"), plan.grid, "a job",
+    words=WORDS, view=work_of(plan).form.view(work_of(plan).prior.reach()), margin=work_of(plan).form.fused_reach, overlap=work_of(plan).overlap, sweep=sweep,
+    by_shard=work_of(plan).form.by_shard,
 )
-assert len(list(run.run(3 * plan.form.per_sweep, lambda *_: False))) == plan.solver.sweeps_before + 3
-needed = plan.footprint
+assert len(list(run.run(3 * work_of(plan).form.per_sweep, lambda *_: False))) == work_of(plan).solver.traits.passes_before + 3
+needed = work_of(plan).step_footprint()
 print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
 """
 
@@ -158,4 +158,4 @@ def footprint(config: Path, device: str) -> StepFootprint:
     """What is planned for a worker."""
     wanted = load_job(config, [f"run.device={device}"])
     assert isinstance(wanted, Reconstruction)
-    return make_reconstruction_plan(wanted).footprint
+    return make_plan(wanted).footprint

@@ -11,10 +11,10 @@ import pytest
 
 from halotile.graphs.jobs.reconstruct.forms import choose_form
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.plan_value import ReconstructionPlan
 from halotile.graphs.jobs.reconstruct.traffic import computed_twice, pixels_read
 from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Output
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
@@ -25,7 +25,7 @@ from halotile.tasks.priors import NoPrior
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.step import View
 from tests.graphs.solving import iterations_of_plan, kernel
-from tests.support import write_zarr
+from tests.support import work_of, write_zarr
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 
@@ -48,7 +48,7 @@ def plan_of(
     boundary: str = "reflect",
     fuse: bool | Auto = True,
     every: int = 1,
-) -> ReconstructionPlan:
+) -> Plan:
     """A plan for three blurs."""
     rng = np.random.default_rng(0)
     operators = []
@@ -59,7 +59,7 @@ def plan_of(
             write_zarr(path, pixels, 64)
         options = {"kernel": kernel(edge), "boundary": boundary}
         operators.append(OperatorChoice(name="blur", data=str(path), options=options))
-    return make_reconstruction_plan(
+    return make_plan(
         Reconstruction(
             output=Output(path=str(folder / "x.zarr"), shard=128, chunk=64, codec="none"),
             operators=tuple(operators),
@@ -73,7 +73,7 @@ def plan_of(
     )
 
 
-def moved(plan: ReconstructionPlan) -> int:
+def moved(plan: Plan) -> int:
     """Bytes that an iteration of the third sweep reads and writes, in all of its passes."""
     receipts: list[Any] = []
 
@@ -84,9 +84,9 @@ def moved(plan: ReconstructionPlan) -> int:
         journal.mark(receipts[-1].digests)
 
     run = iterations_of_plan(plan, sweep)
-    each = plan.form.per_sweep
-    assert len(list(run.run(3 * each, lambda *_: False))) == plan.solver.sweeps_before + 3
-    last = receipts[-2:] if plan.form.apart else receipts[-1:]
+    each = work_of(plan).form.per_sweep
+    assert len(list(run.run(3 * each, lambda *_: False))) == work_of(plan).solver.sweeps_before + 3
+    last = receipts[-2:] if work_of(plan).form.apart else receipts[-1:]
     return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last)) // each
 
 
@@ -166,6 +166,6 @@ def test_transforms_read_whole_cells() -> None:
 
 def test_a_job_of_arrays_is_written_down_all_the_same(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, prior="pnp", solver="pgd", exact=False)
-    for tree in (plan.job_json(), plan.resolved_json(), kept_of(plan)):
+    for tree in (plan.documents.asked, plan.documents.resolved, kept_of(plan)):
         json.dumps(tree)
-    assert plan.job_json()["operators"][0]["kernel"]["shape"] == [3, 3]
+    assert plan.documents.asked["operators"][0]["kernel"]["shape"] == [3, 3]

@@ -17,10 +17,9 @@ import pytest
 
 from halotile.errors import ConfigError, HalotileError, MemoryRefused
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
 from halotile.graphs.jobs.sections import DenoiserChoice, Tile
+from halotile.graphs.plans.make import make_plan
 from tests.graphs.trials import deblurring
 from tests.support import job_of, noisy_image, write_zarr
 
@@ -343,4 +342,4 @@ def test_the_network_of_a_prior_is_tried_likewise(folder: Path) -> None:
     choice = DenoiserChoice(name="torch", options={"import": "tried_networks:Hungry"})
     requested = deblurring(folder, "cpu", PriorChoice(name="pnp", denoiser=choice))
     with pytest.raises(MemoryRefused, match="Hungry needs more than that to be tried"):
-        make_reconstruction_plan(replace(requested, allow_import=True, import_folder=str(folder)))
+        make_plan(replace(requested, allow_import=True, import_folder=str(folder)))

@@ -17,16 +17,16 @@ from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs import waiting
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run
 from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Run
 from halotile.graphs.plans import gpu_trials
 from halotile.graphs.plans.gpu_trials import NotTried, tuned_for
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.trials.gpu_findings import Tuned
 from tests.graphs.trials import FOUND, answering, finding, out_of_memory_once
-from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 NO_CHOICE: Any = None
 """What tiles of a CPU would have to heed, if there were any to choose from."""
@@ -44,12 +44,12 @@ def job(folder: Path, device: Literal["cpu", "cuda"] = "cuda", **tile: Any) -> D
 def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     requested = finding(monkeypatch, FOUND)
     plan = make_plan(job(tmp_path))
-    assert (plan.task.tiling.tile, plan.task.tiling.batch) == ((32, 48), 6)
+    assert (work_of(plan).task.tiling.tile, work_of(plan).task.tiling.batch) == ((32, 48), 6)
     assert (plan.identity["tile"], plan.identity["batch"]) == ([32, 48], 6)
     assert plan.summary()["device_memory_bytes"] == 5_000_000
-    written = plan.resolved_json()["tile"]
+    written = plan.documents.resolved["tile"]
     assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
-    assert (plan.task.records, plan.task.channels_last) == (True, True)
+    assert (work_of(plan).task.records, work_of(plan).task.channels_last) == (True, True)
     assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
     assert requested[0].tiles == ((128, 128),), "no tile is larger than a block"
     assert requested[0].batch is None
@@ -66,14 +66,14 @@ def test_what_is_written_is_what_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_nothing_is_tried_for_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     requested = finding(monkeypatch, FOUND)
     plan = make_plan(job(tmp_path, "cpu"))
-    assert (requested, plan.tuned, plan.summary()["tuned"]) == ([], None, None)
+    assert (requested, work_of(plan).tuned, plan.summary()["tuned"]) == ([], None, None)
     plan = make_plan(job(tmp_path, "cpu"), probe=True)
     assert (requested[0].tiles, requested[0].batch, requested[0].compare) == (
-        (plan.task.tiling.tile,),
+        (work_of(plan).task.tiling.tile,),
         1,
         True,
     )
-    assert plan.task.tiling.tile != FOUND.tile, "a processor's tile is by rule"
+    assert work_of(plan).task.tiling.tile != FOUND.tile, "a processor's tile is by rule"
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
@@ -106,7 +106,7 @@ def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, tm
 def test_where_no_card_is_at_hand_that_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu_trials, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
     plan = make_plan(replace(job(tmp_path), cluster=Cluster(kind="slurm", gpus=1)))
-    assert plan.tuned is None
+    assert work_of(plan).tuned is None
     assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
     finding(monkeypatch, NotTried("a trial broke: it fell over"))
     assert "tile and batch are by rule: a trial broke: it fell over" in make_plan(job(tmp_path)).notes
@@ -123,7 +123,7 @@ def begun(plan: Any) -> RunDirectory:
     from halotile.graphs.runs.claim import claim
 
     directory = RunDirectory(plan.run_directory)
-    with claim(plan, directory) as claimed:
+    with claim(plan) as claimed:
         claimed.journal.mark({0: b"some"})
     return directory
 
@@ -165,7 +165,7 @@ def test_a_job_that_is_as_it_was_goes_on(
     plan = make_plan(given(**options))
     begun(plan)
     assert make_plan(given(**options)).differs == ()
-    resolved = plan.resolved_json()["tile"]
+    resolved = plan.documents.resolved["tile"]
     sizes = {key: resolved[key] for key in ("size", "batch", "channels_last")}
     assert make_plan(given(**sizes | {"size": tuple(sizes["size"])})).differs == ()
 
@@ -189,7 +189,7 @@ def test_smaller_blocks_fit_by_the_larger_of_two_trials(
     plan = make_plan(replace(given, run=run, cluster=Cluster(kind="local")), refuse=False)
     assert len(told) == breaks
     assert plan.footprint.imports_bytes == (2950 if breaks else 2955) * 2**20
-    assert plan.task.tiling.tile == FOUND.tile
+    assert work_of(plan).task.tiling.tile == FOUND.tile
     assert not any("by rule" in note for note in plan.notes)
 
 
@@ -218,7 +218,7 @@ def test_a_batch_that_the_rule_does_not_grant_goes_on_without_it(
     given = job_of(source, tmp_path / "out.zarr", "dncnn", network | {"depth": 3, "width": 8}, tile=tiles)
     given = replace(given, run=Run(device="cuda", workers=1), cluster=Cluster(kind="local"))
     plan = make_plan(given)
-    assert plan.task.tiling.batch == 1  # of images this small
+    assert work_of(plan).task.tiling.batch == 1  # of images this small
     begun(plan)
     assert make_plan(given).differs == ()
 
@@ -231,8 +231,11 @@ def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(
     begun(plan)
     requested = finding(monkeypatch, FOUND)
     probed = make_plan(job(tmp_path), probe=True)
-    assert (probed.differs, probed.task.tiling) == ((), plan.task.tiling)
-    assert (requested[0].tiles, requested[0].batch) == ((plan.task.tiling.tile,), plan.task.tiling.batch)
+    assert (probed.differs, probed.task.tiling) == ((), work_of(plan).task.tiling)
+    assert (requested[0].tiles, requested[0].batch) == (
+        (work_of(plan).task.tiling.tile,),
+        work_of(plan).task.tiling.batch,
+    )
 
 
 def test_a_probe_that_fails_says_what_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -324,7 +327,7 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
         return image * 2
 
     plan = make_plan(job(tmp_path, "cpu"))
-    task = replace(plan.task, denoiser=GivenFunction(call=told, depth=1))
+    task = replace(work_of(plan).task, denoiser=GivenFunction(call=told, depth=1))
     found = tuned_for(plan.job, task, NO_CHOICE, compare=True)
     assert found.device == "this processor"
     assert [each.name for each in found.precisions] == ["float32", "tf32", "float16", "bfloat16"]
@@ -345,13 +348,13 @@ def test_a_trial_that_breaks_says_how(
 ) -> None:
     monkeypatch.setattr(gpu_trials, "LIMIT_SECONDS", limit)
     plan = make_plan(job(tmp_path, "cpu"))
-    task = replace(plan.task, denoiser=GivenFunction(call=broken, depth=1))
+    task = replace(work_of(plan).task, denoiser=GivenFunction(call=broken, depth=1))
     with pytest.raises(NotTried, match=said):
         tuned_for(plan.job, task, NO_CHOICE, compare=False)
 
 
 def test_what_is_wrong_with_the_job_is_said_as_a_run_says_it(tmp_path: Path) -> None:
     plan = make_plan(job(tmp_path, "cpu"))
-    task = replace(plan.task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1))
+    task = replace(work_of(plan).task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1))
     with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
         tuned_for(plan.job, task, NO_CHOICE, compare=False)

@@ -12,12 +12,12 @@ import pytest
 from halotile.errors import BlockFailed, DamagedData, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.denoise import run as denoise_run
-from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.denoise.run import run
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.checksummed_lines import sealed
 from tests.faults import BLOCKS, Scene, flip_bit, until
-from tests.support import job_of, noisy_image, write_zarr
+from tests.support import job_of, noisy_image, work_of, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -220,7 +220,7 @@ def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
     run(plan, cluster=cluster)
     assert verify(job.output.path).problems == ()
     number = len(plan.grid) - 1
-    task = plan.task
+    task = work_of(plan).task
     region = task.roles.output_region(plan.grid.block_at(number).core, task.tiling.scale, task.channels_out)
     last = tuple((b - 1) // edge for b, edge in zip(region.stop, plan.layout.shard, strict=True))
     plan.layout.shard_path(job.output.path, last).unlink()

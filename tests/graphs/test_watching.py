@@ -24,8 +24,8 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.clusters.local import LocalWorkers
 from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.plan import make_reconstruction_plan
-from halotile.graphs.jobs.reconstruct.run import reconstruct
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.runs.progress import Progress
 from halotile.graphs.watching import dask_report
 from halotile.graphs.watching.board import (
@@ -149,7 +149,7 @@ def test_iterations_are_shown_one_after_the_other(cluster: Cluster, tmp_path: Pa
             cluster.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_groups))
         )
 
-    reconstruct(make_reconstruction_plan(job), observer=look, cluster=cluster)
+    reconstruct(make_plan(job), observer=look, cluster=cluster)
     boards = looking.boards
     titles = list(dict.fromkeys(told["sweep"]["title"] for told in boards))
     assert {"iteration 2 of 6", "iteration 5 of 6"} <= set(titles)

@@ -12,10 +12,10 @@ import pytest
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.launches import slurm_steps
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.sections import Cluster, Run
 from halotile.graphs.plans import worker_count
 from halotile.graphs.plans.devices import device_of
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.memory import machine_bytes
 from halotile.graphs.plans.worker_count import check_allocation, workers_of
 from tests.support import job_of, noisy_image, write_zarr
@@ -147,7 +147,7 @@ def test_a_plan_has_no_worker_for_which_there_is_no_block(
     job = replace(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}), run=Run(), cluster=HERE)
     plan = make_plan(replace(job, output=replace(job.output, shard="auto", chunk="auto")))
     assert (plan.run.workers, plan.summary()["workers_from"]) == (1, "one for each block")
-    assert plan.job_json()["run"]["workers"] == "auto", "where it goes on, it takes what is there"
+    assert plan.documents.asked["run"]["workers"] == "auto", "where it goes on, it takes what is there"
     small = make_plan(replace(job, output=replace(job.output, shard=64, chunk=64)))
     assert (small.run.workers, small.summary()["workers_from"]) == (8, "one for each core")
 

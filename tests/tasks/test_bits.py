@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from halotile.errors import MemoryRefused
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.plans import denoiser_trials
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.claim import claim
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.trials import bits
 from halotile.tasks.trials.bits import tile_difference
 from tests import networks
@@ -141,7 +140,7 @@ def test_a_run_that_goes_on_tells_what_was_found_when_it_began(
 ) -> None:
     monkeypatch.setattr(denoiser_trials, "bounded", lambda *_: 3e-7)
     plan = make_plan(built_in(tmp_path))
-    with claim(plan, RunDirectory(plan.run_directory)):
+    with claim(plan):
         pass
     again = make_plan(built_in(tmp_path))
     assert again.resumes

@@ -14,7 +14,7 @@ import pytest
 import torch
 import zarr
 
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
@@ -24,7 +24,7 @@ from halotile.tasks.devices.device import LOST, Device, Given
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.devices.pinned_buffers import Buffers
 from halotile.tasks.inner_tiles import TileRunner
-from tests.support import DTYPES, dncnn_weights, job_of, write_zarr
+from tests.support import DTYPES, dncnn_weights, job_of, work_of, write_zarr
 from tests.tasks.test_window import blur, tiling
 
 
@@ -268,7 +268,7 @@ def test_a_worker_writes_the_same_picture_with_a_card(dtype: str, tmp_path: Path
         job = job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128})
         plan = make_plan(job)
         create_output(plan.output, plan.layout)
-        runner = BlockRunner(Staged(plan.task, device))
+        runner = BlockRunner(Staged(work_of(plan).task, device))
         receipt = runner.run(range(len(plan.grid)))
         assert (sorted(receipt.done), receipt.bad) == (list(range(len(plan.grid))), [])
         assert receipt.compute_seconds > 0

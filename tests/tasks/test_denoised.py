@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.tasks import denoised_image, step
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.gaussian import Gaussian

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from halotile.errors import InputError
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Rim, read_window
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.finite import check_image, check_side
-from tests.support import Image, job_of, noisy_image, write_zarr
+from tests.support import Image, job_of, noisy_image, work_of, write_zarr
 
 
 class InMemory:
@@ -83,7 +83,7 @@ def run_with_sigma(tmp_path: Path, sigma: Image) -> Receipt:
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 0.1}, input={"sides": sides})
     plan = make_plan(job)
     create_output(plan.output, plan.layout)
-    return BlockRunner(plan.task).run(range(len(plan.grid)))
+    return BlockRunner(work_of(plan).task).run(range(len(plan.grid)))
 
 
 def test_a_block_with_a_bad_noise_map_is_refused_and_not_tried_again(tmp_path: Path) -> None:

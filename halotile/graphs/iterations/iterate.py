@@ -15,6 +15,7 @@ from halotile.errors import DamagedData, Diverged, ResumeRefused
 from halotile.graphs.iterations.divergence import OBJECTIVE, Row, divergence, growth, shorter
 from halotile.graphs.iterations.finite import check_finite
 from halotile.graphs.iterations.stages import Stage, Stages
+from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.jobs.base import Books, Gather, Pass, Sums
 from halotile.graphs.runs.books import remove_books
 from halotile.graphs.runs.damage import image_digest
@@ -53,28 +54,6 @@ COPIES_TO_GO_BACK = 3
 
 ADJOINT = "adjoint"
 """Name of sums over operators on the dashboard."""
-
-
-@dataclass(frozen=True)
-class PassWords:
-    """How the passes of a solver are named.
-
-    Parameters
-    ----------
-    phase : str
-        On the dashboard, and in the counts of the job.
-    stages : tuple of str
-        What is done to a block.
-    title : callable
-        Returns which iteration one of these passes belongs to, to follow on what happened.
-    is_numbered : bool
-        The dashboard groups passes by their number.
-    """
-
-    phase: str
-    stages: tuple[str, ...] = ()
-    title: Callable[[int], str] = lambda _: ""
-    is_numbered: bool = False
 
 
 @dataclass(frozen=True)

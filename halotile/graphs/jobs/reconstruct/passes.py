@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from halotile.graphs.amounts import counted
-from halotile.graphs.iterations.iterate import Iterations, PassWords
+from halotile.graphs.iterations.iterate import Iterations
+from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.jobs.base import Gather, OutputArray, Pass, PassCount, Place, Sums
 from halotile.graphs.jobs.reconstruct.continuation import ITERATE, is_behind, is_gone, last_of
 from halotile.graphs.jobs.reconstruct.forms import Backprojection

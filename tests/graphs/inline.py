@@ -1,0 +1,65 @@
+"""A solver's iterations whose passes are done in this process, or as a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from halotile.graphs.iterations.divergence import Row
+from halotile.graphs.iterations.iterate import Iterations
+from halotile.graphs.iterations.words import PassWords
+from halotile.graphs.jobs.base import Books, Gather, Pass, Sums
+from halotile.graphs.runs.books import open_books
+from halotile.graphs.runs.gather_pass import ONE_BLOCK
+from halotile.graphs.solvers.base import State
+from halotile.storage.run_directory.checkpoints import Ledger
+from halotile.storage.run_directory.journal import Journal
+from halotile.tasks.block import BlockRunner
+from halotile.tasks.step import StepTask
+
+WORDS = PassWords("iterate")
+"""Names of passes that nobody reads."""
+
+
+def inline(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
+    """Do what is left of a pass, in this process."""
+    receipt = BlockRunner(task).run(journal.done.complement(len(task.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    ledger.enter(receipt.sums)
+    journal.mark(receipt.digests)
+
+
+@dataclass
+class InlineIterations(Iterations):
+    """Iterations that do their own passes."""
+
+    sweep: Callable[..., None] = inline
+    """``sweep(task, iteration, journal, ledger)`` does what is left of a pass."""
+    gather: Callable[..., None] | None = None
+    """``gather(wanted, iteration, journal, ledger)`` adds terms up."""
+
+    def run(self, iterations: int, is_done: Callable[[State, Row], bool]) -> Iterator[Row]:
+        """Iterate until ``is_done``, at most so many times; yield the figures of each iteration."""
+        while self.done < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
+            yield self._driven(self.iterate())
+
+    def _driven(self, passes: Generator[Pass | Gather, Sums, Row]) -> Row:
+        sums: Any = None
+        try:
+            while True:
+                sums = self._do(passes.send(sums))
+        except StopIteration as end:
+            row: Row = end.value
+            return row
+
+    def _do(self, wanted: Pass | Gather) -> Sums:
+        assert isinstance(wanted.books, Books)
+        grid = wanted.grid if isinstance(wanted, Pass) else ONE_BLOCK
+        with open_books(wanted.books, grid, self.fingerprint) as opened:
+            if isinstance(wanted, Pass):
+                self.sweep(wanted.task, self.state.iteration, opened.journal, opened.ledger)
+            elif not opened.journal.done:
+                assert self.gather is not None
+                self.gather(wanted, self.state.iteration, opened.journal, opened.ledger)
+            return opened.sums()
