@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from halotile.graphs.plans.cutting import (
 )
 from halotile.graphs.plans.denoiser_trials import compared, expect_trial, tried
 from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.gpu_trials import (
     ChosenTiles,
     as_it_went,
@@ -50,7 +51,7 @@ from halotile.graphs.plans.opening import (
     open_sides,
     value_range,
 )
-from halotile.graphs.plans.plan import Documents, Need, Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import Geometry, block_unit
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
@@ -256,7 +257,9 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     identity, earlier = relate(job, _identity(settled), begun.previous, request)
     task = as_it_went(settled.task, begun.previous)
     output = OutputArray(begun.output, sized.layout, task.grid, job.output.overwrite)
-    asked = _asked(job, begun.output, sized.requested)
+    is_named = isinstance(job.denoiser, DenoiserChoice)
+    given = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
+    decided = _decided(task, sized.layout)
     return Plan(
         job=job,
         work=DenoiseWork(output, task, settled.tuned),
@@ -266,7 +269,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
         files=(*task.denoiser.files(), *(Path(job.input.sides[name]) for name in task.sides)),
         identity=identity,
         resources=_resources(settled),
-        documents=Documents(asked, _resolved(asked, task, sized.layout)),
+        documents=documents_of(job, sized.requested, given, decided),
         figures=_figures(job, task, sized.layout, settled),
         notes=_notes(settled),
         earlier=earlier,
@@ -401,53 +404,27 @@ def _remark_on_depth(task: DenoiseTask) -> str:
     return f" With depth {deepest}, a tile of {edges} pixels computes {reached}."
 
 
-def _asked(job: Denoising, output: Path, requested: Requested) -> dict[str, Any]:
-    """Return the job as a configuration: the shape of the YAML, with an absolute output."""
-    parts = {name: asdict(getattr(job, name)) for name in ("input", "output", "tile", "run", "cluster")}
-    parts["run"]["workers"] = requested.workers
-    parts["output"]["path"] = str(output)
-    choice = job.denoiser
-    denoiser = (
-        {"name": choice.name, **choice.options}
-        if isinstance(choice, DenoiserChoice)
-        else describe_denoiser(choice)
-    )
-    return {
-        "version": 1,
-        "job": job.kind,
-        **parts,
-        "denoiser": denoiser,
-        "allow_import": job.allow_import,
-        "import_folder": job.import_folder,
-    }
-
-
-def _resolved(asked: Mapping[str, Any], task: DenoiseTask, layout: Layout) -> dict[str, Any]:
-    """Return the job as a configuration in which every size is decided; it makes the same output."""
+def _decided(task: DenoiseTask, layout: Layout) -> dict[str, Any]:
+    """Return the keys whose values were decided; with them the job makes the same output."""
     spatial = task.roles.spatial
 
     def edges(sizes: tuple[int, ...]) -> list[int]:
         return [sizes[i] for i in spatial]
 
-    # A file cannot allow itself to run code.
-    job = {key: value for key, value in asked.items() if key not in ("allow_import", "import_folder")}
     block = edges(task.grid.block)
     if task.tiling.scale == 1:  # a block that ends with the image is as good as one that ends with its shard
         block = [-(-b // s) * s for b, s in zip(block, edges(layout.shard), strict=True)]
-    job["denoiser"] = describe_denoiser(task.denoiser)
-    job["output"] = job["output"] | {
-        "shard": edges(layout.shard),
-        "chunk": edges(layout.chunk),
-        "dtype": layout.dtype,
+    return {
+        "denoiser": describe_denoiser(task.denoiser),
+        "output": {"shard": edges(layout.shard), "chunk": edges(layout.chunk), "dtype": layout.dtype},
+        "tile": {
+            **written_tiles(task),
+            "depth": [max(pair) for pair in task.tiling.depth],
+            "boundary": task.rim.rules[spatial[0]],
+            "block": block,
+            "axes": "".join(task.roles.axes[i] for i in spatial),
+        },
     }
-    job["tile"] = job["tile"] | {
-        **written_tiles(task),
-        "depth": [max(pair) for pair in task.tiling.depth],
-        "boundary": task.rim.rules[spatial[0]],
-        "block": block,
-        "axes": "".join(task.roles.axes[i] for i in spatial),
-    }
-    return job
 
 
 def _figures(job: Denoising, task: DenoiseTask, layout: Layout, settled: _Settled) -> dict[str, Any]:

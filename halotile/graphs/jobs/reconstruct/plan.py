@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +51,7 @@ from halotile.graphs.jobs.sections import DenoiserChoice, parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes
 from halotile.graphs.plans.denoiser_trials import compared, expect_trial
 from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.gpu_trials import (
     ChosenTiles,
     as_it_went,
@@ -65,7 +65,7 @@ from halotile.graphs.plans.gpu_trials import (
 from halotile.graphs.plans.memory import MIB
 from halotile.graphs.plans.notes import note_of_files, note_of_locks
 from halotile.graphs.plans.opening import check_paths, describe_denoiser
-from halotile.graphs.plans.plan import Documents, Need, Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import (
     Geometry,
@@ -294,7 +294,6 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
     identity, earlier = relate(job, _identity(settled), begun.previous, request)
     begun_prior = with_denoised(work.prior, lambda denoised: as_it_went(denoised, begun.previous))
-    asked = _asked(job, begun.output, sized.requested)
     further = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
     return Plan(
         job=job,
@@ -305,7 +304,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         identity=identity,
         resources=_resources(settled),
-        documents=Documents(asked, _resolved(asked, work)),
+        documents=documents_of(job, sized.requested, _given(job), _decided(work)),
         figures=figures_of(work),
         notes=_notes(settled, further),
         earlier=earlier,
@@ -383,37 +382,28 @@ def _needs(work: ReconstructWork) -> Iterator[Need]:
         yield need(what, footprint, "an operator that looks a few pixels far")
 
 
-def _asked(job: Reconstruction, output: Path, requested: Requested) -> dict[str, Any]:
-    """Return the job as a configuration: the shape of the YAML, with an absolute output."""
-    named = ("operators", "prior")
-    plain = {f.name: getattr(job, f.name) for f in fields(job) if f.name not in named}
-    parts = {
-        name: asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
-        for name, part in plain.items()
-    }
-    parts["output"]["path"] = str(output)
-    parts["run"]["workers"] = requested.workers
-    parts["operators"] = [written(choice) for choice in job.operators]
-    parts["prior"] = {f.name: getattr(job.prior, f.name) for f in fields(job.prior)}
+def _given(job: Reconstruction) -> dict[str, Any]:
+    """Return the parts that a job file writes in words of its own: what only Python can say is described."""
+    prior = {each.name: getattr(job.prior, each.name) for each in fields(job.prior)}
     denoiser = job.prior.denoiser
     if isinstance(denoiser, DenoiserChoice):
-        parts["prior"]["denoiser"] = {"name": denoiser.name, **denoiser.options}
+        prior["denoiser"] = {"name": denoiser.name, **denoiser.options}
     elif denoiser is not None:
-        parts["prior"]["denoiser"] = describe_denoiser(denoiser)
-    return {"version": 1, "job": job.kind, **parts}
+        prior["denoiser"] = describe_denoiser(denoiser)
+    return {"operators": [written(choice) for choice in job.operators], "prior": prior}
 
 
-def _resolved(asked: Mapping[str, Any], work: ReconstructWork) -> dict[str, Any]:
-    """Return the job as a configuration in which every size is decided; it makes the same output."""
-    job = {key: value for key, value in asked.items() if key not in ("allow_import", "import_folder")}
+def _decided(work: ReconstructWork) -> dict[str, Any]:
+    """Return the keys whose values were decided; with them the job makes the same output."""
     layout = work.output.layout
     shard, block = (list(sizes[-2:]) for sizes in (layout.shard, work.grid.block))
-    job["shape"] = list(work.grid.shape)
-    job["output"] = job["output"] | {"shard": shard, "chunk": list(layout.chunk[-2:]), "dtype": layout.dtype}
-    job["tile"] = job["tile"] | {"block": [-(-b // s) * s for b, s in zip(block, shard, strict=True)]}
-    if denoised := denoised_of(work.prior):
-        job["tile"] |= written_tiles(denoised)
-    return job
+    tile = {"block": [-(-b // s) * s for b, s in zip(block, shard, strict=True)]}
+    denoised = denoised_of(work.prior)
+    return {
+        "shape": list(work.grid.shape),
+        "output": {"shard": shard, "chunk": list(layout.chunk[-2:]), "dtype": layout.dtype},
+        "tile": tile | (written_tiles(denoised) if denoised else {}),
+    }
 
 
 def _check_per_pass(form: Form) -> None:
