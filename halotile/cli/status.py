@@ -123,6 +123,8 @@ def find_run(path: Path) -> Path:
         check_entry(directory)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
             return directory
+        if first := run.read_primary():  # it lies beside a further output
+            return Path(first)
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
     )
