@@ -30,6 +30,7 @@ from halotile.graphs.plans.cutting import overlap_pays
 from halotile.graphs.plans.devices import note_of_cluster
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.plans.opening import check_whole
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.sizes import Geometry, axes_like, block_unit, candidate_blocks, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
@@ -75,6 +76,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     begun, computing = begin(job, request), compute_on(job, None)
     job = computing.job
     reference = open_source(job.reference)
+    check_whole(reference.path)
     operators = make_operators(job)
     check_kernels(operators, reference.shape)
     measurements = tuple(
