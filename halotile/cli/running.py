@@ -55,7 +55,7 @@ def go(job: AnyJob, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool
     engine = engine_of(job)
     with _among_copies(job):
         # Where nobody is to be told, the planner need not tell.
-        told = {} if quiet else {"say": complain}
+        told = {} if quiet else {"report": complain}
         plan = engine.plan(job, fresh=fresh, same_input=same_input, **told)
         planned = time.perf_counter()
         if not quiet:

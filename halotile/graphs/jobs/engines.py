@@ -21,7 +21,7 @@ class Engine:
     Parameters
     ----------
     plan : callable
-        ``plan(job, *, fresh, same_input, probe, refuse, say) -> RunPlan``.
+        ``plan(job, *, fresh, same_input, probe, refuse, report) -> RunPlan``.
     run : callable
         ``run(plan, *, observer) -> Outcome``.
     """
