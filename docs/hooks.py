@@ -1,7 +1,7 @@
 """MkDocs hook: pages outside docs/, such as README.md and the examples, become pages of the site.
 
 Links in all pages are those of the repository, so that they work there too. Here they are turned into links of the site, where the
-folder docs/ is the root. Sphinx roles in docstrings become plain names.
+folder docs/ is the root.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Turn Sphinx roles, such as ``:class:`~halotile.errors.ConfigError```, into names."""
-    return ROLE.sub("<code>", html)
+    """Turn reStructuredText of docstrings, which mkdocstrings leaves as it is, into HTML: roles, and ``::`` before a literal block."""
+    return ROLE.sub("<code>", html).replace("<p>::</p>", "")
