@@ -245,6 +245,13 @@ def test_the_reference_has_every_public_name() -> None:
     assert sorted(listed) == sorted(halotile.__all__)
 
 
+def test_tests_that_the_security_page_names_exist() -> None:
+    named = set(re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", (ROOT / "docs/security.md").read_text()))
+    tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not any(path.endswith(name) for path in tests)] == []
+
+
 def test_folders_and_modules_that_the_architecture_names_exist() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     named = re.findall(r"`((?:cli|graphs|tasks|storage)/[\w/.]+)`", text)
