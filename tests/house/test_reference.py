@@ -1,4 +1,4 @@
-"""The README leaves nothing out of what a job file can say."""
+"""The reference pages list every key, option and default of a job file."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.tasks.options import job_key, required_keys
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-EXAMPLES = {"denoise": "every-key.yaml", "reconstruct": "every-key-of-a-reconstruction.yaml"}
-AS_BEFORE = ("output", "tile", "run", "cluster")
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = {
+    "denoise": ("job-file.md", "every-key.yaml"),
+    "reconstruct": ("reconstruction.md", "every-key-of-a-reconstruction.yaml"),
+}
+SHARED = ("output", "tile", "run", "cluster")
 """Sections of a reconstruction that are those of a denoising job."""
 SECTIONS = [
     (job, name)
     for job, kind in JOBS.items()
     for name in kind.sections
-    if job == "denoise" or name not in AS_BEFORE
+    if job == "denoise" or name not in SHARED
 ]
 
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, dict[str, Any]]:
-    """The job files that say everything, by their kinds."""
+    """The job files with every key, by kind of job."""
     found = {}
-    for job, name in EXAMPLES.items():
-        block = re.search(rf"```yaml\n# {re.escape(name)}\n(.*?)```", README, re.DOTALL)
+    for job, (page, name) in EXAMPLES.items():
+        text = (DOCS / page).read_text()
+        block = re.search(rf"```yaml\n# {re.escape(name)}\n(.*?)```", text, re.DOTALL)
         assert block
-        found[job] = read_text(block[1], "README.md").tree
+        found[job] = read_text(block[1], page).tree
     return found
 
 
@@ -77,21 +81,18 @@ def test_a_reconstruction_has_every_key_outside_of_its_sections(examples: dict[s
 
 @pytest.mark.parametrize("name", registry.names("denoisers"))
 def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: str) -> None:
-    row = re.search(rf"^\| `{name}` \| (.*?) \|", README, re.MULTILINE)
-    assert row, f"the table of denoisers has no {name}"
-    schema = registry.find("denoisers", name).DENOISER
-    check_row(row[1], schema)
+    check_row("denoisers.md", name, registry.find("denoisers", name).DENOISER)
 
 
 @pytest.mark.parametrize("name", NAMED[OperatorChoice].names)
 def test_the_table_has_every_operator(name: str) -> None:
-    table = README[README.index("| operator |") :]
-    row = re.search(rf"^\| `{name}` \| (.*?) \|", table, re.MULTILINE)
-    assert row, f"the table of operators has no {name}"
-    check_row(row[1], NAMED[OperatorChoice].find(name))
+    check_row("operators.md", name, NAMED[OperatorChoice].find(name))
 
 
-def check_row(row: str, schema: type) -> None:
-    """Assert that a row of a table has every option, and marks those that must be written."""
+def check_row(page: str, name: str, schema: type) -> None:
+    """Assert that a row of a page's table has every option, and marks those that must be written."""
+    found = re.search(rf"^\| `{name}` \| (.*?) \|", (DOCS / page).read_text(), re.MULTILINE)
+    assert found, f"the table of {page} has no {name}"
+    row = found[1]
     assert set(re.findall(r"`(\w+)`", row)) == set(field_types(schema))
     assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == set(required_keys(schema))
