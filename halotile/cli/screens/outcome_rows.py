@@ -172,7 +172,7 @@ def _image_of(output: str) -> str:
 
     Examples
     --------
-    >>> _picture_of("/data/clean.zarr")
+    >>> _image_of("/data/clean.zarr")
     'clean.png'
     """
     return f"{PurePath(output).stem}.png"
