@@ -38,7 +38,7 @@ def test_large_images_run_by_blocks(
     y = plain.A(x.detach())
     for run in OPERATIONS.values():
         assert difference(run(stack, x.detach(), y), run(plain, x.detach(), y)) < NEAR
-    assert stack._local() is not None
+    assert stack._local_stack() is not None
     grads = [torch.autograd.grad(sum(part.square().sum() for part in s.A(x)), x)[0] for s in (stack, plain)]
     assert difference(*grads) < NEAR
 
@@ -104,8 +104,8 @@ def test_exact_or_not_the_normal_operator_is_that_of_the_blurs(
     x = image(1, 1, 120, 100)
     wanted = plain.A_adjoint(plain.A(x))
     exact, fast = distribute(plain, ctx, exact=True), distribute(plain, ctx)
-    assert exact._local()._folded is None
-    assert fast._local()._folded is not None
+    assert exact._local_stack()._folded is None
+    assert fast._local_stack()._folded is not None
     for stack in (exact, fast):
         assert float((stack.A_adjoint_A(x) - wanted).norm() / wanted.norm()) < 1e-6
 
@@ -177,9 +177,9 @@ def test_an_operator_that_differs_from_place_to_place_is_not_cut_into_blocks(ctx
 def test_a_told_reach_has_unknown_operators_run_by_blocks(ctx: DistributedContext) -> None:
     x = image(1, 1, 730, 740)
     stack = distribute(physics.StackedLinearPhysics([Differences()]), ctx, reach=1)
-    assert stack._local() is not None
+    assert stack._local_stack() is not None
     assert difference(stack.A_adjoint_A(x), Differences().A_adjoint(Differences().A(x))) < NEAR
-    assert distribute(physics.StackedLinearPhysics([Differences()]), ctx)._local() is None
+    assert distribute(physics.StackedLinearPhysics([Differences()]), ctx)._local_stack() is None
 
 
 class Differences(physics.LinearPhysics):  # type: ignore[misc]

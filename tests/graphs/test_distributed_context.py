@@ -121,7 +121,7 @@ def test_one_driver_has_nobody_to_talk_to(ctx: DistributedContext) -> None:
     ("thing", "options", "message"),
     [
         (3, {}, "the object is a int"),
-        (lambda x: x, {}, "that can be called: what it is for is not clear"),
+        (lambda x: x, {}, "that can be called: its kind is not clear"),
         ([], {}, "holds nothing"),
         ([torch.nn.ReLU(), 3], {}, "holds ReLU, int"),
         (torch.nn.ReLU(), {}, "Cannot auto-detect generic torch.nn.Module: ReLU"),

@@ -143,7 +143,7 @@ def test_a_noise_level_goes_with_the_tiles_of_a_strategy(ctx: DistributedContext
 
 
 def test_a_strategy_of_ones_own_is_refused_what_it_cannot_join(ctx: DistributedContext) -> None:
-    with pytest.raises(ConfigError, match=r"makes \(1, 1, 16, 12\) of tiles .*Halves.*'overlap_tiling'"):
+    with pytest.raises(ConfigError, match=r"returned \(1, 1, 16, 12\) for tiles .*Halves.*'overlap_tiling'"):
         tiled(ctx, Smooth(scale=2), tiling_strategy=Halves())(image(1, 1, 8, 12))
 
 
@@ -177,10 +177,10 @@ def test_a_prior_keeps_its_kind_and_denoises_by_tiles(ctx: DistributedContext) -
 
 
 RESULTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
-    "nothing": ("the processor gave an object of type NoneType", lambda x: None),
-    "a tuple": ("the processor gave an object of type tuple", lambda x: (x, x)),
-    "an array": ("the processor gave an object of type ndarray", lambda x: x.numpy()),
-    "a number": (r"a tensor of shape \(\) of tiles of shape \(4, 1, 20, 20\)", lambda x: x.sum()),
+    "nothing": ("the processor returned an object of type NoneType", lambda x: None),
+    "a tuple": ("the processor returned an object of type tuple", lambda x: (x, x)),
+    "an array": ("the processor returned an object of type ndarray", lambda x: x.numpy()),
+    "a number": (r"a tensor of shape \(\) for tiles of shape \(4, 1, 20, 20\)", lambda x: x.sum()),
     "no images": (r"a tensor of shape \(0, 1, 20, 20\)", lambda x: x[:0]),
 }
 

@@ -118,14 +118,16 @@ def test_a_prox_whose_descent_goes_away_is_refused(ctx: DistributedContext) -> N
 
     stack, x = distribute(physics.StackedLinearPhysics([physics.Denoising()]), ctx), image(1, 1, 20, 24)
     fidelity = distribute(optim.DataFidelity(Quartic()), ctx)
-    with pytest.raises(ConfigError, match=r"prox: the descent went away .* Write a smaller stepsize_inter"):
+    with pytest.raises(ConfigError, match=r"prox: the descent diverged.* Write a smaller stepsize_inter"):
         fidelity.prox(x, [x + 3], stack, gamma=1.0, max_iter_inter=5)
 
 
 def test_a_prox_that_has_not_come_to_an_end_says_so(ctx: DistributedContext) -> None:
     stack, x = distribute(physics.StackedLinearPhysics([physics.Denoising()]), ctx), image(1, 1, 20, 24)
     fidelity = distribute(optim.data_fidelity.L1(), ctx)
-    with pytest.warns(UserWarning, match="prox: the descent ended where its equation is off by"):
+    with pytest.warns(
+        UserWarning, match="prox: the descent did not converge: the residual of its equation is"
+    ):
         fidelity.prox(x, [x + 0.01], stack, gamma=0.1, max_iter_inter=3)
 
 

@@ -178,7 +178,7 @@ def test_iterations_are_the_same_in_one_call_and_in_many(
     words = {"verbose": False, "max_iter": 8}
     found = []
     for size in (2**16, 0):
-        monkeypatch.setattr("halotile.tasks.distributed.stacks.one_call.SMALL_BYTES", size)
+        monkeypatch.setattr("halotile.tasks.distributed.stacks.iteration_calls.SMALL_BYTES", size)
         found.append(getattr(stack, method)(*given[method], **words))
     assert difference(*found) < NEAR
 
@@ -382,14 +382,14 @@ def test_what_cannot_be_sent_is_named_by_its_number(ctx: DistributedContext) -> 
     lock = threading.Lock()
     with pytest.raises(WrongKind, match=r"operator 1: an object of type LinearPhysics cannot be sent .*lock"):
         distribute([linear(), linear(lock)], ctx)
-    with pytest.raises(WrongKind, match=r"the factory and what it shares: .* cannot be sent .*lock"):
+    with pytest.raises(WrongKind, match=r"the factory and its shared values: .* cannot be sent .*lock"):
         distribute(linear, ctx, num_operators=2, type_object="physics", shared={"lock": lock})
 
 
 @pytest.mark.parametrize("given", [None, (1, 2)], ids=["nothing", "a tuple"])
 def test_an_operator_that_gives_no_tensor_is_named_by_its_number(ctx: DistributedContext, given: Any) -> None:
     stack = distribute([linear(), physics.Physics(A=lambda x: given)], ctx)
-    with pytest.raises(TaskFailed, match=f"forward of operator 1 .*A gave .* {type(given).__name__},"):
+    with pytest.raises(TaskFailed, match=f"forward of operator 1 .*A returned .* {type(given).__name__},"):
         stack.A(image(1, 1, 20, 24))
 
 

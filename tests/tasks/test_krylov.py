@@ -12,7 +12,7 @@ BROKEN = float("nan")
 
 
 def test_a_right_side_that_is_not_finite_is_told() -> None:
-    with pytest.raises(InputError, match="NaN or infinities in what is asked for: look at the measurements"):
+    with pytest.raises(InputError, match="NaN or infinities in the right-hand side: check the measurements"):
         conjugate_gradients(lambda x: x, torch.tensor([[1.0, BROKEN]]), 1e-3, 9)
 
 
@@ -20,9 +20,9 @@ def test_operators_that_make_nan_are_told() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         return x * BROKEN
 
-    with pytest.raises(InputError, match="what the operators make of a finite image"):
+    with pytest.raises(InputError, match="the result of the operators for a finite image"):
         conjugate_gradients(broken, torch.ones(1, 3), 1e-3, 9)
-    with pytest.raises(InputError, match="what the operators make of a finite image"):
+    with pytest.raises(InputError, match="the result of the operators for a finite image"):
         largest_eigenvalue(broken, torch.ones(1, 3), 1e-3, 9)
 
 

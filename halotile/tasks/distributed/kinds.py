@@ -1,4 +1,4 @@
-"""What an object is to ``distribute``, as far as its type tells."""
+"""The kinds of objects that ``distribute`` accepts, and their detection by type."""
 
 from __future__ import annotations
 
@@ -12,49 +12,46 @@ from halotile.errors import ConfigError
 KINDS = ("physics", "linear_physics", "denoiser", "prior", "data_fidelity", "module", "parameters")
 
 
-def recognise(thing: Any) -> str:
-    """The kind of an object.
+def detect_kind(value: Any) -> str:
+    """Detect the kind of an object.
 
     Raises
     ------
     ConfigError
-        When it could be several; the message says what was seen.
+        When the kind is ambiguous; with the type of the object.
 
     Examples
     --------
-    >>> recognise(torch.nn.Parameter(torch.ones(1)))
+    >>> detect_kind(torch.nn.Parameter(torch.ones(1)))
     'parameters'
     """
-    several = isinstance(thing, list | tuple)
-    first = thing[0] if several and len(thing) else thing
+    is_list = isinstance(value, list | tuple)
+    first = value[0] if is_list and len(value) else value
     if isinstance(first, torch.nn.Parameter):
         return "parameters"
-    if kind := _of_deepinv(thing, several):
+    if kind := _deepinv_kind(value, is_list):
         return kind
-    if isinstance(thing, torch.nn.Module):
+    if isinstance(value, torch.nn.Module):
         raise ConfigError(
-            f"Cannot auto-detect generic torch.nn.Module: {type(thing).__name__} could be a denoiser or a model. "
+            f"Cannot auto-detect generic torch.nn.Module: {type(value).__name__} could be a denoiser or a model. "
             "Write type_object='denoiser' to run it on tiles."
         )
-    if several:
-        names = ", ".join(dict.fromkeys(type(each).__name__ for each in thing)) or "nothing"
-        raise ConfigError(
-            f"the {type(thing).__name__} holds {names}: what they are together is not clear. Write type_object, one of "
-            f"{', '.join(KINDS)}."
-        )
-    raise ConfigError(
-        f"the object is a {type(thing).__name__}{' that can be called' if callable(thing) else ''}: what it is for is not "
-        f"clear. Write type_object, one of {', '.join(KINDS)}."
-    )
+    if is_list:
+        names = ", ".join(dict.fromkeys(type(entry).__name__ for entry in value)) or "nothing"
+        given = f"the {type(value).__name__} holds {names}"
+    else:
+        suffix = " that can be called" if callable(value) else ""
+        given = f"the object is a {type(value).__name__}{suffix}"
+    raise ConfigError(f"{given}: its kind is not clear. Write type_object, one of {', '.join(KINDS)}.")
 
 
-def unstacked(things: Sequence[Any]) -> list[Any]:
-    """The operators of stacks, and those that are none."""
-    return [part for thing in things for part in getattr(thing, "physics_list", [thing])]
+def unstack(physics: Sequence[Any]) -> list[Any]:
+    """Replace stacks by their operators."""
+    return [part for each in physics for part in getattr(each, "physics_list", [each])]
 
 
-def _of_deepinv(thing: Any, several: bool) -> str | None:
-    """The kind of an object of deepinv, or of several."""
+def _deepinv_kind(value: Any, is_list: bool) -> str | None:
+    """Detect the kind of one or several objects of deepinv."""
     try:
         from deepinv.models.base import Denoiser
         from deepinv.optim import BaseOptim
@@ -63,18 +60,13 @@ def _of_deepinv(thing: Any, several: bool) -> str | None:
         from deepinv.physics import LinearPhysics, Physics
     except ImportError:
         return None
-    parts = list(thing) if several else [thing]
+    parts = list(value) if is_list else [value]
     if not parts:
         return None
     if all(isinstance(part, Physics) for part in parts):
-        return (
-            "linear_physics"
-            if all(isinstance(part, LinearPhysics) for part in unstacked(parts))
-            else "physics"
-        )
+        is_linear = all(isinstance(part, LinearPhysics) for part in unstack(parts))
+        return "linear_physics" if is_linear else "physics"
     if all(isinstance(part, DataFidelity) for part in parts):
         return "data_fidelity"
-    for kind, name in ((BaseOptim, "module"), (Denoiser, "denoiser"), (Prior, "prior")):
-        if isinstance(thing, kind):
-            return name
-    return None
+    classes = ((BaseOptim, "module"), (Denoiser, "denoiser"), (Prior, "prior"))
+    return next((kind for base, kind in classes if isinstance(value, base)), None)

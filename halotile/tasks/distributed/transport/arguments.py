@@ -1,4 +1,4 @@
-"""Tensors beside the image among the arguments of a processor: how they go with the tiles."""
+"""Tensors among the arguments of a processor, and the parts of them that go with each tile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from halotile.tasks.distributed.tiling.tiles import Tiles
 
 Role = Literal["image", "sample", "constant"]
-"""Of an argument: cut as the image is, repeated for the images of each tile, or handed on."""
+"""Role of an argument: cut like the image, repeated for the images of each tile, or passed on as it is."""
 
 
 @dataclass(frozen=True)
@@ -22,45 +22,46 @@ class Argument:
     Parameters
     ----------
     place : int or str
-        Its position behind the image, or its keyword.
+        Its position after the image, or its keyword.
     role : str
-        How it goes with the tiles.
+        Its role.
     """
 
     place: int | str
     role: Role
 
-    def of(self, tensor: torch.Tensor, tiles: Tiles, numbers: tuple[int, ...]) -> torch.Tensor:
-        """What the batch of these tiles needs of it."""
+    def for_tiles(self, tensor: torch.Tensor, tiles: Tiles, numbers: tuple[int, ...]) -> torch.Tensor:
+        """Return the part of a tensor that goes with the batch of these tiles."""
         if self.role == "image":
             if tensor.shape[0] == 1 and 0 not in tiles.axes:
                 tensor = tensor.expand(tiles.shape[0], *tensor.shape[1:])
             whole = replace(tiles, shape=tuple(tensor.shape))
             return torch.cat([whole.window(tensor, number) for number in numbers])
-        return self.repeated(tensor, len(numbers))
+        return self.repeat(tensor, len(numbers))
 
-    def repeated(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
-        """What a batch of so many tiles of each image needs of what is not cut."""
+    def repeat(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+        """Repeat a tensor that is not cut for a batch of ``count`` tiles of each image."""
         if self.role == "sample" and count > 1:
             return tensor.repeat(count, *(1,) * (tensor.dim() - 1))
         return tensor
 
 
-def tensors_of(
-    args: Sequence[Any], words: Mapping[str, Any], image: Sequence[int], axes: Sequence[int]
+def find_tensors(
+    args: Sequence[Any], kwargs: Mapping[str, Any], image: Sequence[int], axes: Sequence[int]
 ) -> tuple[tuple[Argument, ...], list[torch.Tensor]]:
-    """The tensors among arguments, with what each is to the tiles of an image of this shape that is cut along these axes."""
-    places: list[tuple[int | str, Any]] = [*enumerate(args), *words.items()]
+    """Find the tensors among arguments, with their roles for an image of this shape that is cut along these axes."""
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     found = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
     arguments = tuple(Argument(place, role_of(value.shape, image, axes)) for place, value in found)
     return arguments, [value for _, value in found]
 
 
 def role_of(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -> Role:
-    """What a tensor of one shape is to the tiles of an image of another.
+    """Role of a tensor of one shape for the tiles of an image of another.
 
-    As large as the image where that is cut, it is cut as well. Otherwise its first axis may be that of the batch. Of a batch
-    of one image that is told from axes of length 1 by what follows: fewer axes than those of an image, and not a single number.
+    A tensor as large as the image along the cut axes is cut like it. Otherwise its first axis may be the batch axis. For a
+    batch of one image, an axis of length 1 counts as the batch axis if the tensor has fewer axes than the image and more than
+    one element.
 
     Examples
     --------
@@ -73,5 +74,5 @@ def role_of(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -> 
         return "image"
     if not shape or 0 in axes or shape[0] != image[0]:
         return "constant"
-    is_one = image[0] == 1 and (len(shape) >= len(image) or math.prod(shape) == 1)
-    return "constant" if is_one else "sample"
+    is_ambiguous = image[0] == 1 and (len(shape) >= len(image) or math.prod(shape) == 1)
+    return "constant" if is_ambiguous else "sample"

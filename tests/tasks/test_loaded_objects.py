@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from halotile.tasks.distributed.tiling.processed import Processed
+from halotile.tasks.distributed.tiling.processor_call import ProcessorCall
 from halotile.tasks.distributed.transport.calls import Derivative
 from halotile.tasks.distributed.transport.packing import Packer
 from halotile.tasks.distributed.transport.random_state import Draw
@@ -21,8 +21,8 @@ from halotile.tasks.distributed.transport.random_state import Draw
 X = torch.ones(1, 1, 6, 6)
 
 
-def processed(thing: Any, folder: Path, draw: Draw | None = None) -> Processed:
-    return Processed(Packer(thing, folder).packed(), None, draw=draw)
+def processed(thing: Any, folder: Path, draw: Draw | None = None) -> ProcessorCall:
+    return ProcessorCall(Packer(thing, folder).packed(), None, draw=draw)
 
 
 class Counting(torch.nn.Module):  # type: ignore[misc]
@@ -134,7 +134,7 @@ def test_threads_do_not_disturb_one_another(keeps: bool, tmp_path: Path) -> None
         return result
 
     packed = Packer(functools.partial(slow, kept={}), tmp_path).packed()
-    calls = [Processed(packed, None, draw=Draw(1, 0, number)) for number in range(4)]
+    calls = [ProcessorCall(packed, None, draw=Draw(1, 0, number)) for number in range(4)]
     inputs = [X * number for number in range(4)]
     alone = [call(x)[0] for call, x in zip(calls, inputs, strict=True)]
     with ThreadPoolExecutor(4) as pool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from halotile.tasks.distributed.rewritten import Applied, rewritten
+from halotile.tasks.distributed.rewrite import OperatorMethod, rewrite
 
 physics = pytest.importorskip("deepinv.physics")
 
@@ -46,7 +46,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """A physics rewritten, and as it is."""
     plain = BLURS[request.param]()
-    return rewritten(plain), plain
+    return rewrite(plain), plain
 
 
 def images(plain: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,8 +54,8 @@ def images(plain: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return x, plain.A(x.flip(-1))
 
 
-def test_a_blur_is_rewritten(pair: tuple[Any, Any]) -> None:
-    assert isinstance(pair[0].A, Applied)
+def test_a_blur_is_rewrite(pair: tuple[Any, Any]) -> None:
+    assert isinstance(pair[0].A, OperatorMethod)
 
 
 def test_forward_and_adjoint_are_those_of_the_physics(pair: tuple[Any, Any]) -> None:
@@ -82,7 +82,7 @@ def test_derivatives_are_those_of_the_physics_to_the_second_order(pair: tuple[An
 
 def test_exact_is_the_product_written_out(pair: tuple[Any, Any]) -> None:
     plain = pair[1]
-    ours = rewritten(plain, exact=True)
+    ours = rewrite(plain, exact=True)
     x, _ = images(plain)
     assert torch.equal(ours.A_adjoint_A(x), ours.A_adjoint(ours.A(x)))
     assert error(ours.A_adjoint_A(x), pair[0].A_adjoint_A(x)) < NEAR
@@ -90,7 +90,7 @@ def test_exact_is_the_product_written_out(pair: tuple[Any, Any]) -> None:
 
 def test_what_is_no_blur_stays_as_it_is() -> None:
     mask = physics.Inpainting(img_size=(1, 8, 8), mask=torch.ones(1, 8, 8))
-    assert rewritten(mask) is mask
+    assert rewrite(mask) is mask
 
 
 SUPER_RESOLUTIONS = list(
@@ -108,7 +108,7 @@ def test_super_resolution_is_deepinvs_on_images_of_any_size(
     size: tuple[int, int], factor: int, padding: str, filter_: str | None
 ) -> None:
     plain = physics.Downsampling(img_size=(1, *size), factor=factor, filter=filter_, padding=padding)
-    ours = rewritten(plain)
+    ours = rewrite(plain)
     x = torch.randn((2, 1, *size), generator=torch.Generator().manual_seed(1))
     y = plain.A(x.flip(-1))
     seen, back = ours.A(x), ours.A_adjoint(y)
@@ -130,11 +130,11 @@ def test_images_of_another_size_than_was_told_are_left_to_deepinv(
     for told in ((1, 26, 18), (1, 32, 32), None):
         plain = physics.Downsampling(img_size=told, **words)
         y = plain.A(x)
-        assert error(rewritten(plain).A(x), y) < NEAR
+        assert error(rewrite(plain).A(x), y) < NEAR
         try:
             wanted = plain.A_adjoint(y)
         except RuntimeError:
             with pytest.raises(RuntimeError, match="size"):
-                rewritten(plain).A_adjoint(y)
+                rewrite(plain).A_adjoint(y)
         else:
-            assert error(rewritten(plain).A_adjoint(y), wanted) < NEAR
+            assert error(rewrite(plain).A_adjoint(y), wanted) < NEAR
