@@ -57,7 +57,7 @@ def test_large_images_have_the_noise_that_small_ones_have(
             stack = distribute(parts, opened)
             y = stack(x)
             found.append([*y, *stack(x), *torch.autograd.grad(sum(part.square().sum() for part in y), x)])
-            assert (stack._found is None) == (large > 100)
+            assert (stack._local_cache is None) == (large > 100)
     assert difference(*found) < NEAR
     clean = parts[0].A(x)
     assert float((found[0][0] - clean).std()) == pytest.approx(0.1, rel=0.1)
