@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -21,55 +20,34 @@ SMALL_BYTES = 2**16
 
 
 @dataclass(frozen=True)
-class NormalProducts:
-    """Products with ``A^T A``, added up in the order of the operators.
+class IterationCall:
+    """An iteration with products ``sum_i A_i^T A_i x``, added up in the order of the operators.
 
     Parameters
     ----------
+    iterate : callable
+        Returns values, from the product as a function of ``x`` and the input tensors.
     operators : tuple of Packed or FactoryObject
         The operators.
     kind : str, optional
         Name of the class of ``deepinv.physics`` that they must be instances of.
     """
 
+    iterate: Callable[..., Tensors]
     operators: tuple[RemoteObject, ...]
     kind: str | None
 
-    @contextmanager
-    def load(self) -> Iterator[Apply]:
-        """Yield the function ``x -> sum_i A_i^T A_i x``."""
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
         with load_for_call(None, *self.operators) as operators:
             for operator in operators:
                 check_kind(operator, self.kind)
-            yield lambda x: reduce(add, (operator.A_adjoint_A(x) for operator in operators))
+            return self.iterate(lambda x: reduce(add, (o.A_adjoint_A(x) for o in operators)), *tensors)
 
-
-@dataclass(frozen=True)
-class SolverCall:
-    """The solution of ``(w A^T A + s) x = b``, and its relative residual.
-
-    Parameters
-    ----------
-    products : NormalProducts
-        ``A^T A``.
-    shift : float
-        ``s``.
-    tol : float
-        Relative residual to reach.
-    max_iter : int
-        Largest number of products.
-    """
-
-    products: NormalProducts
-    shift: float
-    tol: float
-    max_iter: int
-
-    def __call__(self, right: torch.Tensor, weight: torch.Tensor) -> Tensors:
-        with self.products.load() as product:
-            apply = shifted(product, weight, self.shift)
-            solution, residual = conjugate_gradients(apply, right, self.tol, self.max_iter)
-        return solution, torch.tensor(residual, dtype=torch.float64)
+    def run(self, engine: Engine, phase: str, *tensors: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """Run the iteration on one worker, and return its ``count`` values."""
+        call = Call(self, tuple(range(len(tensors))), tuple(range(count)), 0)
+        values = Batch(engine, phase, (call,), count, "iteration").values(tensors)
+        return [value for value in values if value is not None]
 
 
 def shifted(product: Apply, weight: torch.Tensor, shift: float) -> Apply:
@@ -82,40 +60,19 @@ def shifted(product: Apply, weight: torch.Tensor, shift: float) -> Apply:
     return apply
 
 
-@dataclass(frozen=True)
-class EigenvalueCall:
-    """The largest eigenvalue of ``A^T A``.
+def solve(
+    product: Apply, right: torch.Tensor, weight: torch.Tensor, *, shift: float, tol: float, max_iter: int
+) -> Tensors:
+    """Solve ``(w M + s) x = b`` by conjugate gradients, and return ``x`` with its relative residual."""
+    solution, residual = conjugate_gradients(shifted(product, weight, shift), right, tol, max_iter)
+    return solution, torch.tensor(residual, dtype=torch.float64)
 
-    Parameters
-    ----------
-    products : NormalProducts
-        ``A^T A``.
-    tol : float
-        Relative change at which to stop.
-    max_iter : int
-        Largest number of products.
-    """
 
-    products: NormalProducts
-    tol: float
-    max_iter: int
-
-    def __call__(self, start: torch.Tensor) -> Tensors:
-        with self.products.load() as product:
-            eigenvalue = largest_eigenvalue(product, start, self.tol, self.max_iter)
-        return (torch.tensor(eigenvalue, dtype=torch.float64),)
+def eigenvalue(product: Apply, start: torch.Tensor, *, tol: float, max_iter: int) -> Tensors:
+    """Compute the largest eigenvalue by the Lanczos method."""
+    return (torch.tensor(largest_eigenvalue(product, start, tol, max_iter), dtype=torch.float64),)
 
 
 def is_small(engine: Engine, x: torch.Tensor) -> bool:
     """Return True if an iteration on this image is a single call."""
     return engine.accumulate is None and x.numel() * x.element_size() < SMALL_BYTES
-
-
-def run_iteration(
-    engine: Engine, phase: str, function: SolverCall | EigenvalueCall, tensors: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Run an iteration on one worker and return its values."""
-    count = 2 if isinstance(function, SolverCall) else 1
-    call = Call(function, tuple(range(len(tensors))), tuple(range(count)), 0)
-    values = Batch(engine, phase, (call,), count, "iteration").values(tensors)
-    return [value for value in values if value is not None]

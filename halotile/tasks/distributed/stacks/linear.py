@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +14,11 @@ from deepinv.physics import LinearPhysics
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.stacks.blockwise import LocalStack, is_large, local_stack
 from halotile.tasks.distributed.stacks.iteration_calls import (
-    EigenvalueCall,
-    NormalProducts,
-    SolverCall,
+    IterationCall,
+    eigenvalue,
     is_small,
-    run_iteration,
     shifted,
+    solve,
 )
 from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.stacks.physics import ADJOINT, DistributedStackedPhysics, check_reduction
@@ -74,11 +73,6 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
             self._local_cache = (local_stack(self.ctx, self.operators.local, self.exact, self.reach),)
         (local,) = self._local_cache
         return local if x is None or (local and local.accepts(tuple(x.shape))) else None
-
-    @cached_property
-    def _warned(self) -> set[str]:
-        """Methods that have warned about an unreached tolerance."""
-        return set()
 
     def _reduce(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
         return total / self.num_operators if reduce_op == "mean" else total
@@ -215,8 +209,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
         self, start: torch.Tensor, tol: float, max_iter: int, kwargs: Mapping[str, Any]
     ) -> float:
         if not kwargs and is_small(self.ctx, start):
-            function = EigenvalueCall(self._products, tol, max_iter)
-            return float(run_iteration(self.ctx, ADJOINT, function, [start])[0])
+            iterate = partial(eigenvalue, tol=tol, max_iter=max_iter)
+            call = IterationCall(iterate, self.operators.remote, self.kind)
+            return float(call.run(self.ctx, ADJOINT, start, count=1)[0])
         product = partial(self.A_adjoint_A, reduce_op="sum", **kwargs)
         return largest_eigenvalue(product, start, tol, max_iter)
 
@@ -236,8 +231,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
         def solver(right: torch.Tensor) -> tuple[torch.Tensor, float]:
             if kwargs or not is_small(self.ctx, right):
                 return conjugate_gradients(apply, right, goal, steps)
-            function = SolverCall(self._products, shift, goal, steps)
-            solution, residual = run_iteration(self.ctx, ADJOINT, function, [right, weight])
+            iterate = partial(solve, shift=shift, tol=goal, max_iter=steps)
+            call = IterationCall(iterate, self.operators.remote, self.kind)
+            solution, residual = call.run(self.ctx, ADJOINT, right, weight, count=2)
             return solution, float(residual)
 
         def warn(residual: float) -> None:
@@ -251,10 +247,6 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
                 )
 
         return System(apply, solver, goal, warn)
-
-    @property
-    def _products(self) -> NormalProducts:
-        return NormalProducts(self.operators.remote, self.kind)
 
     def _check_values(self, name: str, *values: Any) -> None:
         """Refuse values that an iteration cannot compute with."""

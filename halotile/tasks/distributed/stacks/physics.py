@@ -90,6 +90,8 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         self.local_physics = list(operators.local)
         self._draws = DrawSequence(ctx.seed, ctx.stream())
         self._stored_parameters: tuple[str, tuple[int, ...], str] | None = None
+        self._warned: set[str] = set()
+        """Methods that have warned about an unreached tolerance."""
         if is_single and operators.local:
             self.noise_model = operators.local[0].noise_model
         self._noise = (self.noise_model,)  # in a tuple, so that it is not a second submodule

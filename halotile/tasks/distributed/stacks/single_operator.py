@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from deepinv.physics import LinearPhysics, Physics
 
-from halotile.tasks.distributed.stacks.operators import Operators
-
-
-class Stack(Protocol):
-    """A stack of operators, as far as a single operator uses it."""
-
-    operators: Operators
-
-    def apply_single(
-        self, number: int, name: str, tensors: list[torch.Tensor], kwargs: dict[str, Any]
-    ) -> torch.Tensor:
-        """Call a method of one operator."""
+if TYPE_CHECKING:
+    from halotile.tasks.distributed.stacks.physics import DistributedStackedPhysics
 
 
 class SingleOperator(Physics):  # type: ignore[misc]
@@ -26,13 +16,13 @@ class SingleOperator(Physics):  # type: ignore[misc]
 
     Parameters
     ----------
-    stack : Stack
+    stack : DistributedStackedPhysics
         The stack.
     number : int
         Number of the operator.
     """
 
-    def __init__(self, stack: Stack, number: int) -> None:
+    def __init__(self, stack: DistributedStackedPhysics, number: int) -> None:
         models = {}
         if local := stack.operators.local:
             models = {"noise_model": local[number].noise_model, "sensor_model": local[number].sensor_model}

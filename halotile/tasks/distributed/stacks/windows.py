@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.storage.rim import Readable
-from halotile.tasks.distributed.transport.calls import Tensors
+
+if TYPE_CHECKING:
+    from halotile.tasks.distributed.stacks.blockwise import BlockCall
 
 Array = NDArray[Any]
 
@@ -74,28 +75,21 @@ class PartialArray:
         raise InputError(f"{region} was read, but only {[window for window, _ in self.parts]} are present.")
 
 
-class BlockFunction(Protocol):
-    """A function of arrays that computes one block and reads only parts of them."""
-
-    def compute(self, sources: Sequence[Readable]) -> Tensors:
-        """Return the block of each result."""
-
-
 @dataclass(frozen=True)
 class LazyBlock:
     """A block that is computed once its windows are.
 
     Parameters
     ----------
-    function : BlockFunction
-        Computes the block.
+    call : BlockCall
+        The call that computes the block.
     shapes : tuple of tuple of int
         Shapes of the arrays that it reads.
     windows : tuple of tuple of Region
         For each of these arrays, the windows that are present.
     """
 
-    function: BlockFunction
+    call: BlockCall
     shapes: tuple[tuple[int, ...], ...]
     windows: tuple[tuple[Region, ...], ...]
 
@@ -106,4 +100,4 @@ class LazyBlock:
             PartialArray(shape, pixels[0].dtype, tuple((region, next(remaining)) for region in regions))
             for shape, regions in zip(self.shapes, self.windows, strict=True)
         ]
-        return [tensor.numpy() for tensor in self.function.compute(sources) if tensor is not None]
+        return [tensor.numpy() for tensor in self.call.compute(sources) if tensor is not None]

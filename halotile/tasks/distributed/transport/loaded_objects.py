@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from operator import is_
 from types import CellType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,18 +23,11 @@ from halotile.tasks.distributed.transport.contents import (
 )
 from halotile.tasks.distributed.transport.random_state import Draw, global_generators, seeded
 
+if TYPE_CHECKING:
+    from halotile.tasks.distributed.transport.calls import RemoteObject
+
 _lock = threading.RLock()
 """Held by a call that may draw torch's random numbers or change an object, where a process has several threads."""
-
-
-class ObjectSource(Protocol):
-    """The place that an object is loaded from."""
-
-    def loaded(self) -> LoadedObject:
-        """Return the object, loaded on first use in this process."""
-
-    def discard(self) -> None:
-        """Drop the object, so that it is loaded again on next use."""
 
 
 class LoadedObject:
@@ -57,10 +50,13 @@ class LoadedObject:
         """Its state when it was loaded; first read before its first call."""
         return Snapshot(self.value)
 
-    def note_call(self, was_pure: bool) -> None:
-        """Note the effects of a call."""
-        self._has_state |= not was_pure
+    def reset(self, has_drawn: bool) -> bool:
+        """Restore the state after a call, which may have drawn random numbers, and return False if that is impossible."""
+        has_changed = self.snapshot.restore()
+        is_spoiled = self.snapshot.has_modified_tensors
+        self._has_state |= has_drawn or has_changed or is_spoiled or self.snapshot.has_generators
         self.is_pure = not self._has_state
+        return not is_spoiled
 
 
 class Snapshot:
@@ -140,7 +136,7 @@ class Snapshot:
 
 
 @contextmanager
-def load_for_call(draw: Draw | None, *sources: ObjectSource | None) -> Iterator[tuple[Any, ...]]:
+def load_for_call(draw: Draw | None, *sources: RemoteObject | None) -> Iterator[tuple[Any, ...]]:
     """Yield objects for one call in the state in which they were loaded, whatever earlier calls did to them.
 
     In a process with several threads, calls of objects that draw random numbers or change run one at a time.
@@ -149,7 +145,7 @@ def load_for_call(draw: Draw | None, *sources: ObjectSource | None) -> Iterator[
     ----------
     draw : Draw, optional
         Random numbers of the call; None leaves the generators as they are.
-    *sources : ObjectSource or None
+    *sources : Packed, FactoryObject or None
         Sources of the objects; None yields None.
     """
     loaded = [None if source is None else source.loaded() for source in sources]
@@ -168,19 +164,10 @@ def load_for_call(draw: Draw | None, *sources: ObjectSource | None) -> Iterator[
             finally:
                 has_drawn = not torch.equal(before, _random_state())
                 for source, each in pairs:
-                    _reset(source, each, has_drawn)
+                    if not each.reset(has_drawn):
+                        source.discard()
     finally:
         _lock.release()
-
-
-def _reset(source: ObjectSource, loaded: LoadedObject, has_drawn: bool) -> None:
-    """Bring an object back to its loaded state after a call."""
-    snapshot = loaded.snapshot
-    has_changed = snapshot.restore()
-    is_spoiled = snapshot.has_modified_tensors
-    loaded.note_call(was_pure=not (has_drawn or has_changed or is_spoiled or snapshot.has_generators))
-    if is_spoiled:
-        source.discard()
 
 
 def _random_state() -> torch.Tensor:
