@@ -70,7 +70,7 @@ def test_windows_are_mirrored_as_torch_pads() -> None:
     ],
     ids=str,
 )
-def test_tiles_that_cannot_be_are_refused(options: tuple[object, ...], message: str) -> None:
+def test_invalid_tiles_are_refused(options: tuple[object, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiles_of((1, 1, 16, 16), *options)  # type: ignore[arg-type]
 
