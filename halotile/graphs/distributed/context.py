@@ -9,6 +9,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,6 +46,7 @@ DEATHS = 2
 """Workers that may die with a task before it fails: one may be ended by other processes on its machine."""
 
 
+@dataclass(eq=False, repr=False)
 class DistributedContext(SingleRank):
     """A cluster of workers for :func:`halotile.distribute`, with one driver: the process that opens it.
 
@@ -101,56 +103,44 @@ class DistributedContext(SingleRank):
     (0, 1, (1, 1, 20, 20))
     """
 
-    def __init__(
-        self,
-        backend: str | None = None,
-        cleanup: bool = True,
-        seed: int | None = None,
-        seed_offset: bool = True,
-        deterministic: bool = False,
-        device_mode: str | None = None,
-        *,
-        workers: int | None = None,
-        cluster: Cluster | Client | sections.Cluster | str | Words | None = None,
-        memory_per_worker: str | int | None = None,
-        scratch: str | os.PathLike[str] | None = None,
-        results: str | os.PathLike[str] | None = None,
-        split_every: int = 4,
-        accumulate: str | None = None,
-        stall_seconds: float = 300.0,
-    ) -> None:
-        if workers is not None and workers < 1:
-            raise ConfigError(f"workers is {workers}: at least one is needed. Write workers=1 or more.")
-        if split_every < 2:
+    backend: str | None = None
+    cleanup: bool = True
+    seed: int | None = None
+    seed_offset: bool = True
+    deterministic: bool = False
+    device_mode: str | None = None
+    _: KW_ONLY
+    workers: int | None = None
+    cluster: Cluster | Client | sections.Cluster | str | Words | None = None
+    memory_per_worker: str | int | None = None
+    scratch: str | os.PathLike[str] | None = None
+    results: str | os.PathLike[str] | None = None
+    split_every: int = 4
+    accumulate: str | None = None
+    stall_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"workers is {self.workers}: at least one is needed. Write workers=1 or more.")
+        if self.split_every < 2:
             raise ConfigError(
-                f"split_every is {split_every}: a sum has two terms. Write split_every=2 or more."
+                f"split_every is {self.split_every}: a sum has two terms. Write split_every=2 or more."
             )
-        if accumulate not in (None, "float64"):
-            raise ConfigError(f"accumulate is {accumulate!r}. Write accumulate='float64', or leave it out.")
-        self.backend = backend
-        self.cleanup = cleanup
-        self.seed = seed
-        self.seed_offset = seed_offset
-        self.deterministic = deterministic
-        self.device_mode = device_mode
-        self.device: Any = choose_device(device_mode)
-        self.split_every = split_every
-        self.accumulate = accumulate
-        self.stall_seconds = stall_seconds
-        self.world_size = workers or 1
+        if self.accumulate not in (None, "float64"):
+            raise ConfigError(
+                f"accumulate is {self.accumulate!r}. Write accumulate='float64', or leave it out."
+            )
+        self.results = None if self.results is None else Path(self.results).absolute()
+        self.device: Any = choose_device(self.device_mode)
+        self.world_size = self.workers or 1
         self.most_alive = 0
         """Largest number of partial sums on disk at once, so far."""
+        self.task_bytes: int | None = None
+        """Memory of one task; None without a limit."""
         self._streams = 0
-        self._workers = workers
-        self._cluster = cluster
-        self._memory = memory_per_worker
-        self._scratch = scratch
-        self._results = None if results is None else Path(results).absolute()
         self._resources = ExitStack()
         self._folder: Path | None = None
         self._client: Client | None = None
-        self.task_bytes: int | None = None
-        """Memory of one task; None without a limit."""
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:
@@ -173,7 +163,7 @@ class DistributedContext(SingleRank):
     def _private_folder(self) -> Iterator[Path]:
         """Make a folder that only its owner may read."""
         is_remote = self._choice is not None and self._kind(self._choice).name != DEFAULT
-        base = self._scratch or (private_base() if is_remote else None)
+        base = self.scratch or (private_base() if is_remote else None)
         folder = Path(tempfile.mkdtemp(prefix="halotile-", dir=base))
         try:
             yield folder
@@ -184,16 +174,16 @@ class DistributedContext(SingleRank):
     @contextmanager
     def _connect(self) -> Iterator[tuple[Client, int]]:
         """Start or join the cluster, and yield its client with the number of workers."""
-        cluster, choice = self._cluster, self._choice
+        cluster, choice = self.cluster, self._choice
         if choice is not None:
-            count = self._workers or min(MAX_WORKERS, cores_here())
+            count = self.workers or min(MAX_WORKERS, cores_here())
             kind = self._kind(choice)
             share = machine_bytes() // count
             check_one_script(kind)
             start: Start = find("clusters", kind.name).start
             order = Order(
                 workers=count,
-                memory_bytes=share if self._memory is None else parse_bytes(self._memory),
+                memory_bytes=share if self.memory_per_worker is None else parse_bytes(self.memory_per_worker),
                 choice=choice,
                 folder=self._folder,
                 deaths=DEATHS,
@@ -212,9 +202,9 @@ class DistributedContext(SingleRank):
     @property
     def _choice(self) -> sections.Cluster | None:
         """The cluster to start, as a section of a job; None if a cluster is joined."""
-        if isinstance(self._cluster, sections.Cluster | str | Mapping):
-            return cluster_of(self._cluster)
-        is_joined = self._cluster is not None or (self._workers is None and ADDRESS in os.environ)
+        if isinstance(self.cluster, sections.Cluster | str | Mapping):
+            return cluster_of(self.cluster)
+        is_joined = self.cluster is not None or (self.workers is None and ADDRESS in os.environ)
         return None if is_joined else sections.Cluster(dashboard=False)
 
     @staticmethod
@@ -252,7 +242,7 @@ class DistributedContext(SingleRank):
         OutputRefused
             If the folder of results cannot be made.
         """
-        folder = self._results or self.folder / RESULTS
+        folder = Path(self.results or self.folder / RESULTS)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -127,9 +127,6 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
             result: torch.Tensor = u + weight * (self.grad(u, y, physics) - offset)
             return result
 
-        def solver(right: torch.Tensor) -> tuple[torch.Tensor, float]:
-            return conjugate_gradients(apply, right, TOLERANCE, MAX_PRODUCTS)
-
         def warn(residual: float) -> None:
             warnings.warn(
                 f"prox ended after {MAX_PRODUCTS} steps of conjugate gradients at a relative residual of {residual:.1e}. "
@@ -137,6 +134,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
                 stacklevel=2,
             )
 
+        solver = partial(conjugate_gradients, apply, tol=TOLERANCE, max_iter=MAX_PRODUCTS)
         return System(apply, solver, TOLERANCE, warn).solve(x - weight * offset)
 
     def _check_prox(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ STRATEGY_METHODS = (
 """Methods of a user's strategy: those of ``deepinv.distributed.strategies.DistributedSignalStrategy``."""
 
 
+@dataclass
 class CustomTiles:
     """The tiles of images of one shape.
 
@@ -33,13 +35,14 @@ class CustomTiles:
         Batch size for the strategy.
     """
 
-    def __init__(self, strategy: Any, shape: tuple[int, ...], max_batch_size: int | None) -> None:
-        self.strategy = strategy
-        self.shape = shape
-        self.max_batch_size = max_batch_size
-        self.numbers = list(range(strategy.get_num_patches()))
+    strategy: Any
+    shape: tuple[int, ...]
+    max_batch_size: int | None
+
+    def __post_init__(self) -> None:
+        self.numbers = list(range(self.strategy.get_num_patches()))
         if not self.numbers:
-            raise ConfigError(f"{self._name} makes no patches of an image of shape {shape}.")
+            raise ConfigError(f"{self._name} makes no patches of an image of shape {self.shape}.")
 
     @property
     def axes(self) -> tuple[int, ...]:

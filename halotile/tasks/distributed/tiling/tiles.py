@@ -165,7 +165,7 @@ class Tiles:
     @property
     def window_pixels(self) -> int:
         """Size of one window, over all axes."""
-        windows = math.prod(_length(tiles[0].window) for tiles in self.axis_tiles)
+        windows = math.prod(tile.window[1] - tile.window[0] for tile, *_ in self.axis_tiles)
         return windows * math.prod(n for axis, n in enumerate(self.shape) if axis not in self.axes)
 
     def _tile(self, number: int) -> list[AxisTile]:
@@ -190,45 +190,40 @@ class Tiles:
         if self.blending is not None:
             return result
         for axis, (tile, *_) in zip(self.axes, self.axis_tiles, strict=True):
-            scale = self._scale(result, axis, _length(tile.window))
-            start = (tile.inner[0] - tile.window[0]) * scale
-            result = result.narrow(axis, start, _length(tile.inner) * scale)
+            scale = self._scale(result, axis, tile.window)
+            start, stop = ((edge - tile.window[0]) * scale for edge in tile.inner)
+            result = result.narrow(axis, start, stop - start)
         return result
 
     def join(self, results: Sequence[torch.Tensor], empty: Empty | None = None) -> torch.Tensor:
         """Assemble the image from trimmed tiles, upscaled as they are; ``empty`` allocates it."""
-        is_blended = self.blending is not None
-        lengths = [_length(tiles[0].window if is_blended else tiles[0].inner) for tiles in self.axis_tiles]
-        scales = [self._scale(results[0], axis, n) for axis, n in zip(self.axes, lengths, strict=True)]
+        spans = [tile.window if self.blending else tile.inner for tile, *_ in self.axis_tiles]
+        scales = [self._scale(results[0], axis, span) for axis, span in zip(self.axes, spans, strict=True)]
         shape = list(results[0].shape)
         for axis, scale in zip(self.axes, scales, strict=True):
             shape[axis] = self.shape[axis] * scale
         whole = empty(tuple(shape), results[0]) if empty else results[0].new_empty(shape)
-        if not is_blended:
-            for number, result in enumerate(results):
-                places, part = self._place(result, number, scales)
-                whole[places] = part
-            return whole
-        weights = [
-            blend_axis(tiles, self.shape[axis], overlap, str(self.blending), scale)
-            for axis, tiles, overlap, scale in zip(
-                self.axes, self.axis_tiles, self.overlap, scales, strict=True
-            )
-        ]
-        whole = whole.zero_()
+        weights = []
+        if self.blending is not None:
+            whole = whole.zero_()
+            parts = zip(self.axis_tiles, self.axes, self.overlap, scales, strict=True)
+            weights = [blend_axis(t, self.shape[a], r, self.blending, scale) for t, a, r, scale in parts]
         for number, result in enumerate(results):
-            places, part = self._place(result, number, scales)
+            place, part = self._place(result, number, scales)
+            if self.blending is None:
+                whole[place] = part
+                continue
             for axis, lines, index in zip(self.axes, weights, self._indices[number], strict=True):
                 line = torch.from_numpy(lines[index]).to(part)
                 part = part * line.reshape([-1 if i == axis else 1 for i in range(part.dim())])
-            whole[places] += part
+            whole[place] += part
         return whole
 
     def _place(
         self, result: torch.Tensor, number: int, scales: Sequence[int]
     ) -> tuple[tuple[slice, ...], torch.Tensor]:
         """Return the place of a tile in the image, and the part of its result that goes there."""
-        places = [slice(None)] * result.dim()
+        place = [slice(None)] * result.dim()
         for axis, tile, scale in zip(self.axes, self._tile(number), scales, strict=True):
             if self.blending is None:
                 (start, stop), origin = tile.core, tile.inner[0]
@@ -236,12 +231,13 @@ class Tiles:
                 start, stop = max(0, tile.window[0]), min(self.shape[axis], tile.window[1])
                 origin = tile.window[0]
             result = result.narrow(axis, (start - origin) * scale, (stop - start) * scale)
-            places[axis] = slice(start * scale, stop * scale)
-        return tuple(places), result
+            place[axis] = slice(start * scale, stop * scale)
+        return tuple(place), result
 
     @staticmethod
-    def _scale(result: torch.Tensor, axis: int, length: int) -> int:
-        """Upscaling factor of a result along an axis."""
+    def _scale(result: torch.Tensor, axis: int, span: Span) -> int:
+        """Upscaling factor of a result for a span of the image along an axis."""
+        length = span[1] - span[0]
         scale, rest = divmod(int(result.shape[axis]), length)
         if rest or scale < 1:
             raise ConfigError(
@@ -249,10 +245,6 @@ class Tiles:
                 "together. It has to keep the size, or to multiply it by a whole number."
             )
         return scale
-
-
-def _length(span: Span) -> int:
-    return span[1] - span[0]
 
 
 def _read_span(image: torch.Tensor, axis: int, span: Span) -> torch.Tensor:
