@@ -126,16 +126,10 @@ def map_overlap(
         as_rim(entries, array.dtype)
         for entries, array in zip(for_each_array(boundary, "boundary", ndims), opened, strict=True)
     ]
-    options = {
-        "dtype": dtype,
-        "meta": meta,
-        "chunks": chunks,
-        "name": name,
-        "token": token,
-        "new_axis": new_axis,
-    }
-    options = {key: value for key, value in options.items() if value is not None}
-    options |= {"drop_axis": _as_tuple(drop_axis), "enforce_ndim": enforce_ndim}
+    options: dict[str, Any] = {"drop_axis": _as_tuple(drop_axis), "enforce_ndim": enforce_ndim}
+    naming = {"name": name, "token": token}
+    output = {"dtype": dtype, "meta": meta, "chunks": chunks, "new_axis": new_axis}
+    options |= {key: value for key, value in (naming | output).items() if value is not None}
     if any(isinstance(array, da.Array | np.ndarray) for array in opened):
         if block is not None:
             raise ConfigError(
@@ -212,10 +206,7 @@ class BlockTask:
             for number, store in enumerate(self.stores)
         }
         shape = tuple(sizes[i] for sizes, i in zip(self.mapped_chunks, block_id, strict=True))
-        info[None] = _location(self.mapped_chunks, block_id) | {
-            "chunk-shape": shape,
-            "dtype": self.dtype,
-        }
+        info[None] = _location(self.mapped_chunks, block_id) | {"chunk-shape": shape, "dtype": self.dtype}
         return info
 
 
@@ -236,7 +227,10 @@ def _map_stores(
         axes.insert(axis, None)
     overlaps = any(pair != (0, 0) for store in stores for pair in store.depth)
     if overlaps and not trim:
-        options.setdefault("chunks", tuple(1 if axis is None else _core_sizes(stores, axis) for axis in axes))
+        sources = [None if axis is None else _reference_store(stores, axis) for axis in axes]
+        options.setdefault(
+            "chunks", tuple(1 if pair is None else pair[0].chunks[pair[1]] for pair in sources)
+        )
     # Stock map_blocks on arrays shaped like the windows determines sizes, dtype and meta of the results.
     likes = [da.empty([sum(c) for c in s.lengths], chunks=s.lengths, dtype=s.source.dtype) for s in stores]
     with _explained_inference(func):
@@ -329,11 +323,6 @@ def _reference_store(stores: Sequence[Windows], axis: int) -> tuple[Windows, int
         ((store, a) for store, a in own if a >= 0),
         key=lambda pair: (pair[0].source.shape[pair[1]] > 1, len(pair[0].chunks)),
     )
-
-
-def _core_sizes(stores: Sequence[Windows], axis: int) -> tuple[int, ...]:
-    store, own = _reference_store(stores, axis)
-    return store.chunks[own]
 
 
 def _location(chunks: Chunks, index: Index) -> dict[str, Any]:

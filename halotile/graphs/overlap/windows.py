@@ -76,22 +76,9 @@ class ZarrReadable:
     """An open Zarr array as a Readable."""
 
     array: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return tuple(self.array.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
-        return dtype
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Unit of decode, in pixels."""
-        return tuple(self.array.chunks)
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
 
     def read(self, region: Region) -> Pixels:
         """Read the pixels of ``region``."""
@@ -105,7 +92,7 @@ def open_store(array: Any) -> Readable:
 
         array = open_numbers(array)
     elif type(array).__module__.partition(".")[0] == "zarr" and hasattr(array, "chunks"):
-        array = ZarrReadable(array)
+        array = ZarrReadable(array, tuple(array.shape), np.dtype(array.dtype), tuple(array.chunks))
     if not all(hasattr(array, name) for name in ("shape", "dtype", "read")):
         raise ConfigError(
             f"an array is a {type(array).__name__}: its blocks cannot be read. Write a path, a Readable, a zarr.Array, "

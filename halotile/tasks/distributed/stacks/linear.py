@@ -21,8 +21,12 @@ from halotile.tasks.distributed.stacks.iteration_calls import (
     solve,
 )
 from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients, largest_eigenvalue
-from halotile.tasks.distributed.stacks.physics import ADJOINT, DistributedStackedPhysics, check_reduction
-from halotile.tasks.distributed.stacks.single_operator import SingleLinearOperator
+from halotile.tasks.distributed.stacks.physics import (
+    ADJOINT,
+    DistributedStackedPhysics,
+    SingleLinearOperator,
+    check_reduction,
+)
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
 MAX_PRODUCTS = 200

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from deepinv.distributed.distribute import DistributedStackedPhysics as DeepinvClass
+from deepinv.physics import LinearPhysics, Physics
 from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.rewrite import rewrite
 from halotile.tasks.distributed.stacks.operators import Operators, pack_arguments
-from halotile.tasks.distributed.stacks.single_operator import SingleOperator
 from halotile.tasks.distributed.transport.calls import Call, Function, MethodCall, SensorCall
 from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
@@ -25,6 +25,49 @@ REDUCTIONS = ("sum", "mean", None)
 FORWARD, ADJOINT = "forward", "adjoint"
 UPDATING_METHODS = ("A", "forward", "A_adjoint", "A_adjoint_A", "A_vjp")
 """Methods that store the parameters they are called with in the operator, as deepinv's do."""
+
+
+class SingleOperator(Physics):  # type: ignore[misc]
+    """One operator of a stack, on the workers.
+
+    Parameters
+    ----------
+    stack : DistributedStackedPhysics
+        The stack.
+    number : int
+        Number of the operator.
+    """
+
+    def __init__(self, stack: DistributedStackedPhysics, number: int) -> None:
+        models = {}
+        if local := stack.operators.local:
+            models = {"noise_model": local[number].noise_model, "sensor_model": local[number].sensor_model}
+        super().__init__(**models)
+        self._stack = (stack,)  # in a tuple, so that it is not a submodule
+        self.number = number
+
+    def A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i x``."""
+        return self._remote_call("A", [x], kwargs)
+
+    def A_vjp(self, x: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``J_i^T v`` with the derivative at ``x``."""
+        return self._remote_call("A_vjp", [x, v], kwargs)
+
+    def _remote_call(self, name: str, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> torch.Tensor:
+        return self._stack[0].apply_single(self.number, name, tensors, kwargs)
+
+
+class SingleLinearOperator(SingleOperator, LinearPhysics):  # type: ignore[misc]
+    """One operator of a stack of linear operators."""
+
+    def A_adjoint(self, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i^T y``."""
+        return self._remote_call("A_adjoint", [y], kwargs)
+
+    def A_adjoint_A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i^T A_i x``."""
+        return self._remote_call("A_adjoint_A", [x], kwargs)
 
 
 class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]

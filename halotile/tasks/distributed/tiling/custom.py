@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.transport.arguments import Argument
+from halotile.tasks.distributed.tiling.processor_call import Argument
 
 STRATEGY_METHODS = (
     "get_num_patches",

@@ -14,7 +14,7 @@ import torch
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.stacks.operators import make_packer, pack_arguments
 from halotile.tasks.distributed.tiling.custom import STRATEGY_METHODS, CustomTiles
-from halotile.tasks.distributed.tiling.processor_call import ImageCall, ProcessorCall
+from halotile.tasks.distributed.tiling.processor_call import Argument, ImageCall, ProcessorCall, find_tensors
 from halotile.tasks.distributed.tiling.stride_trial import (
     StrideTrial,
     has_trial,
@@ -23,7 +23,6 @@ from halotile.tasks.distributed.tiling.stride_trial import (
 )
 from halotile.tasks.distributed.tiling.tiles import Tiles, tiles_of
 from halotile.tasks.distributed.tiling.training_warnings import name_of, training_warnings
-from halotile.tasks.distributed.transport.arguments import Argument, find_tensors
 from halotile.tasks.distributed.transport.calls import Call
 from halotile.tasks.distributed.transport.contents import contents_of, running_statistics
 from halotile.tasks.distributed.transport.engine import Engine

@@ -11,8 +11,7 @@ import torch
 from halotile.errors import ConfigError
 from halotile.tasks.devices.device import is_out_of_memory
 from halotile.tasks.devices.memory_limits import size_limited
-from halotile.tasks.distributed.tiling.processor_call import ProcessorCall
-from halotile.tasks.distributed.transport.arguments import Argument
+from halotile.tasks.distributed.tiling.processor_call import Argument, ProcessorCall
 from halotile.tasks.distributed.transport.calls import Tensors
 from halotile.tasks.trials.probe import FAR, LENGTHS, stride_along
 from halotile.tasks.trials.trial import NARROW, Trial
