@@ -22,7 +22,7 @@ X = torch.ones(1, 1, 6, 6)
 
 
 def processed(thing: Any, folder: Path, draw: Draw | None = None) -> ProcessorCall:
-    return ProcessorCall(Packer(thing, folder).packed(), None, draw=draw)
+    return ProcessorCall(Packer(thing, folder).pack(), None, draw=draw)
 
 
 class Counting(torch.nn.Module):  # type: ignore[misc]
@@ -133,7 +133,7 @@ def test_threads_do_not_affect_each_other(keeps: bool, tmp_path: Path) -> None:
         result: torch.Tensor = kept["x"] if keeps else first + torch.rand(1)
         return result
 
-    packed = Packer(functools.partial(slow, kept={}), tmp_path).packed()
+    packed = Packer(functools.partial(slow, kept={}), tmp_path).pack()
     calls = [ProcessorCall(packed, None, draw=Draw(1, 0, number)) for number in range(4)]
     inputs = [X * number for number in range(4)]
     alone = [call(x)[0] for call, x in zip(calls, inputs, strict=True)]

@@ -119,7 +119,7 @@ class LocalStack:
     ) -> None:
         self.engine = engine
         self.operators = tuple(with_engine(operator, SINGLE, exact) for operator in operators)
-        self.packed = make_packer(engine, self.operators).packed()
+        self.packed = make_packer(engine, self.operators).pack()
         self._folded = None if exact else _fold(engine, operators)
         self._declared = declared
 

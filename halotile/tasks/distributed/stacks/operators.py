@@ -46,7 +46,7 @@ class Operators:
         for number, value in changed.items():
             packed = remote[number]
             assert isinstance(packed, Packed)
-            remote[number] = Packer(value, packed.folder, packed.device).packed()
+            remote[number] = Packer(value, packed.folder, packed.device).pack()
         return Operators(tuple(remote), self.local)
 
 
@@ -70,7 +70,7 @@ def make_packer(engine: Engine, value: Any) -> Packer:
 def _pack_named(engine: Engine, value: Any, name: str) -> Packed:
     """Pack an object, and name it in the error if it cannot be sent."""
     try:
-        return make_packer(engine, value).packed()
+        return make_packer(engine, value).pack()
     except WrongKind as error:
         raise WrongKind(f"{name}: {error}") from error
 
@@ -113,7 +113,7 @@ def pack_arguments(engine: Engine, arguments: Any) -> Packed | None:
         )
     folder = engine.folder / ARGUMENTS_FOLDER
     folder.mkdir(exist_ok=True)
-    return Packer(arguments, folder, str(engine.device)).packed()
+    return Packer(arguments, folder, str(engine.device)).pack()
 
 
 def _name_requiring_grad(arguments: Any, name: str = "an argument") -> str | None:

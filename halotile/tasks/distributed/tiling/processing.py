@@ -277,5 +277,5 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         keywords = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Tensor)}
         constants = pack_arguments(self.ctx, (positional, keywords) if positional or keywords else None)
         self._warn()
-        packed, draw = self._packer.packed(), self._draws.next()
+        packed, draw = self._packer.pack(), self._draws.next()
         return ProcessorCall(packed, constants, arguments, tuple(weights), None, draw), list(weights.values())

@@ -44,7 +44,7 @@ class FactoryObject:
     index: int
     device: str = "cpu"
 
-    def loaded(self) -> LoadedObject:
+    def load(self) -> LoadedObject:
         """Return the object, made on first use."""
         key = self._key
         if key not in _factory_objects:

@@ -99,18 +99,13 @@ class Snapshot:
         """True if the object has random number generators of its own."""
         return bool(self._generators)
 
-    @cached_property
-    def _seeds(self) -> list[int]:
-        """A number for the state of each generator."""
-        states = (np.ascontiguousarray(state.numpy()).tobytes() for _, state in self._generators)
-        digests = (hashlib.blake2b(state, digest_size=16).digest() for state in states)
-        return [int.from_bytes(digest, "little") for digest in digests]
-
     def seed(self, draw: Draw | None) -> None:
         """Seed the object's own generators for a draw; with None, leave them."""
         if draw is not None:
-            for (generator, _), seed in zip(self._generators, self._seeds, strict=True):
-                generator.manual_seed(draw.generator_seed(seed))
+            for generator, state in self._generators:
+                content = np.ascontiguousarray(state.numpy()).tobytes()
+                digest = hashlib.blake2b(content, digest_size=16).digest()
+                generator.manual_seed(draw.generator_seed(int.from_bytes(digest, "little")))
 
     def restore(self) -> bool:
         """Restore attributes and containers, and return True if anything had changed."""
@@ -148,7 +143,7 @@ def load_for_call(draw: Draw | None, *sources: RemoteObject | None) -> Iterator[
     *sources : Packed, FactoryObject or None
         Sources of the objects; None yields None.
     """
-    loaded = [None if source is None else source.loaded() for source in sources]
+    loaded = [None if source is None else source.load() for source in sources]
     pairs = [(s, o) for s, o in zip(sources, loaded, strict=True) if s is not None and o is not None]
     values = tuple(None if each is None else each.value for each in loaded)
     if not _lock.acquire(blocking=not all(each.is_pure for _, each in pairs)):

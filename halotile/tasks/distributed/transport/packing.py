@@ -53,14 +53,14 @@ class Packed:
 
     def get(self) -> Any:
         """Return the object for uses that do not call it."""
-        return self.loaded().value
+        return self.load().value
 
     def discard(self) -> None:
         """Drop the object, so that it is loaded again on next use."""
         with _cache_lock:
             _cache.pop(self, None)
 
-    def loaded(self) -> LoadedObject:
+    def load(self) -> LoadedObject:
         """Return the object, loaded on first use in this process."""
         with _cache_lock:
             if self not in _cache:
@@ -89,10 +89,10 @@ class Packer:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     layer = torch.nn.Linear(2, 1)
     ...     packer = Packer(layer, folder)
-    ...     before = packer.packed()
+    ...     before = packer.pack()
     ...     with torch.no_grad():
     ...         _ = layer.bias.fill_(3)
-    ...     packer.packed() == before, packer.packed().get().bias.item()
+    ...     packer.pack() == before, packer.pack().get().bias.item()
     (False, 3.0)
     """
 
@@ -102,7 +102,7 @@ class Packer:
         self.folder = Path(folder)
         self._last: Packed | None = None
 
-    def packed(self) -> Packed:
+    def pack(self) -> Packed:
         """Write the object as it is now to disk.
 
         Raises

@@ -134,30 +134,26 @@ class ResultWriter:
         if tensor.dim() == IMAGE_AXES and all(length == 1 for length in tensor.shape[: self.added_axes]):
             tensor = tensor.reshape(tensor.shape[self.added_axes :])
         ending = "" if number is None else f"-{number}"
-        return write_zarr(self.stem.with_name(f"{self.stem.name}{ending}.zarr"), tensor)
-
-
-def write_zarr(path: Path, tensor: torch.Tensor) -> str:
-    """Write a tensor to a new Zarr array and return its path."""
-    pixels = to_array(tensor)
-    shape = pixels.shape or (1,)
-    axes, shard = len(shape), _shard(shape)
-    layout = Layout(
-        shape=shape,
-        dtype=str(pixels.dtype),
-        shard=shard,
-        chunk=shard,
-        codec="none",
-        axes=tuple(f"d{axis}" for axis in range(axes)),
-        scale=(1.0,) * axes,
-        units=(None,) * axes,
-        ome=False,
-    )
-    create_output(path, layout)
-    writer = ShardWriter(path, layout)
-    for region in _regions(shape):
-        writer.write(region, np.ascontiguousarray(pixels.reshape(shape)[region.slices]))
-    return str(path)
+        path = self.stem.with_name(f"{self.stem.name}{ending}.zarr")
+        pixels = to_array(tensor)
+        shape = pixels.shape or (1,)
+        axes, shard = len(shape), _shard(shape)
+        layout = Layout(
+            shape=shape,
+            dtype=str(pixels.dtype),
+            shard=shard,
+            chunk=shard,
+            codec="none",
+            axes=tuple(f"d{axis}" for axis in range(axes)),
+            scale=(1.0,) * axes,
+            units=(None,) * axes,
+            ome=False,
+        )
+        create_output(path, layout)
+        writer = ShardWriter(path, layout)
+        for region in _regions(shape):
+            writer.write(region, np.ascontiguousarray(pixels.reshape(shape)[region.slices]))
+        return str(path)
 
 
 def _shard(shape: tuple[int, ...]) -> tuple[int, ...]:
