@@ -145,21 +145,21 @@ def load_for_call(draw: Draw | None, *sources: RemoteObject | None) -> Iterator[
     """
     loaded = [None if source is None else source.load() for source in sources]
     pairs = [(s, o) for s, o in zip(sources, loaded, strict=True) if s is not None and o is not None]
-    values = tuple(None if each is None else each.value for each in loaded)
-    if not _lock.acquire(blocking=not all(each.is_pure for _, each in pairs)):
+    values = tuple(None if entry is None else entry.value for entry in loaded)
+    if not _lock.acquire(blocking=not all(entry.is_pure for _, entry in pairs)):
         yield values
         return
     try:
         with seeded(draw):
-            for _, each in pairs:
-                each.snapshot.seed(draw)
+            for _, entry in pairs:
+                entry.snapshot.seed(draw)
             before = _random_state()
             try:
                 yield values
             finally:
                 has_drawn = not torch.equal(before, _random_state())
-                for source, each in pairs:
-                    if not each.reset(has_drawn):
+                for source, entry in pairs:
+                    if not entry.reset(has_drawn):
                         source.discard()
     finally:
         _lock.release()
