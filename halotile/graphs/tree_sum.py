@@ -130,7 +130,7 @@ def leaf(work: Work, group: Sequence[Numbered], after: Delayed | None, token: st
 
 
 def key_of(work: Work, group: Sequence[Numbered], token: str) -> str:
-    """Return the key of a task, which names its calls: when a worker dies, the key is the only trace of them."""
+    """Return the key of a task, which names its calls: it is the only trace of them when a worker dies."""
     first, last = group[0].number, group[-1].number
     numbers = f"{work.what}-{first}" if first == last else f"{work.what}s-{first}-to-{last}"
     return f"{work.phase}-{token}-{numbers}"
@@ -139,8 +139,8 @@ def key_of(work: Work, group: Sequence[Numbered], token: str) -> str:
 def plan_sums(work: Work, groups: Sequence[Sequence[Numbered]], split_every: int, workers: int) -> Delayed:
     """Return the task that adds up the groups of calls.
 
-    A leaf waits for the sum of the leaves some distance before it, so that fast workers do not fill the disk with
-    images that are still to be added up.
+    A leaf waits for the sum of the leaves some distance before it, so that fast workers do not fill the disk
+    with images that are still to be added up.
     """
     token = uuid.uuid4().hex[:8]
     ahead = -(-workers // split_every)

@@ -68,19 +68,19 @@ class DistributedContext(SingleRank):
     device_mode : str, optional
         ``cpu``, ``gpu``, or None: a GPU if there is one.
     workers : int, optional
-        Processes to start on this machine. Left out, the context joins the cluster that the environment variable
-        ``DASK_SCHEDULER_ADDRESS`` names; where it is not set, up to four processes start.
+        Processes to start on this machine. Left out, the context joins the cluster that the environment
+        variable ``DASK_SCHEDULER_ADDRESS`` names; where it is not set, up to four processes start.
     cluster : Cluster, distributed.Client, str or mapping, optional
-        A running cluster, which is used and left running; or one to start: a kind such as ``"slurm"``, or the cluster
-        section of a job file.
+        A running cluster, which is used and left running; or one to start: a kind such as ``"slurm"``, or the
+        cluster section of a job file.
     memory_per_worker : str or int, optional
         Such as ``4GB``: a worker that grows past it is ended. By default an equal share of the machine.
     scratch : path, optional
-        Parent of a private folder for arrays, which workers on other machines must be able to read. Left out, it is in the
-        cache of your home folder for a cluster of other machines.
+        Parent of a private folder for arrays, which workers on other machines must be able to read. Left out,
+        it is in the cache of your home folder for a cluster of other machines.
     results : path, optional
-        Folder for the results of calls on paths, each named after its method, such as ``A_adjoint-0001.zarr``.
-        Left out, they are written to the private folder, and are deleted with it.
+        Folder for the results of calls on paths, each named after its method, such as
+        ``A_adjoint-0001.zarr``. Left out, they are written to the private folder, and are deleted with it.
     split_every : int
         Partial sums that one task adds up.
     accumulate : str, optional
@@ -98,7 +98,8 @@ class DistributedContext(SingleRank):
     >>> import torch
     >>> from halotile import DistributedContext, distribute
     >>> with DistributedContext(workers=1) as ctx:
-    ...     smooth = distribute(torch.nn.AvgPool2d(3, 1, 1), ctx, type_object="denoiser", patch_size=8, overlap=1)
+    ...     pool = torch.nn.AvgPool2d(3, 1, 1)
+    ...     smooth = distribute(pool, ctx, type_object="denoiser", patch_size=8, overlap=1)
     ...     ctx.rank, ctx.world_size, tuple(smooth(torch.ones(1, 1, 20, 20)).shape)
     (0, 1, (1, 1, 20, 20))
     """

@@ -37,29 +37,33 @@ def distribute(
     ----------
     object : object
         A ``StackedPhysics``, a list or tuple of physics, or one of them; a ``DataFidelity``, a
-        ``StackedPhysicsDataFidelity`` or a list; a ``Denoiser``, any network or function, a ``Prior`` with a denoiser; an
-        unfolded ``BaseOptim`` model, which is changed in place; or a factory ``(index, device, shared)`` of physics or
-        fidelities, called on the workers.
+        ``StackedPhysicsDataFidelity`` or a list; a ``Denoiser``, any network or function, a ``Prior`` with a
+        denoiser; an unfolded ``BaseOptim`` model, which is changed in place; or a factory ``(index, device,
+        shared)`` of physics or fidelities, called on the workers.
     ctx : DistributedContext
         An open context.
     num_operators : int, optional
         Number of operators that a factory makes.
     type_object : str
-        ``physics``, ``linear_physics``, ``denoiser``, ``prior``, ``data_fidelity``, ``module``, ``parameters``; ``auto``
-        detects it from the type of the object.
+        ``physics``, ``linear_physics``, ``denoiser``, ``prior``, ``data_fidelity``, ``module``,
+        ``parameters``; ``auto`` detects it from the type of the object.
     dtype : torch.dtype, optional
         Accepted for compatibility with deepinv; dtypes stay as they are.
     gather_strategy : str
-        ``naive``, ``concatenated`` or ``broadcast``: accepted for compatibility with deepinv, with one meaning.
+        ``naive``, ``concatenated`` or ``broadcast``: accepted for compatibility with deepinv, with one
+        meaning.
     reduction : str, optional
-        Reduction of the terms of a fidelity: ``sum``, ``mean``, or None for a list. A physics accepts it for compatibility
-        with deepinv, and its adjoint stays the sum; its methods take another reduction as ``reduce_op=``.
+        Reduction of the terms of a fidelity: ``sum``, ``mean``, or None for a list. A physics accepts it for
+        compatibility with deepinv, and its adjoint stays the sum; its methods take another reduction as
+        ``reduce_op=``.
     exact : bool
-        Compute convolutions of large images by direct sums alone, and ``A^T A`` as it is written. Otherwise large kernels use
-        Fourier transforms, and the blurs of a stack become one kernel: within 1e-6 (root mean square), and faster.
+        Compute convolutions of large images by direct sums alone, and ``A^T A`` as it is written. Otherwise
+        large kernels use Fourier transforms, and the blurs of a stack become one kernel: within 1e-6 (root
+        mean square), and faster.
     reach : int or "auto", optional
-        Reach in pixels of operators that halotile does not know; ``auto`` tries them on small images. With it, large
-        images are computed block by block. It declares that the operators are the same everywhere in the image.
+        Reach in pixels of operators that halotile does not know; ``auto`` tries them on small images. With
+        it, large images are computed block by block. It declares that the operators are the same everywhere
+        in the image.
     shared, factory_kwargs : mapping, optional
         The argument ``shared`` of a factory. The two are the same.
     tiling_strategy : str or object, optional
@@ -72,19 +76,21 @@ def distribute(
     max_batch_size : int, optional
         Tiles that are processed at once.
     blending : str, optional
-        ``linear`` or ``hann`` blends neighbouring tiles where they overlap, with weights that add up to 1. It hides the
-        seams of a denoiser whose receptive field exceeds ``overlap``. Within ``overlap`` there are no seams, and only tiles
-        without blending give the result of the whole image: blending mixes in pixels that lack part of their neighbourhood.
+        ``linear`` or ``hann`` blends neighbouring tiles where they overlap, with weights that add up to 1. It
+        hides the seams of a denoiser whose receptive field exceeds ``overlap``. Within ``overlap`` there are
+        no seams, and only tiles without blending give the result of the whole image: blending mixes in pixels
+        that lack part of their neighbourhood.
     unsafe : bool
-        Call a denoiser that depends on the whole image, such as one with a normalisation or attention over all pixels, on
-        tiles nevertheless: otherwise it is refused when an image is cut for the first time.
+        Call a denoiser that depends on the whole image, such as one with a normalisation or attention over
+        all pixels, on tiles nevertheless: otherwise it is refused when an image is cut for the first time.
     **kwargs
         Other keywords of deepinv, which have no effect here: ``checkpoint_batches`` and the like.
 
     Returns
     -------
     object
-        A ``deepinv.physics.LinearPhysics`` for a stack of linear operators; a ``torch.nn.Module`` for the others.
+        A ``deepinv.physics.LinearPhysics`` for a stack of linear operators; a ``torch.nn.Module`` for the
+        others.
 
     Raises
     ------

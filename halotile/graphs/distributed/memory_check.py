@@ -13,7 +13,7 @@ from halotile.tasks.distributed.transport.calls import Call, working_bytes
 
 
 def task_bytes(client: Client) -> int | None:
-    """Return the memory of one task: the smallest share of a thread in its worker's limit; None without limits."""
+    """Return the memory of one task: the smallest limit of a worker per thread; None without limits."""
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     shares = [w["memory_limit"] // max(1, w["nthreads"]) for w in workers if w.get("memory_limit")]
     return min(shares, default=None)

@@ -18,8 +18,8 @@ NAMED_RULES = ("reflect", "nearest", "periodic")
 def for_each_array(value: Any, name: str, ndims: list[int]) -> list[list[Any]]:
     """Return the entries of ``depth`` or ``boundary`` per array and axis; None for an axis without one.
 
-    A list has one entry for each array. A tuple starts at the first axis; a dict names axes, negative ones from the
-    last.
+    A list has one entry for each array. A tuple starts at the first axis; a dict names axes, negative ones
+    from the last.
 
     Examples
     --------

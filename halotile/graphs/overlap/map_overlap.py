@@ -62,8 +62,8 @@ def map_overlap(
         Stores are paths, and objects that satisfy ``halotile.storage.rim.Readable``. They are pickled for the
         workers, and must broadcast together.
     depth : int, tuple, dict or list, optional
-        Halo width in pixels: for all axes, for each axis, or by axis; a list has one entry for each array.
-        A pair ``(before, after)`` for an axis makes it asymmetric (in a tuple or dict; stores take any boundary
+        Halo width in pixels: for all axes, for each axis, or by axis; a list has one entry for each array. A
+        pair ``(before, after)`` for an axis makes it asymmetric (in a tuple or dict; stores take any boundary
         with it, dask arrays only 'none'). It may exceed the blocks, and the array, of a store. Negative axes
         count from the last, in ``boundary`` as well; stock Dask ignores them.
     boundary : str, number, tuple, dict or list, optional
@@ -185,7 +185,7 @@ class BlockTask:
         return result[tuple(slice(before, -after or None) for before, after in halo)]
 
     def index_in(self, store: Windows, block_id: Index) -> Index:
-        """Return the index of the window of ``store`` for an output block; axes of one block are broadcast."""
+        """Return the index of a store's window for an output block; axes of one block are broadcast."""
         place = {axis: i for axis, i in zip(self.axes, block_id, strict=True) if axis is not None}
         first = _max_ndim(self.stores) - len(store.chunks)
         return tuple(place[first + a] if len(sizes) > 1 else 0 for a, sizes in enumerate(store.chunks))
@@ -298,7 +298,7 @@ def _drop(stores: tuple[Windows, ...], drop_axis: tuple[int, ...]) -> tuple[tupl
 
 
 def _new_axes(options: dict[str, Any], kept: int) -> tuple[int, ...] | None:
-    """Return the axes that the function adds; more chunks than axes mean new leading ones, as in map_blocks."""
+    """Return the axes that the function adds; more chunks than axes add leading ones, as in map_blocks."""
     if "new_axis" not in options and len(options.get("chunks", ())) > kept:
         return tuple(range(len(options["chunks"]) - kept))
     return _as_tuple(options.get("new_axis")) or None
@@ -316,7 +316,10 @@ def _max_ndim(stores: Sequence[Windows]) -> int:
 
 
 def _reference_store(stores: Sequence[Windows], axis: int) -> tuple[Windows, int]:
-    """Return the store that defines the blocks along an axis (the first with most axes that is not broadcast), and its axis."""
+    """Return the store that defines the blocks along an axis, with its own number of that axis.
+
+    It is the first store with most axes that is not broadcast.
+    """
     ndim = _max_ndim(stores)
     own = [(store, axis - ndim + len(store.chunks)) for store in stores]
     return max(

@@ -145,7 +145,10 @@ def build_fidelity(
 
 
 def build_processing(processor: Any, ctx: Engine, tiling: TilingOptions) -> DistributedProcessing:
-    """Return a denoiser or function on tiles, of deepinv's class if deepinv is imported already: importing it takes seconds."""
+    """Return a denoiser or function on tiles.
+
+    It is an instance of deepinv's class if deepinv is imported already: importing it takes seconds.
+    """
     if "deepinv" not in sys.modules:
         return DistributedProcessing(ctx, processor, tiling)
     from halotile.tasks.distributed.tiling.deepinv_class import DeepinvProcessing

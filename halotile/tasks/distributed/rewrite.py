@@ -22,14 +22,14 @@ from halotile.tasks.operators.base import InMemory, Operator, Shape, read_all, w
 from halotile.tasks.operators.deepinv import DeepInv
 
 SLOW = ("Blur", "Downsampling")
-"""Classes of ``deepinv.physics`` whose adjoint is a transposed convolution: several times as slow as a flipped kernel."""
+"""Classes of ``deepinv.physics`` whose adjoint, a transposed convolution, is several times as slow as a flipped kernel."""
 
 
 def rewrite(physics: Any, exact: bool = False) -> Any:
     """Return the same physics with the forward and adjoint of halotile's operator, if there is one.
 
-    Calls that halotile's operator does not support, such as one with another filter or an image of another size, go to the
-    physics. ``exact`` keeps to direct sums.
+    Calls that halotile's operator does not support, such as one with another filter or an image of another
+    size, go to the physics. ``exact`` keeps to direct sums.
 
     Examples
     --------

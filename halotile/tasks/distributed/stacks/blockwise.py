@@ -1,4 +1,4 @@
-"""Stacks of local operators, block by block: a task reads a block once and adds up the results of all operators."""
+"""Stacks of local operators, block by block: a task reads a block once and applies all operators to it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ Output = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
 
 @dataclass(frozen=True)
 class BlockCall:
-    """One block of ``A x``, ``A^T y``, ``A^T A x`` or ``sum_i w_i A_i^T (A_i x - y_i)``, or its share of the misfit.
+    """One block of ``A x``, ``A^T y``, ``A^T A x``, the gradient or the misfit.
+
+    The gradient is ``sum_i w_i A_i^T (A_i x - y_i)``.
 
     Parameters
     ----------
@@ -188,7 +190,10 @@ class LocalStack:
         return self.engine.lazy_blocks(_phase(output), blocks, places, arrays)
 
     def _margin(self, shapes: Sequence[Shape]) -> int:
-        """Largest reading distance from a block: forward and back, a fold at the rim, and the rest of a transform's cell."""
+        """Largest distance that a block reads.
+
+        It covers forward and adjoint, a fold at the rim, and the rest of a transform's cell.
+        """
         is_aligned = all(o.measured(shape) == shape for o in self.operators for shape in shapes)
         return 3 * max(operator.reach for operator in self.operators) + (64 if is_aligned else 512)
 
@@ -227,7 +232,7 @@ def _phase(output: Output) -> str:
 
 
 def blocks_of(image: Shape) -> list[Region]:
-    """List the blocks of an image, with all of its leading axes; smaller blocks if there would be fewer than four.
+    """List the blocks of an image, whole along leading axes; smaller ones if there would be fewer than four.
 
     Examples
     --------
@@ -244,7 +249,7 @@ def blocks_of(image: Shape) -> list[Region]:
 
 
 def is_large(engine: Engine, x: Any) -> bool:
-    """Return True for an image, lazy or not, that is large enough to be cut and of a dtype that blocks support."""
+    """Return True for an image, lazy or not, that is worth cutting and of a dtype that blocks support."""
     is_lazy = engine.is_lazy(x) and x.ndim == 4 and x.dtype in (np.float32, np.float64)
     return (is_lazy or is_supported(x)) and math.prod(x.shape[-2:]) > LARGE
 

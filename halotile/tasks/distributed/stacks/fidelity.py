@@ -101,9 +101,9 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     def prox(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, gamma: Any = 1.0, **kwargs: Any) -> Any:
         """``argmin_u gamma f(u) + |u - x|² / 2``.
 
-        Squares of linear operators are solved by conjugate gradients, like ``physics.prox_l2``. Others use deepinv's descent
-        along the gradient of the sum, with its keywords ``stepsize_inter``, ``max_iter_inter`` and ``tol_inter``; there is a
-        warning if it has not converged.
+        Squares of linear operators are solved by conjugate gradients, like ``physics.prox_l2``. Others use
+        deepinv's descent along the gradient of the sum, with its keywords ``stepsize_inter``,
+        ``max_iter_inter`` and ``tol_inter``; there is a warning if it has not converged.
         """
         from deepinv.optim.data_fidelity import L2
 
@@ -140,7 +140,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     def _check_prox(
         self, result: torch.Tensor, x: torch.Tensor, slope: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """Warn if ``u - x + gamma f'(u)`` is not 0, so the descent has not converged; refuse a result worse than ``x``."""
+        """Warn if ``u - x + gamma f'(u)`` is not 0 after the descent; refuse a result worse than ``x``."""
         step = float((result - x).norm())
         gap = float((result - x + slope(result)).norm())
         if math.isfinite(gap) and gap <= PROX_GAP * step:

@@ -23,7 +23,8 @@ def conjugate_gradients(
 ) -> tuple[torch.Tensor, float]:
     """Solve ``M x = b`` for each image of a batch by itself, from 0, until ``|b - M x| <= tol |b|``.
 
-    Returns ``x`` and the largest ``|b - M x| / |b|`` of an image: above ``tol`` if ``max_iter`` products were too few.
+    Returns ``x`` and the largest ``|b - M x| / |b|`` of an image: above ``tol`` if ``max_iter`` products were
+    too few.
 
     Parameters
     ----------

@@ -38,8 +38,8 @@ TOLERANCE = 1e-6
 class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass):  # type: ignore[misc]
     """``A = (A_1; ...; A_n)``, a ``deepinv.physics.LinearPhysics``.
 
-    ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the same
-    bits for any number of workers.
+    ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the
+    same bits for any number of workers.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
         self._local_cache = None
 
     def _local_stack(self, x: Any = None) -> LocalStack | None:
-        """Return the stack by blocks if its operators are local and accept the image ``x``; determined once."""
+        """Return the stack by blocks if its operators are local and accept ``x``; determined once."""
         if self._local_cache is None:
             self._local_cache = (local_stack(self.ctx, self.operators.local, self.exact, self.reach),)
         (local,) = self._local_cache
@@ -228,7 +228,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
         max_iter: int | None,
         kwargs: Mapping[str, Any],
     ) -> System:
-        """Return the system ``w A^T A + s`` of a method, which warns once if it does not reach its tolerance."""
+        """Return the system ``w A^T A + s`` of a method, which warns once about an unreached tolerance."""
         goal, steps = tol or TOLERANCE, max_iter or MAX_PRODUCTS
         apply = shifted(partial(self.A_adjoint_A, reduce_op="sum", **kwargs), weight, shift)
 
@@ -271,6 +271,6 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
 
 
 def as_weight(gamma: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a step size as a tensor that multiplies ``x``: one for all images, or one for each image of a batch."""
+    """Return a step size, or one for each image of a batch, as a tensor that multiplies ``x``."""
     weight = torch.as_tensor(gamma, dtype=dtype, device=x.device)
     return weight.reshape(weight.shape + (1,) * (x.dim() - 1)) if weight.dim() == 1 else weight

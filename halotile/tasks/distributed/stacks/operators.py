@@ -41,7 +41,7 @@ class Operators:
         return Operators(tuple(self.remote[number] for number in numbers), local)
 
     def repack(self, changed: Mapping[int, Any]) -> Operators:
-        """Replace objects on the workers, by number. The files of the old ones stay, for gradients still to be computed."""
+        """Replace objects by number. The files of the old ones stay, for gradients still to be computed."""
         remote = list(self.remote)
         for number, value in changed.items():
             packed = remote[number]

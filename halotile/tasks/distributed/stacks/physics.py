@@ -84,8 +84,8 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     dtype : torch.dtype, optional
         Accepted for compatibility with deepinv; results have the dtype that the operators return.
     gather_strategy : str
-        ``naive``, ``concatenated`` or ``broadcast``. All of them mean the same here: each result is a file of its own,
-        read by the one process that wants it.
+        ``naive``, ``concatenated`` or ``broadcast``. All of them mean the same here: each result is a file of
+        its own, read by the one process that wants it.
     exact : bool
         Compute local operators on large images by direct sums alone.
     reach : int or "auto", optional
@@ -171,8 +171,8 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     ) -> Any:
         """``A x`` with the operators' noise.
 
-        Noise is drawn from the context's seed, or from a generator of the noise model, by the number of the call and that of
-        the operator: the same for any number of workers.
+        Noise is drawn from the context's seed, or from a generator of the noise model, by the number of the
+        call and that of the operator: the same for any number of workers.
         """
         if self.noise_model is not self._noise[0]:  # it was assigned
             self.set_noise_model(self.noise_model)
@@ -182,12 +182,12 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     def A_vjp(
         self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
-        """``sum_i J_i^T v_i`` with the derivatives ``J_i`` at ``x``; with ``reduce_op=None`` the list of its terms."""
+        """``sum_i J_i^T v_i`` with derivatives ``J_i`` at ``x``; with ``reduce_op=None`` the list of terms."""
         inputs = [(0, number + 1) for number in range(self.num_operators)]
         return self._remote_call(ADJOINT, "A_vjp", [x, *self._measurements(v)], inputs, reduce_op, kwargs)
 
     def update(self, **kwargs: Any) -> None:
-        """Change parameters of the operators and their noise, such as ``filter``, here and for all later calls."""
+        """Change parameters of operators and noise, such as ``filter``, here and for all later calls."""
         self._change("update", kwargs)
 
     def update_parameters(self, **kwargs: Any) -> None:
@@ -219,7 +219,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     def _store_parameters(
         self, name: str, kwargs: Mapping[str, Any], packed: Packed | None, *numbers: int
     ) -> None:
-        """Store the parameters of a call in the operators, as deepinv does, unless a factory makes them on the workers."""
+        """Store the parameters of a call in the operators, as deepinv does, except in those of a factory."""
         if name not in UPDATING_METHODS or packed is None or not self.operators.local:
             return
         method = "update" if name == "forward" else "update_parameters"

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 def wrapped_windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[Region, ...]:
-    """List the windows up to ``margin`` pixels around a region of a periodic image: near a rim, parts of both rims.
+    """List the windows up to ``margin`` pixels around a region of a periodic image; near a rim, there are several.
 
     Only the last two axes have margins.
 

@@ -1,4 +1,4 @@
-"""Distributed denoisers that are also instances of deepinv's class, for scripts that test by ``isinstance``."""
+"""Distributed denoisers of deepinv's class, for scripts that test by ``isinstance``."""
 
 from deepinv.distributed.distribute import DistributedProcessing as DeepinvClass
 

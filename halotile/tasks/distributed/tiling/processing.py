@@ -98,7 +98,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     ctx : Engine
         The context.
     processor : callable
-        ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has changed.
+        ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has
+        changed.
     options : TilingOptions
         Tiling of the images.
     """
@@ -128,8 +129,9 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         x : Tensor, shape (B, C, ...)
             The images.
         *args, **kwargs
-            Arguments of the processor. A tensor as large as the image is cut like it, such as a noise level for each
-            pixel; one whose first axis is the batch axis goes with its images, whatever its other axes are.
+            Arguments of the processor. A tensor as large as the image is cut like it, such as a noise level
+            for each pixel; one whose first axis is the batch axis goes with its images, whatever its other
+            axes are.
         gather : bool
             Accepted for compatibility with deepinv.
         """
@@ -210,7 +212,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     def _stride(
         self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
     ) -> int:
-        """Return the multiple on which tiles cut along these axes have to begin, tried once for these axes on a worker.
+        """Return the multiple on which tiles along these axes have to begin, tried once on a worker.
 
         Raises
         ------

@@ -54,7 +54,7 @@ class Argument:
 def find_tensors(
     args: Sequence[Any], kwargs: Mapping[str, Any], image: Sequence[int], axes: Sequence[int]
 ) -> tuple[tuple[Argument, ...], list[torch.Tensor]]:
-    """Find the tensors among arguments, with their roles for an image of this shape that is cut along these axes."""
+    """Find the tensors among arguments, with their roles for an image that is cut along these axes."""
     places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     found = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
     arguments = tuple(Argument(place, role_of(value.shape, image, axes)) for place, value in found)
@@ -64,9 +64,9 @@ def find_tensors(
 def role_of(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -> Role:
     """Role of a tensor of one shape for the tiles of an image of another.
 
-    A tensor as large as the image along the cut axes is cut like it. Otherwise its first axis may be the batch axis. For a
-    batch of one image, an axis of length 1 counts as the batch axis if the tensor has fewer axes than the image and more than
-    one element.
+    A tensor as large as the image along the cut axes is cut like it. Otherwise its first axis may be the
+    batch axis. For a batch of one image, an axis of length 1 counts as the batch axis if the tensor has fewer
+    axes than the image and more than one element.
 
     Examples
     --------

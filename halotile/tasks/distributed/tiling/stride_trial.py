@@ -1,4 +1,4 @@
-"""A trial of a processor on small windows before images are cut: one that depends on the whole image cannot be tiled."""
+"""A trial of a processor on small windows: one that depends on the whole image cannot be tiled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class StrideTrial:
     limit_bytes: int | None
 
     def __call__(self, like: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-        """Return the multiple for windows of this dtype, or ``FAR`` or ``PLACED``; NaN on failure, infinity without memory."""
+        """Return the multiple for windows of the dtype of ``like``, or ``FAR`` or ``PLACED``.
+
+        It is NaN if the processor fails, and infinite if it runs out of memory.
+        """
 
         def model(windows: torch.Tensor) -> torch.Tensor:
             arguments = zip(self.call.arguments, tensors, strict=True)
@@ -64,7 +67,7 @@ class StrideTrial:
 
 
 def has_trial(image: torch.Tensor, axes: Sequence[int]) -> bool:
-    """Return True if there are windows for such images: cut along spatial axes, and of a dtype that can be NaN."""
+    """Return True for images that are cut along spatial axes, and whose dtype has NaN."""
     dtype = image.dtype if isinstance(image.dtype, torch.dtype) else None
     is_float = dtype is None or dtype.is_floating_point or dtype.is_complex
     return is_float and len(image.shape) - 2 in LENGTHS and min(axes, default=0) >= 2

@@ -38,7 +38,8 @@ class AxisTile:
 def cut_axis(length: int, patch: int, overlap: int, stride: int = 1) -> tuple[AxisTile, ...]:
     """Cut an axis into tiles: windows of equal length, the last one moved back to end with the axis.
 
-    With a stride, every window begins on a multiple of it: sizes are rounded up, and the last one ends past the axis.
+    With a stride, every window begins on a multiple of it: sizes are rounded up, and the last one ends past
+    the axis.
 
     An axis no longer than a patch is one tile, without padding.
 
@@ -74,7 +75,8 @@ def blend_axis(
     length : int
         Length of the axis.
     overlap : int
-        Halo width: weights rise from ``overlap`` pixels before the start of the inner part to as many after it.
+        Halo width: weights rise from ``overlap`` pixels before the start of the inner part to as many after
+        it.
     kind : str
         ``linear`` or ``hann``.
     scale : int

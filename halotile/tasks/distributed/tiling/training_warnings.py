@@ -27,8 +27,10 @@ def training_warnings(processor: Any, with_gradients: bool) -> dict[str, str]:
     Examples
     --------
     >>> net = torch.nn.Linear(1, 1)
-    >>> [list(training_warnings(f, grad)) for f, grad in [(net, True), (lambda x: net(x), True), (lambda x: net(x), False)]]
-    [[], ['weights'], []]
+    >>> list(training_warnings(net, True))
+    []
+    >>> [list(training_warnings(lambda x: net(x), with_gradients)) for with_gradients in (True, False)]
+    [['weights'], []]
     """
     messages = {}
     contents = contents_of(processor)

@@ -190,7 +190,7 @@ def square_weight(fidelity: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivative of a function: it takes the inputs and cotangents, and returns gradients of the wanted inputs.
+    """The derivative of a function: from inputs and cotangents to gradients of the wanted inputs.
 
     It is a function like any other, so it has a derivative as well.
 
@@ -232,10 +232,11 @@ class Derivative:
 
 
 def working_bytes(function: Function, sizes: Sequence[int]) -> int:
-    """Estimate the memory of a function whose inputs have these sizes; 0 for functions that read windows of them.
+    """Estimate the memory of a function of inputs of these sizes; 0 if it reads windows of them.
 
-    An operator on whole images holds copies of image and measurement beside the mapped inputs. If only one of the two is
-    an input, the other is taken to be as large. A derivative keeps the intermediate results besides.
+    An operator on whole images holds copies of image and measurement beside the mapped inputs. If only one of
+    the two is an input, the other is taken to be as large. A derivative keeps the intermediate results
+    besides.
     """
     if isinstance(function, Derivative):
         inputs, cotangents = sizes[: len(function.wanted)], sizes[len(function.wanted) :]

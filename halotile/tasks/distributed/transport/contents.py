@@ -20,7 +20,8 @@ CONTAINERS = (list, dict, set, deque)
 def contents_of(*objects: Any) -> list[Any]:
     """List the tensors, generators, networks, containers and cells that objects hold, each once.
 
-    The attributes of an object count as a container, but for frozen dataclasses: what those hold besides fields is a cache.
+    The attributes of an object count as a container, but for frozen dataclasses: what those hold besides
+    fields is a cache.
 
     Examples
     --------
@@ -76,7 +77,7 @@ def cell_content(cell: CellType) -> Any:
 
 
 def _function_contents(function: FunctionType) -> Iterable[Any]:
-    """Return closure cells, defaults, and, unless it is importable from a module, the globals that a function uses."""
+    """Return the closure cells, the defaults and, unless a function is importable, the globals that it uses."""
     held: list[Any] = [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__]
     module = sys.modules.get(function.__module__)
     if module is None or function.__globals__ is not vars(module):
@@ -98,7 +99,8 @@ def running_statistics(value: Any) -> list[tuple[str, torch.nn.Module]]:
 
     Examples
     --------
-    >>> running_statistics(torch.nn.Sequential(torch.nn.BatchNorm2d(1)))[0][0], running_statistics(torch.nn.BatchNorm2d(1).eval())
+    >>> layer = torch.nn.BatchNorm2d(1)
+    >>> running_statistics(torch.nn.Sequential(layer))[0][0], running_statistics(layer.eval())
     ('0', [])
     """
     if not isinstance(value, torch.nn.Module):

@@ -52,7 +52,7 @@ class Engine(Protocol):
         places: Sequence[Sequence[Region]],
         arrays: Sequence[Any],
     ) -> list[Any]:
-        """Return lazy arrays of blocks computed from their windows; ``places`` has the region of each result of each block."""
+        """Return lazy arrays of blocks; ``places`` has the regions of the results of each block."""
 
     def lazy_tiles(self, phase: str, image: Any, call: ProcessorCall, tiles: Tiles) -> Any:
         """Return a lazy image, processed tile by tile."""

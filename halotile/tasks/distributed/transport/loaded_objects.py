@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from halotile.tasks.distributed.transport.calls import RemoteObject
 
 _lock = threading.RLock()
-"""Held by a call that may draw torch's random numbers or change an object, where a process has several threads."""
+"""Held by calls that may draw torch's random numbers or change an object: processes have several threads."""
 
 
 class LoadedObject:
@@ -51,7 +51,7 @@ class LoadedObject:
         return Snapshot(self.value)
 
     def reset(self, has_drawn: bool) -> bool:
-        """Restore the state after a call, which may have drawn random numbers, and return False if that is impossible."""
+        """Restore the state after a call, and return False if that is impossible."""
         has_changed = self.snapshot.restore()
         is_spoiled = self.snapshot.has_modified_tensors
         self._has_state |= has_drawn or has_changed or is_spoiled or self.snapshot.has_generators

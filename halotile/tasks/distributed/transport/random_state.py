@@ -46,7 +46,7 @@ class Draw:
         return self._mix(self.seed % 2**64)
 
     def generator_seed(self, state: int) -> int:
-        """Seed for a user's own generator: it follows from the generator's state, not from the context's seed."""
+        """Seed for a user's generator: it follows from the generator's state, not from the context's seed."""
         return self._mix(state)
 
     def _mix(self, seed: int) -> int:
@@ -81,7 +81,7 @@ def seeded(draw: Draw | None) -> Iterator[None]:
     if draw is None:
         yield
         return
-    # Not torch.manual_seed: it records the whole stack where CUDA is not initialised, which costs more than a tile.
+    # Not torch.manual_seed: without CUDA it records the whole stack, which costs more than a tile.
     generators = global_generators()
     before = [generator.get_state() for generator in generators]
     for generator in generators:

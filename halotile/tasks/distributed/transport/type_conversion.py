@@ -31,10 +31,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def convert_types(method: Method) -> Method:
-    """Let a method of an object with a context also take arrays and paths, and return results of the same kind.
+    """Let a method of an object with a context take arrays and paths as well, and return the same type.
 
-    The type of the first argument decides. Gradients are not kept for arrays and paths. Results that are not images are
-    arrays in both cases.
+    The type of the first argument decides. Gradients are not kept for arrays and paths. Results that are not
+    images are arrays in both cases.
     """
 
     @functools.wraps(method)
@@ -70,7 +70,7 @@ def _to_tensors(ctx: Engine, value: Any) -> Any:
 
 
 def _is_store_path(value: str) -> bool:
-    """Return True for the path of a stored array; other arguments, such as a solver's name, are strings too."""
+    """Return True for the path of a stored array: other arguments, such as a solver, are strings too."""
     path = Path(value)
     return path.exists() and (bool(path.suffix) or any((path / name).exists() for name in MARKS))
 

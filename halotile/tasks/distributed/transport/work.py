@@ -83,7 +83,7 @@ class Work:
         return self._store(totals)
 
     def compute_to_file(self, calls: Sequence[Call], name: str) -> None:
-        """Evaluate calls and describe the results in a file of this name: fetching from a worker takes longer."""
+        """Evaluate calls and describe the results in a file: fetching from a worker takes longer."""
         path = Path(self.folder, name)
         partial = path.with_suffix(".partial")
         partial.write_bytes(pickle.dumps(self.compute(calls)))
