@@ -22,7 +22,7 @@ from halotile.tasks.operators.base import InMemory, Operator, Shape, read_all, w
 from halotile.tasks.operators.deepinv import DeepInv
 
 SLOW = ("Blur", "Downsampling")
-"""Classes of ``deepinv.physics`` whose adjoint, a transposed convolution, is several times as slow as a flipped kernel."""
+"""Classes of ``deepinv.physics`` whose adjoint is several times as slow as one by a flipped kernel."""
 
 
 def rewrite(physics: Any, exact: bool = False) -> Any:

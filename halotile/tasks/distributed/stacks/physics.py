@@ -182,7 +182,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     def A_vjp(
         self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
-        """``sum_i J_i^T v_i`` with derivatives ``J_i`` at ``x``; with ``reduce_op=None`` the list of terms."""
+        """``sum_i J_i^T v_i`` with derivatives at ``x``; for ``reduce_op=None`` the list of terms."""
         inputs = [(0, number + 1) for number in range(self.num_operators)]
         return self._remote_call(ADJOINT, "A_vjp", [x, *self._measurements(v)], inputs, reduce_op, kwargs)
 

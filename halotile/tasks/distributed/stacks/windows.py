@@ -20,7 +20,9 @@ Array = NDArray[Any]
 
 
 def wrapped_windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[Region, ...]:
-    """List the windows up to ``margin`` pixels around a region of a periodic image; near a rim, there are several.
+    """List the windows up to ``margin`` pixels around a region of a periodic image.
+
+    Near a rim there are several.
 
     Only the last two axes have margins.
 

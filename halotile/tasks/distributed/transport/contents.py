@@ -77,7 +77,7 @@ def cell_content(cell: CellType) -> Any:
 
 
 def _function_contents(function: FunctionType) -> Iterable[Any]:
-    """Return the closure cells, the defaults and, unless a function is importable, the globals that it uses."""
+    """Return closure cells, defaults and, unless a function is importable, the globals it uses."""
     held: list[Any] = [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__]
     module = sys.modules.get(function.__module__)
     if module is None or function.__globals__ is not vars(module):

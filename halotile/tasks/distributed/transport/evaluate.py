@@ -53,7 +53,7 @@ class Batch:
         return [loaded.get(slot) for slot in range(self.totals)]
 
     def derivative(self, wanted: Sequence[bool], given: Sequence[bool]) -> Batch:
-        """Return the batch that computes gradients of wanted tensors from all tensors and given cotangents."""
+        """Return the batch that computes wanted gradients from all tensors and given cotangents."""
         slots_given = [slot for slot, is_given in enumerate(given) if is_given]
         places = {slot: len(wanted) + place for place, slot in enumerate(slots_given)}
         calls = []

@@ -136,7 +136,7 @@ class Packer:
         return current
 
     def _delete_last(self, keep: Packed) -> None:
-        """Delete the files of the last version: a network in training would leave the weights of every step."""
+        """Delete the files of the last version: training would leave the weights of every step."""
         if self._last is not None:
             if self._last.digest != keep.digest:
                 (self.folder / f"{self._last.digest}.pkl").unlink(missing_ok=True)

@@ -36,7 +36,7 @@ class Stored:
         return array
 
     def take(self) -> Array:
-        """Load the array and delete its file, with the folder once it is empty: disk space is freed with the array."""
+        """Load the array, and delete its file and its folder if empty: disk space is freed with the array."""
         array = self.load()
         self.delete()
         with suppress(OSError):
