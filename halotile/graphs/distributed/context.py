@@ -124,13 +124,9 @@ class DistributedContext(SingleRank):
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"workers is {self.workers}: at least one is needed. Write workers=1 or more.")
         if self.split_every < 2:
-            raise ConfigError(
-                f"split_every is {self.split_every}: a sum has two terms. Write split_every=2 or more."
-            )
+            raise ConfigError(f"split_every is {self.split_every}: sums have two terms. Write 2 or more.")
         if self.accumulate not in (None, "float64"):
-            raise ConfigError(
-                f"accumulate is {self.accumulate!r}. Write accumulate='float64', or leave it out."
-            )
+            raise ConfigError(f"accumulate is {self.accumulate!r}. Write 'float64', or leave it out.")
         self.results = None if self.results is None else Path(self.results).absolute()
         self.device: Any = choose_device(self.device_mode)
         self.world_size = self.workers or 1

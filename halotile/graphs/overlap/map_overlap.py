@@ -114,9 +114,7 @@ def map_overlap(
     if not callable(func):
         raise ConfigError(f"func is {func!r}: it cannot be called. Write map_overlap(function, array, ...).")
     if not arrays:
-        raise ConfigError(
-            "no array was given: there are no blocks to map. Write map_overlap(function, array, ...)."
-        )
+        raise ConfigError("no array was given to map. Write map_overlap(function, array, ...).")
     if names := RESERVED_BY_DASK & kwargs.keys():
         func = partial(func, **{key: kwargs.pop(key) for key in names})
     opened: list[Any] = [a if isinstance(a, da.Array | np.ndarray) else open_store(a) for a in arrays]
@@ -280,9 +278,7 @@ def _drop(stores: tuple[Windows, ...], drop_axis: tuple[int, ...]) -> tuple[tupl
     """Merge the cores of the stores along dropped axes, and return them with the axes that are left."""
     ndim = _max_ndim(stores)
     if any(not -ndim <= axis < ndim for axis in drop_axis):
-        raise ConfigError(
-            f"drop_axis is {drop_axis}, but the arrays have {ndim} axes. Write axes that they have."
-        )
+        raise ConfigError(f"drop_axis is {drop_axis}, but the arrays have {ndim} axes. Write some of these.")
     dropped = {axis % ndim for axis in drop_axis}
     merged = []
     for store in stores:

@@ -99,9 +99,7 @@ def open_store(array: Any) -> Readable:
             "a NumPy array, or dask.array.from_array(it)."
         )
     if 0 in array.shape:
-        raise ConfigError(
-            f"an array has shape {array.shape}: there are no pixels to map. Leave the array out."
-        )
+        raise ConfigError(f"an array has shape {array.shape}: no pixels to map. Leave the array out.")
     store: Readable = array
     return store
 

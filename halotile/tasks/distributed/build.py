@@ -92,7 +92,7 @@ def build_stack(
         from halotile.tasks.distributed.stacks.physics import DistributedStackedPhysics
     except ImportError as error:
         raise MissingPackage(
-            "a distributed physics needs deepinv. Install it: pip install 'halotile[deepinv]'"
+            "a distributed physics needs deepinv: pip install 'halotile[deepinv]'"
         ) from error
     exact = bool(options.get("exact"))
     stack = DistributedStackedPhysics if kind == "physics" else DistributedStackedLinearPhysics

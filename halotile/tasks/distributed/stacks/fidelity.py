@@ -172,8 +172,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
             FidelityCall(fidelity, operator, output, packed)
             for fidelity, operator in zip(fidelities, operators, strict=True)
         ]
-        inputs = [(0, number + 1) for number in range(len(operators))]
-        return evaluate_reduced(self.ctx, phase, functions, inputs, [x, *parts], self.reduction_mode)
+        return evaluate_reduced(self.ctx, phase, functions, [x], parts, self.reduction_mode)
 
     def _sum_blocks(
         self, output: Literal["fn", "grad"], x: Any, parts: list[torch.Tensor], physics: Any
@@ -209,7 +208,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     def _factory_weights(self) -> list[float | None]:
         """Weights of fidelities that a factory makes, which workers compute."""
         functions = [SquareWeight(fidelity) for fidelity in self.fidelities.remote]
-        values = evaluate_reduced(self.ctx, FORWARD, functions, [()] * len(functions), [], None)
+        values = evaluate_reduced(self.ctx, FORWARD, functions, (), (), None)
         return [None if math.isnan(weight) else float(weight) for weight in values]
 
     def _check(self, physics: Any) -> None:

@@ -91,8 +91,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
             if self.ctx.is_lazy(parts[0]):
                 return self._reduce(local.lazy("adjoint", parts, image)[0], reduce_op)
             return self._reduce(local.adjoint(parts, image), reduce_op)
-        inputs = [(number,) for number in range(self.num_operators)]
-        return self._remote_call(ADJOINT, "A_adjoint", parts, inputs, reduce_op, kwargs)
+        return self._remote_call(ADJOINT, "A_adjoint", (), parts, reduce_op, kwargs)
 
     @convert_types
     def A_adjoint_A(
@@ -104,8 +103,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
             if self.ctx.is_lazy(x):
                 return self._reduce(local.lazy("normal", [x], tuple(x.shape))[0], reduce_op)
             return self._reduce(local.normal(x), reduce_op)
-        inputs = [(0,)] * self.num_operators
-        return self._remote_call(ADJOINT, "A_adjoint_A", [x], inputs, reduce_op, kwargs)
+        return self._remote_call(ADJOINT, "A_adjoint_A", [x], (), reduce_op, kwargs)
 
     @convert_types
     def A_A_adjoint(self, y: Any, gather: bool = True, **kwargs: Any) -> Any:
@@ -143,8 +141,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
         parts = self._measurements(y)
         self._check_values("A_dagger", *parts)
         if local_only:
-            inputs = [(number,) for number in range(self.num_operators)]
-            return self._remote_call(ADJOINT, "A_dagger", parts, inputs, "mean", kwargs)
+            return self._remote_call(ADJOINT, "A_dagger", (), parts, "mean", kwargs)
         if solver != "CG":
             options = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
             return LinearPhysics.A_dagger(self, y, **options, **kwargs)
@@ -201,8 +198,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
         self._check_values("compute_sqnorm", x0)
         if local_only:
             options = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
-            inputs = [(0,)] * self.num_operators
-            return self._remote_call(ADJOINT, "compute_sqnorm", [x0], inputs, "sum", options).reshape(())
+            return self._remote_call(ADJOINT, "compute_sqnorm", [x0], (), "sum", options).reshape(())
         with torch.no_grad():
             norm = self._largest_eigenvalue(x0.detach(), tol, max_iter, kwargs)
         if verbose:

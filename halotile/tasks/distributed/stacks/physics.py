@@ -183,8 +183,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
         """``sum_i J_i^T v_i`` with derivatives at ``x``; for ``reduce_op=None`` the list of terms."""
-        inputs = [(0, number + 1) for number in range(self.num_operators)]
-        return self._remote_call(ADJOINT, "A_vjp", [x, *self._measurements(v)], inputs, reduce_op, kwargs)
+        return self._remote_call(ADJOINT, "A_vjp", [x], self._measurements(v), reduce_op, kwargs)
 
     def update(self, **kwargs: Any) -> None:
         """Change parameters of operators and noise, such as ``filter``, here and for all later calls."""
@@ -257,8 +256,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         kwargs: Any,
         draws: bool = False,
     ) -> Any:
-        inputs = [(0,)] * self.num_operators
-        result = self._remote_call(FORWARD, name, [x], inputs, reduce_op, kwargs, draws=draws)
+        result = self._remote_call(FORWARD, name, [x], (), reduce_op, kwargs, draws=draws)
         return self._gather(result, gather) if reduce_op is None else result
 
     def _gather(self, results: Sequence[Any], gather: bool) -> Any:
@@ -272,13 +270,16 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         self,
         phase: str,
         name: str,
-        tensors: Sequence[torch.Tensor],
-        inputs: Sequence[tuple[int, ...]],
+        shared: Sequence[torch.Tensor],
+        own: Sequence[torch.Tensor],
         reduce_op: str | None,
         kwargs: Any,
         draws: bool = False,
     ) -> Any:
-        """Call a method of every operator, and return the list of results or its reduction."""
+        """Call a method of every operator, and return the list of results or its reduction.
+
+        Its arguments are the shared tensors, followed by the operator's own one, if there are any.
+        """
         if "return_graph_anchor" in kwargs:
             raise ConfigError(
                 "a DataFidelity that deepinv distributed was given a physics of halotile's. Distribute both by halotile: "
@@ -292,7 +293,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
             MethodCall(operator, name, packed, draw and draw.for_number(number), self.kind)
             for number, operator in enumerate(self.operators.remote)
         ]
-        return evaluate_reduced(self.ctx, phase, functions, inputs, tensors, reduce_op)
+        return evaluate_reduced(self.ctx, phase, functions, shared, own, reduce_op)
 
     def apply_single(self, number: int, name: str, tensors: list[torch.Tensor], kwargs: Any) -> torch.Tensor:
         """Call a method of one operator."""
@@ -307,8 +308,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         draw = self._draws.next()
         operators = enumerate(self.operators.remote)
         functions = [SensorCall(operator, draw.for_number(number)) for number, operator in operators]
-        inputs = [(number,) for number in range(self.num_operators)]
-        noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, inputs, measurements, None)
+        noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, (), measurements, None)
         return noisy
 
 
@@ -316,16 +316,20 @@ def evaluate_reduced(
     engine: Engine,
     phase: str,
     functions: Sequence[Function],
-    inputs: Sequence[tuple[int, ...]],
-    tensors: Sequence[torch.Tensor],
+    shared: Sequence[torch.Tensor],
+    own: Sequence[torch.Tensor],
     reduction: str | None,
 ) -> Any:
-    """Evaluate a function for each operator, and return the list of values or its reduction."""
+    """Evaluate the function of each operator, and return the list of values or its reduction.
+
+    Its inputs are the shared tensors, followed by the operator's own one, if there are any.
+    """
+    common = tuple(range(len(shared)))
     calls = tuple(
-        Call(function, places, (0 if reduction else number,), number)
-        for number, (function, places) in enumerate(zip(functions, inputs, strict=True))
+        Call(function, (*common, len(shared) + n) if own else common, (0 if reduction else n,), n)
+        for n, function in enumerate(functions)
     )
-    values = evaluate(Batch(engine, phase, calls, 1 if reduction else len(calls)), tensors)
+    values = evaluate(Batch(engine, phase, calls, 1 if reduction else len(calls)), [*shared, *own])
     if reduction is None:
         return values
     return values[0] / len(calls) if reduction == "mean" else values[0]

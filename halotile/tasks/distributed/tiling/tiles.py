@@ -304,11 +304,7 @@ def _per_axis(name: str, value: int | Sequence[int], axes: Sequence[int]) -> tup
     try:
         sizes = (value,) * len(axes) if isinstance(value, int) else tuple(map(operator.index, value))
     except TypeError:
-        raise WrongKind(
-            f"{name} is {value!r}. Write a whole number of pixels, or one for each axis."
-        ) from None
+        raise WrongKind(f"{name} is {value!r}. Write an integer, or one for each axis.") from None
     if len(sizes) != len(axes):
-        raise ConfigError(
-            f"{name} is {value!r}, but {len(axes)} axes are tiled. Write one number, or one for each."
-        )
+        raise ConfigError(f"{name} is {value!r}, but {len(axes)} axes are tiled. Write one, or one per axis.")
     return sizes
