@@ -363,7 +363,7 @@ INVALID_INPUTS: dict[str, tuple[str, Callable[[Any, torch.Tensor], Any]]] = {
     ),
     "a list for a norm": ("compute_sqnorm was given .* list", lambda p, x: p.compute_sqnorm([x])),
     "no images to solve for": (
-        r"A_dagger was given a tensor of shape \(0, 1, 20, 24\)",
+        r"A_dagger was given an empty tensor of shape \(0, 1, 20, 24\)",
         lambda p, x: p.A_dagger([x[:0]] * 2),
     ),
 }
