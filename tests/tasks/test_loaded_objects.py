@@ -1,4 +1,4 @@
-"""What is called on a worker is found as it was loaded, with random numbers that belong to the call."""
+"""Every call on a worker finds its objects as they were loaded, with random numbers of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from halotile.tasks.distributed.tiling.processed import Processed
+from halotile.tasks.distributed.tiling.processor_call import ProcessorCall
 from halotile.tasks.distributed.transport.calls import Derivative
 from halotile.tasks.distributed.transport.packing import Packer
 from halotile.tasks.distributed.transport.random_state import Draw
@@ -21,12 +21,12 @@ from halotile.tasks.distributed.transport.random_state import Draw
 X = torch.ones(1, 1, 6, 6)
 
 
-def processed(thing: Any, folder: Path, draw: Draw | None = None) -> Processed:
-    return Processed(Packer(thing, folder).packed(), None, draw=draw)
+def processed(thing: Any, folder: Path, draw: Draw | None = None) -> ProcessorCall:
+    return ProcessorCall(Packer(thing, folder).pack(), None, draw=draw)
 
 
 class Counting(torch.nn.Module):  # type: ignore[misc]
-    """Adds how often it was called, which it keeps in one way or another."""
+    """A network that adds the number of its calls, which it stores in one of several ways."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -68,9 +68,9 @@ def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
     return result
 
 
-HOW = ("attribute", "list", "new buffer", "buffer", "attribute that was not there")
-KEEPING: dict[str, Callable[[], Any]] = {
-    **{how: functools.partial(Counting, how) for how in HOW},
+STORAGE = ("attribute", "list", "new buffer", "buffer", "attribute that was not there")
+STATEFUL: dict[str, Callable[[], Any]] = {
+    **{how: functools.partial(Counting, how) for how in STORAGE},
     "closure": counter,
     "network in a closure": lambda: (lambda net: lambda x: net(x))(Counting("attribute")),
     "network in a partial": lambda: functools.partial(inside, net=Counting("attribute")),
@@ -81,9 +81,9 @@ KEEPING: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", STATEFUL)
 def test_a_call_finds_an_object_as_it_was_loaded(name: str, tmp_path: Path) -> None:
-    call = processed(KEEPING[name](), tmp_path)
+    call = processed(STATEFUL[name](), tmp_path)
     (first,), (second,) = call(X), call(X)
     assert first is not None
     assert torch.equal(first, second)
@@ -115,7 +115,7 @@ def test_random_numbers_belong_to_the_call(thing: Any, tmp_path: Path) -> None:
     assert len({float(each.sum()) for each in found if each is not None}) == 4
 
 
-def test_what_a_generator_gives_depends_on_its_seed_and_not_on_the_contexts(tmp_path: Path) -> None:
+def test_a_generator_depends_on_its_own_seed_and_not_on_the_context(tmp_path: Path) -> None:
     cases = [(3, 1), (3, 2), (4, 1)]
     one, same, other = (
         processed(noisy_by(own), tmp_path, Draw(of_context, 0, 0))(X)[0] for own, of_context in cases
@@ -125,7 +125,7 @@ def test_what_a_generator_gives_depends_on_its_seed_and_not_on_the_contexts(tmp_
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["it keeps", "it draws"])
-def test_threads_do_not_disturb_one_another(keeps: bool, tmp_path: Path) -> None:
+def test_threads_do_not_affect_each_other(keeps: bool, tmp_path: Path) -> None:
     def slow(x: torch.Tensor, kept: dict[str, Any]) -> torch.Tensor:
         kept["x"] = x
         first = torch.rand(1)
@@ -133,8 +133,8 @@ def test_threads_do_not_disturb_one_another(keeps: bool, tmp_path: Path) -> None
         result: torch.Tensor = kept["x"] if keeps else first + torch.rand(1)
         return result
 
-    packed = Packer(functools.partial(slow, kept={}), tmp_path).packed()
-    calls = [Processed(packed, None, draw=Draw(1, 0, number)) for number in range(4)]
+    packed = Packer(functools.partial(slow, kept={}), tmp_path).pack()
+    calls = [ProcessorCall(packed, None, draw=Draw(1, 0, number)) for number in range(4)]
     inputs = [X * number for number in range(4)]
     alone = [call(x)[0] for call, x in zip(calls, inputs, strict=True)]
     with ThreadPoolExecutor(4) as pool:
@@ -146,13 +146,13 @@ MEETING = threading.Barrier(2)
 
 
 def meet(x: torch.Tensor) -> torch.Tensor:
-    """Two bright images have to be here at once."""
+    """Return the image once two bright images are here at the same time."""
     if x.any():
         MEETING.wait(timeout=10)
     return x
 
 
-def test_what_neither_draws_nor_changes_runs_in_several_threads(tmp_path: Path) -> None:
+def test_pure_functions_run_in_several_threads(tmp_path: Path) -> None:
     call = processed(meet, tmp_path, Draw(1, 0, 0))
     call(0 * X)
     with ThreadPoolExecutor(2) as pool:

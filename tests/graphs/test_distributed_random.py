@@ -1,4 +1,4 @@
-"""Random numbers and the memory of what is distributed do not depend on who computes."""
+"""Random numbers and the state of distributed objects do not depend on the worker."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ class Dropping(torch.nn.Module):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("options", [{"overlap": 0}, {"max_batch_size": 1}, {"blending": "hann"}], ids=str)
-def test_gradients_of_a_stochastic_denoiser_are_those_of_its_value(
-    ctx: DistributedContext, options: Any
-) -> None:
+def test_gradients_of_a_stochastic_denoiser_match_its_value(ctx: DistributedContext, options: Any) -> None:
     net, x = Dropping(), torch.ones(1, 1, 64, 64, requires_grad=True)
     value = tiled(ctx, net, **options)(x)
     by_image, by_weight = torch.autograd.grad(value.sum(), [x, net.weight])
@@ -42,7 +40,7 @@ def test_gradients_of_a_stochastic_denoiser_are_those_of_its_value(
         assert torch.equal(by_image, value)
 
 
-def test_what_a_denoiser_draws_comes_from_the_seed_the_call_and_the_tile(cluster: Cluster) -> None:
+def test_random_numbers_of_a_denoiser_follow_from_seed_call_and_tile(cluster: Cluster) -> None:
     found, x = [], torch.ones(1, 1, 64, 64)
     for _ in range(2):
         with DistributedContext(cluster=cluster, device_mode="cpu", seed=8) as opened:
@@ -55,7 +53,7 @@ def test_what_a_denoiser_draws_comes_from_the_seed_the_call_and_the_tile(cluster
     assert len({tuple(tile.flatten().tolist()) for tile in tiles.reshape(-1, 16, 16)}) == 3 * 16
 
 
-def test_a_denoiser_that_remembers_begins_anew_with_each_tile(ctx: DistributedContext) -> None:
+def test_a_stateful_denoiser_is_reset_for_each_tile(ctx: DistributedContext) -> None:
     x, options = image(1, 1, 64, 64), {"overlap": 8, "max_batch_size": 1}
     denoiser = tiled(ctx, models.TVDenoiser(n_it_max=20), **options)
     fresh = tiled(ctx, lambda tile: models.TVDenoiser(n_it_max=20)(tile, 0.3), **options)
@@ -64,7 +62,7 @@ def test_a_denoiser_that_remembers_begins_anew_with_each_tile(ctx: DistributedCo
     assert torch.equal(denoiser(x, 0.3), wanted)
 
 
-def test_noise_of_a_generator_is_the_same_wherever_it_runs(cluster: Cluster) -> None:
+def test_noise_of_a_generator_is_the_same_on_any_worker(cluster: Cluster) -> None:
     found = []
     for seed in (8, 9):
         with DistributedContext(cluster=cluster, device_mode="cpu", seed=seed) as opened:

@@ -1,4 +1,4 @@
-"""Blurs that convolve as halotile does give what deepinv's own give, with their derivatives."""
+"""Rewritten blurs give the results and derivatives of deepinv's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from halotile.tasks.distributed.rewritten import Applied, rewritten
+from halotile.tasks.distributed.rewrite import OperatorMethod, rewrite
 
 physics = pytest.importorskip("deepinv.physics")
 
@@ -38,15 +38,15 @@ BLURS: dict[str, Callable[[], Any]] = {
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Root mean square, in parts of that of what is wanted."""
+    """Root mean square error, relative to that of the expected result."""
     return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.fixture(params=BLURS)
 def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    """A physics rewritten, and as it is."""
+    """A rewritten physics and the original."""
     plain = BLURS[request.param]()
-    return rewritten(plain), plain
+    return rewrite(plain), plain
 
 
 def images(plain: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,10 +55,10 @@ def images(plain: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_blur_is_rewritten(pair: tuple[Any, Any]) -> None:
-    assert isinstance(pair[0].A, Applied)
+    assert isinstance(pair[0].A, OperatorMethod)
 
 
-def test_forward_and_adjoint_are_those_of_the_physics(pair: tuple[Any, Any]) -> None:
+def test_forward_and_adjoint_equal_the_physics(pair: tuple[Any, Any]) -> None:
     ours, plain = pair
     x, y = images(plain)
     assert error(ours.A(x), plain.A(x)) < NEAR
@@ -69,7 +69,7 @@ def test_forward_and_adjoint_are_those_of_the_physics(pair: tuple[Any, Any]) -> 
     assert error(ours.A_vjp(x, y), adjoint) < NEAR
 
 
-def test_derivatives_are_those_of_the_physics_to_the_second_order(pair: tuple[Any, Any]) -> None:
+def test_derivatives_equal_the_physics_to_the_second_order(pair: tuple[Any, Any]) -> None:
     found = []
     for each in pair:
         x, y = images(pair[1])
@@ -82,15 +82,15 @@ def test_derivatives_are_those_of_the_physics_to_the_second_order(pair: tuple[An
 
 def test_exact_is_the_product_written_out(pair: tuple[Any, Any]) -> None:
     plain = pair[1]
-    ours = rewritten(plain, exact=True)
+    ours = rewrite(plain, exact=True)
     x, _ = images(plain)
     assert torch.equal(ours.A_adjoint_A(x), ours.A_adjoint(ours.A(x)))
     assert error(ours.A_adjoint_A(x), pair[0].A_adjoint_A(x)) < NEAR
 
 
-def test_what_is_no_blur_stays_as_it_is() -> None:
+def test_other_physics_are_not_rewritten() -> None:
     mask = physics.Inpainting(img_size=(1, 8, 8), mask=torch.ones(1, 8, 8))
-    assert rewritten(mask) is mask
+    assert rewrite(mask) is mask
 
 
 SUPER_RESOLUTIONS = list(
@@ -104,11 +104,11 @@ SUPER_RESOLUTIONS = list(
 
 
 @pytest.mark.parametrize(("size", "factor", "padding", "filter_"), SUPER_RESOLUTIONS)
-def test_super_resolution_is_deepinvs_on_images_of_any_size(
+def test_super_resolution_equals_deepinv_on_images_of_any_size(
     size: tuple[int, int], factor: int, padding: str, filter_: str | None
 ) -> None:
     plain = physics.Downsampling(img_size=(1, *size), factor=factor, filter=filter_, padding=padding)
-    ours = rewritten(plain)
+    ours = rewrite(plain)
     x = torch.randn((2, 1, *size), generator=torch.Generator().manual_seed(1))
     y = plain.A(x.flip(-1))
     seen, back = ours.A(x), ours.A_adjoint(y)
@@ -122,19 +122,19 @@ def test_super_resolution_is_deepinvs_on_images_of_any_size(
 
 @pytest.mark.parametrize("size", [(24, 24), (25, 17)])
 @pytest.mark.parametrize("padding", ["circular", "reflect"])
-def test_images_of_another_size_than_was_told_are_left_to_deepinv(
+def test_images_of_another_than_the_declared_size_are_left_to_deepinv(
     size: tuple[int, int], padding: str
 ) -> None:
-    words = {"factor": 2, "filter": "gaussian", "padding": padding}
+    kwargs = {"factor": 2, "filter": "gaussian", "padding": padding}
     x = torch.randn((1, 1, *size), generator=torch.Generator().manual_seed(1))
-    for told in ((1, 26, 18), (1, 32, 32), None):
-        plain = physics.Downsampling(img_size=told, **words)
+    for declared in ((1, 26, 18), (1, 32, 32), None):
+        plain = physics.Downsampling(img_size=declared, **kwargs)
         y = plain.A(x)
-        assert error(rewritten(plain).A(x), y) < NEAR
+        assert error(rewrite(plain).A(x), y) < NEAR
         try:
             wanted = plain.A_adjoint(y)
         except RuntimeError:
             with pytest.raises(RuntimeError, match="size"):
-                rewritten(plain).A_adjoint(y)
+                rewrite(plain).A_adjoint(y)
         else:
-            assert error(rewritten(plain).A_adjoint(y), wanted) < NEAR
+            assert error(rewrite(plain).A_adjoint(y), wanted) < NEAR
