@@ -22,7 +22,7 @@ from halotile.cli.screens.screen import Row, complain
 from halotile.cli.screens.units import bytes_text, counted, percent, rate_text, seconds_text
 from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.runs.progress import Progress
-from halotile.storage.disk.place import check_entry
+from halotile.storage.disk.place import check_access
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import BATCH
 
@@ -118,7 +118,7 @@ def find_run(path: Path) -> Path:
     """
     for directory in (path, run_beside(path)):
         run = RunDirectory(directory)
-        check_entry(directory)
+        check_access(directory)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
             return directory
     raise ConfigError(

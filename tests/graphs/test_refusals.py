@@ -197,7 +197,7 @@ def test_starting_over_discards_no_other_job(
 ) -> None:
     if stands == "half done":
         with Journal.open(finished.directory.journal_path, finished.fingerprint(), BLOCKS) as journal:
-            journal.strike(range(9))
+            journal.unmark(range(9))
     elif stands == "run directory":
         finished.output.rename(finished.folder / "kept")
     elif stands == "no job.json":

@@ -242,7 +242,9 @@ def test_a_disk_that_fails_is_a_refusal_which_names_the_file(
     with pytest.raises(InputUnreadable, match=r"a\.npy: it cannot be opened: .* Input/output error"):
         open_source(path)
     monkeypatch.setattr("halotile.storage.formats.npy.claims", fail)
-    with pytest.raises(InputUnreadable, match=r"a\.npy: its format cannot be told: .* Input/output error"):
+    with pytest.raises(
+        InputUnreadable, match=r"a\.npy: its format cannot be determined: .* Input/output error"
+    ):
         open_source(path)
 
 

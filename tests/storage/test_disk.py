@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile.storage.disk.durable import DISK, Buffers, Disk, sweep_partials
+from halotile.storage.disk.durable import DISK, Buffers, Disk, remove_partials
 
 
 class Log(Disk):
@@ -194,9 +194,9 @@ def test_leftover_partials_are_swept_and_nothing_else(tmp_path: Path) -> None:
     for name in ("a.1f.partial", "c/0/1.2e.partial", "c/0/1", "partial", "elsewhere/theirs.partial"):
         (tmp_path / name).touch()
     (tmp_path / "c" / "link").symlink_to(tmp_path / "elsewhere")
-    assert sweep_partials(tmp_path / "c") == 1
+    assert remove_partials(tmp_path / "c") == 1
     assert (tmp_path / "elsewhere" / "theirs.partial").exists()
-    assert sweep_partials(tmp_path) == 2
+    assert remove_partials(tmp_path) == 2
     assert (tmp_path / "c" / "0" / "1").exists()
     assert (tmp_path / "partial").exists()
 

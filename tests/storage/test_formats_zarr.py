@@ -229,7 +229,7 @@ def test_a_flipped_bit_under_a_checksum_is_damage(tmp_path: Path, options: dict[
 def test_a_url_that_gives_nothing_is_refused_in_one_line(url: str, words: str) -> None:
     pytest.importorskip("obstore")
     with pytest.raises(
-        InputError, match=f"^{url}: the store does not give it: .*{words}.*credentials"
+        InputError, match=f"^{url}: the store cannot be read: .*{words}.*credentials"
     ) as refused:
         open_source(url)
     assert "\n" not in str(refused.value)
@@ -247,5 +247,5 @@ def test_a_zarr_is_read_over_http(tmp_path: Path) -> None:
             assert np.array_equal(source[1:, 3:], pixels[1:, 3:])
         finally:
             server.shutdown()
-    with pytest.raises(InputUnreadable, match="does not give it"):
+    with pytest.raises(InputUnreadable, match="the store cannot be read"):
         source.change()

@@ -95,7 +95,7 @@ def test_a_block_is_an_immutable_value() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (((0, 4), (2, 2), ((0, 0), (0, 0))), "without pixels"),
+        (((0, 4), (2, 2), ((0, 0), (0, 0))), r"shape is \(0, 4\): write at least 1"),
         (((4, 4), (0, 2), ((0, 0), (0, 0))), "at least 1"),
         (((4, 4), (2, 2), ((0, -1), (0, 0))), "negative"),
         (((4, 4), (2,), ((0, 0), (0, 0))), "different numbers of axes"),

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from halotile.errors import ConfigError, DamagedData, ResumeRefused
 from halotile.storage.disk.durable import Buffers, Disk
-from halotile.storage.run_directory.checksummed_lines import sealed
+from halotile.storage.run_directory.checksummed_lines import with_checksum
 from halotile.storage.run_directory.journal import MOST_DIGESTS, VERSION, Journal
 
 TOTAL = 40
@@ -48,8 +48,8 @@ class JournalMachine(RuleBasedStateMachine):
         self.note()
 
     @rule(numbers=NUMBERS)
-    def strike(self, numbers: list[int]) -> None:
-        self.journal.strike(numbers)
+    def unmark(self, numbers: list[int]) -> None:
+        self.journal.unmark(numbers)
         self.done = {number: digest for number, digest in self.done.items() if number not in numbers}
         self.note()
         self.synced = self.path.stat().st_size if numbers else self.synced
@@ -116,7 +116,7 @@ def made(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
 
 def first_line(total: int, images: int) -> bytes:
     owner = {"journal": VERSION, "fingerprint": "print", "total": total, "images": images}
-    return sealed(json.dumps(owner).encode())
+    return with_checksum(json.dumps(owner).encode())
 
 
 ODD_SIZES = [(2**70, 1), (2**62, 1), (10**11, 1), (TOTAL, 2**62), (-1, 1), (TOTAL, 0)]
@@ -150,7 +150,7 @@ def test_every_flipped_bit_of_a_mark_makes_its_block_undone(tmp_path: Path) -> N
 
 def test_marks_after_a_damaged_line_are_doubted_and_strikes_are_not(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    lines = made(path, ("mark", [1, 2]), ("mark", [5]), ("mark", [6]), ("strike", [2]))
+    lines = made(path, ("mark", [1, 2]), ("mark", [5]), ("mark", [6]), ("unmark", [2]))
     lines[2] = lines[2].replace(b"+5", b"+8")
     path.write_bytes(b"".join(lines))
     journal = opened(path)
@@ -183,10 +183,13 @@ def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str
 @pytest.mark.parametrize(
     "content",
     [b"", b"\n", b"not a journal\n", b"00000000 {}\n"]
-    + [sealed(text) for text in (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}')]
-    + [sealed(b"[" * 100_000), *(first_line(total, images) for total, images in ODD_SIZES)],
+    + [
+        with_checksum(text)
+        for text in (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}')
+    ]
+    + [with_checksum(b"[" * 100_000), *(first_line(total, images) for total, images in ODD_SIZES)],
 )
-@pytest.mark.parametrize("look", [opened, Journal.look])
+@pytest.mark.parametrize("look", [opened, Journal.open_any])
 def test_a_file_without_a_sound_first_line_is_damaged(
     tmp_path: Path, look: Callable[[Path], Journal], content: bytes
 ) -> None:
@@ -208,7 +211,7 @@ def test_a_plan_of_more_blocks_than_a_journal_can_have_is_refused(tmp_path: Path
 )
 def test_a_line_that_says_nothing_is_a_damaged_one(tmp_path: Path, content: bytes) -> None:
     lines = made(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
-    lines[2] = sealed(content)
+    lines[2] = with_checksum(content)
     (tmp_path / "journal").write_bytes(b"".join(lines))
     journal = opened(tmp_path / "journal")
     assert list(journal.done) == [1]
@@ -217,8 +220,8 @@ def test_a_line_that_says_nothing_is_a_damaged_one(tmp_path: Path, content: byte
 
 def test_a_journal_without_digests_is_refused_by_its_version(tmp_path: Path) -> None:
     old = b'{"journal": 1, "fingerprint": "print", "total": 40}'
-    (tmp_path / "journal").write_bytes(sealed(old) + sealed(b"+1"))
-    for look in (opened, Journal.look):
+    (tmp_path / "journal").write_bytes(with_checksum(old) + with_checksum(b"+1"))
+    for look in (opened, Journal.open_any):
         with pytest.raises(
             ResumeRefused, match=r"another version of halotile \(journal 1, here 2\).*--fresh"
         ):
@@ -279,7 +282,7 @@ def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
     journal.sync()
     journal.sync()
     assert disk.syncs == 3
-    journal.strike([1])
+    journal.unmark([1])
     assert disk.syncs == 4
     journal.mark(marked(1))
     journal.close()
@@ -300,7 +303,7 @@ def test_a_file_that_somebody_else_changed_is_written_anew(tmp_path: Path, chang
     path = tmp_path / "journal"
     journal = Journal.create(path, "print", 9)
     journal.mark({3: b"wave", 5: b"dark"})
-    journal.strike([5])
+    journal.unmark([5])
     if change == "overwritten":
         path.write_bytes(b"garbage\n")
     else:
@@ -311,7 +314,7 @@ def test_a_file_that_somebody_else_changed_is_written_anew(tmp_path: Path, chang
         journal.mark({7: b"edge"})
         journal.sync()
     else:
-        journal.secure()
+        journal.ensure_durable()
     journal.mark({8: b"late"})
     again = Journal.open(path, "print", 9, read_only=True)
     assert set(again.done) == {3, 8} | ({7} if dirty else set())
@@ -338,5 +341,5 @@ def test_a_journal_can_be_looked_at_whosever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal.create(path, "a1b2", 9) as journal:
         journal.mark(marked(3, 4))
-    found = Journal.look(path)
+    found = Journal.open_any(path)
     assert (found.fingerprint, found.total, list(found.done)) == ("a1b2", 9, [3, 4])

@@ -10,7 +10,7 @@ import pytest
 
 from halotile.errors import OutputRefused
 from halotile.storage.disk import mounts
-from halotile.storage.disk.mounts import mount_of, why_locks_are_local
+from halotile.storage.disk.mounts import local_lock_reason, mount_of
 from halotile.storage.run_directory.directory import RunDirectory
 
 ROOT = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
@@ -41,16 +41,16 @@ def test_locks_that_other_machines_do_not_see_are_told(
     line = f"36 21 0:50 / {tmp_path}/data rw shared:2 - {mounted.format(folder=tmp_path)}"
     table.write_text(f"{ROOT}\n{line}\nrubbish\n")
     monkeypatch.setattr(mounts, "MOUNTS", table)
-    why, wanted = why_locks_are_local(tmp_path / "data" / "out.zarr"), MOUNTED[mounted]
+    why, wanted = local_lock_reason(tmp_path / "data" / "out.zarr"), MOUNTED[mounted]
     assert (why is None) if wanted is None else (wanted in str(why))
-    assert why_locks_are_local(tmp_path) is None
+    assert local_lock_reason(tmp_path) is None
 
 
 def test_what_lies_over_a_mount_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"{ROOT}\n36 21 0:50 / / rw shared:2 - nfs 1 rw,nolock\n")
     monkeypatch.setattr(mounts, "MOUNTS", table)
-    assert "nolock" in str(why_locks_are_local(tmp_path))
+    assert "nolock" in str(local_lock_reason(tmp_path))
 
 
 def test_this_machine_has_a_mount(tmp_path: Path) -> None:

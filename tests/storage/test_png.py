@@ -17,7 +17,7 @@ from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
 from halotile.storage.images import planes as planes_module
 from halotile.storage.images.planes import Planes, choose_planes
-from halotile.storage.images.png import encode_png, reduced, write_png
+from halotile.storage.images.png import block_means, encode_png, write_png
 
 Pixels = NDArray[Any]
 
@@ -58,7 +58,7 @@ def test_pixels_are_averaged_over_whole_squares_whatever_is_read_at_once(
     pixels = np.random.default_rng(0).integers(0, 60000, shape, "u2")
     squares = Grid(shape, (9, 9), ((0, 0), (0, 0)))
     means = np.reshape([pixels[block.core.slices].mean() for block in squares], squares.counts)
-    assert reduced(planes_of(tmp_path, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
+    assert block_means(planes_of(tmp_path, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
 
 
 def test_pixels_that_are_not_finite_are_left_out_and_black_where_there_is_nothing_else(

@@ -18,7 +18,7 @@ import pytest
 import zarr
 
 from halotile.errors import HalotileError
-from halotile.storage.disk.durable import Buffers, Disk, sweep_partials
+from halotile.storage.disk.durable import Buffers, Disk, remove_partials
 from halotile.storage.disk.ownership import metadata_problems
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
@@ -222,7 +222,7 @@ def drive(root: Path, disk: Disk, *, hasty: bool = False) -> None:
             directory.write_plan({})
         elif metadata_problems(output, LAYOUT):
             raise LostError("the metadata is not what it was")
-        sweep_partials(output, disk)
+        remove_partials(output, disk)
         with Journal.open(directory.journal_path, "print", 9, disk) as journal:
             write_blocks(output, journal, disk, hasty)
 

@@ -121,7 +121,7 @@ def test_json_that_is_no_plan_and_a_plan_that_was_changed_are_damage(
     directory.plan_path.write_text(content)
     with pytest.raises(DamagedData, match=r"plan\.json is damaged"):
         directory.read_plan()
-    assert directory.whole_plan() is None
+    assert directory.read_valid_plan() is None
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 directory = RunDirectory(pathlib.Path(sys.argv[1]))
 output = directory.path.with_suffix("")
 os.setuid(65534)
-asked = (directory.claims_output, directory.check_place, directory.check_files, directory.whole_plan, directory.read_status)
+asked = (directory.claims_output, directory.check_place, directory.check_files, directory.read_valid_plan, directory.read_status)
 for ask in (*asked, lambda: find_run(directory.path), lambda: find_run(output), lambda: verify.__wrapped__(output)):
     try:
         ask()
@@ -388,7 +388,7 @@ def test_the_holder_is_plain_json(directory: RunDirectory) -> None:
 def test_workers_see_that_they_are_to_stop_until_the_next_run(directory: RunDirectory) -> None:
     directory.create()
     assert not directory.is_stopping()
-    directory.ask_to_stop()
+    directory.request_stop()
     assert directory.is_stopping()
     with directory.lock():
         directory.clear_stop()

@@ -17,7 +17,6 @@ from halotile.storage.sharded.shards import (
     CODECS,
     ShardFormat,
     decode_chunk,
-    decode_shard,
     encode_shard,
     find_problems,
     read_index,
@@ -33,6 +32,17 @@ def noise(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
 
 def file_of(pixels: NDArray[Any], form: ShardFormat) -> bytes:
     return b"".join(encode_shard(pixels, form))
+
+
+def decode_shard(file: bytes, form: ShardFormat) -> NDArray[Any]:
+    """All pixels of a shard; those past the end of the array have the fill value."""
+    pixels = np.full(form.shard, form.fill, form.stored)
+    table = read_index(file, form)
+    for index in np.ndindex(form.counts):
+        if int(table[(*index, 0)]) != 2**64 - 1:
+            target = tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, form.chunk, strict=True))
+            pixels[target] = decode_chunk(file, table, index, form)
+    return pixels
 
 
 @settings(deadline=None, max_examples=150)

@@ -279,7 +279,7 @@ class Iterations:
         lost = {number for number in done if number not in ledger.sums}
         for image, path in enumerate(paths):
             lost.update(damaged_among(done, journal, path, layout, grid, image=image, thorough=False))
-        journal.strike(sorted(lost))
+        journal.unmark(sorted(lost))
 
     def _clear(self, iteration: int) -> None:
         """Remove the books of an iteration that is over."""

@@ -101,9 +101,9 @@ class ZarrReadable:
 def open_store(array: Any) -> Readable:
     """The store behind a path, a Zarr array or a Readable."""
     if isinstance(array, str | PathLike):
-        from halotile.storage.arrays import open_numbers
+        from halotile.storage.arrays import open_array
 
-        array = open_numbers(array)
+        array = open_array(array)
     elif type(array).__module__.partition(".")[0] == "zarr" and hasattr(array, "chunks"):
         array = ZarrReadable(array)
     if not all(hasattr(array, word) for word in ("shape", "dtype", "read")):

@@ -15,7 +15,7 @@ from halotile.graphs.jobs.sections import DenoiserChoice, Job
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
-from halotile.storage.views import with_channel_axis
+from halotile.storage.views import ChannelAxis
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.finite import describe_range
@@ -168,7 +168,7 @@ def assign_axes(job: Job, denoiser: Denoiser, source: Source) -> tuple[Roles, Re
                 f"{denoiser.title} takes {channels} channels, the image has axes {''.join(axes)!r} without c. "
                 "Name its channel axis with input.axes, or use a network of one channel."
             )
-        readable, axes = with_channel_axis(source), ("c", *axes)
+        readable, axes = ChannelAxis(source), ("c", *axes)
     channel = axes.index("c")
     if readable.shape[channel] != channels:
         raise InputError(

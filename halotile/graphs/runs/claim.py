@@ -27,19 +27,19 @@ from halotile.graphs.runs.held_output import Claimed, repair_command
 from halotile.graphs.runs.identity import INPUT_KEYS, KEYS, differences, may_be_same
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
-from halotile.storage.disk.durable import is_full, sweep_partials
+from halotile.storage.disk.durable import is_full, remove_partials
 from halotile.storage.disk.ownership import (
     REPLACE,
-    find_stranger,
+    find_foreign_entry,
+    foreign_pixels_reason,
     metadata_problems,
-    other_pixels,
     restore_metadata,
 )
 from halotile.storage.disk.place import check_path, check_place
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.output import Layout, create_output, open_output
 
@@ -122,14 +122,14 @@ def look(plan: RunPlan) -> int:
     _check_output(plan, directory)
     directory.check_place()
     directory.check_free()
-    return len(Journal.look(directory.journal_path).done) if _resumable(plan, directory) else 0
+    return len(Journal.open_any(directory.journal_path).done) if _resumable(plan, directory) else 0
 
 
 def _open(plan: RunPlan, directory: RunDirectory) -> Journal:
     directory.clear_stop()
-    BatchFiles(directory).forget_end()
+    BatchFiles(directory).clear_end()
     if _resumable(plan, directory):
-        sweep_partials(plan.output)
+        remove_partials(plan.output)
         _restore(plan, directory)
     else:
         _start_over(plan, directory)
@@ -160,7 +160,7 @@ def _check_replaceable(plan: RunPlan, directory: RunDirectory) -> None:
         Saying how to replace it.
     """
     own = _is_own(plan, directory)
-    stranger = find_stranger(plan.output, _layout_there(plan, directory)) if own else ""
+    stranger = find_foreign_entry(plan.output, _layout_there(plan, directory)) if own else ""
     check_place(plan.wanted.path, overwrite=True, may_lack_metadata=own and not stranger)
     if plan.wanted.overwrite:
         return
@@ -179,7 +179,7 @@ def _check_replaceable(plan: RunPlan, directory: RunDirectory) -> None:
 
 def _layout_there(plan: RunPlan, directory: RunDirectory) -> Layout:
     """The layout of what the run there wrote, whose sizes may have been decided otherwise."""
-    if kept := directory.whole_plan():
+    if kept := directory.read_valid_plan():
         return written_of(kept)[0]
     with suppress(HalotileError):  # a run that was cut off while it started over has lost its plan
         found = open_output(plan.output)
@@ -196,17 +196,17 @@ def _check_pixels(plan: RunPlan, directory: RunDirectory) -> None:
     OutputRefused
         Saying how to replace it.
     """
-    kept = directory.whole_plan()
+    kept = directory.read_valid_plan()
     if plan.wanted.overwrite or kept is None:
         return
     layout, grid = written_of(kept)
-    found, done = dict[int, list[str]](), Runs()
+    found, done = dict[int, list[str]](), RangeSet()
     with suppress(HalotileError, FileNotFoundError):  # without a journal nobody knows
         journal = Journal.open(directory.journal_path, kept["fingerprint"], len(grid), read_only=True)
         done = journal.done
         blocks = map(grid.block_at, done)
         found = dict(damaged_blocks(plan.output, layout, blocks, journal.digest, thorough=False))
-    if others := other_pixels(found, len(done)):
+    if others := foreign_pixels_reason(found, len(done)):
         raise OutputRefused(f"{plan.output} is not what the run wrote there: {others}. {REPLACE}")
 
 
@@ -217,7 +217,7 @@ def _is_own(plan: RunPlan, directory: RunDirectory) -> bool:
     except DamagedData:
         requested = None
     if requested is None:
-        return (directory.whole_plan() or {}).get("fingerprint") == plan.fingerprint
+        return (directory.read_valid_plan() or {}).get("fingerprint") == plan.fingerprint
     return _what_is_made(requested) == _what_is_made(plan.job_json())
 
 
@@ -244,7 +244,7 @@ def _resumable(plan: RunPlan, directory: RunDirectory) -> bool:
     """Whether the directory holds this very job, with its output as it was left."""
     if plan.fresh:
         return False
-    previous = directory.whole_plan()
+    previous = directory.read_valid_plan()
     if previous is not None:
         check_same_job(plan, previous)
     if not directory.journal_path.exists() or (previous is None and not _is_journal_of(plan, directory)):
@@ -265,7 +265,7 @@ def _check_nothing_done(plan: RunPlan, directory: RunDirectory) -> None:
     OutputRefused
         Saying what is done.
     """
-    done = len(Journal.look(directory.journal_path).done)
+    done = len(Journal.open_any(directory.journal_path).done)
     if done or directory.state_path.exists():
         what = f"{counted(done, 'block')} of it" if done else "a solver's iterations"
         raise OutputRefused(
@@ -282,7 +282,7 @@ def _is_journal_of(plan: RunPlan, directory: RunDirectory) -> bool:
     ResumeRefused
         When it is another job's.
     """
-    journal = Journal.look(directory.journal_path)
+    journal = Journal.open_any(directory.journal_path)
     if not journal.done:
         return False
     if (journal.fingerprint, journal.total) != (plan.fingerprint, len(plan.grid)):
@@ -296,7 +296,7 @@ def _is_journal_of(plan: RunPlan, directory: RunDirectory) -> bool:
 
 def _restore(plan: RunPlan, directory: RunDirectory) -> None:
     """Write down again what the directory has lost, or what may change from one run to the next."""
-    kept = directory.whole_plan() or {}
+    kept = directory.read_valid_plan() or {}
     now = kept_of(plan)
     if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
         directory.write_plan(kept | now)

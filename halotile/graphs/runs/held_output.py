@@ -14,11 +14,11 @@ from halotile.graphs.plans.plan import RunPlan
 from halotile.graphs.runs.damage import damaged_blocks, output_grid
 from halotile.graphs.runs.signals import Signals
 from halotile.storage.disk.durable import GONE
-from halotile.storage.disk.ownership import REPLACE, metadata_problems, other_pixels
+from halotile.storage.disk.ownership import REPLACE, foreign_pixels_reason, metadata_problems
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import UNREADABLE
-from halotile.storage.stored_array import refusal, unreadable
+from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0
 """How often the output's directory and the input are looked at."""
@@ -121,7 +121,7 @@ class Claimed:
         except GONE as error:
             what = f"was moved or removed ({error.strerror})"
         except OSError as error:
-            raise refusal(f"{output}: it cannot be looked at", error) from error
+            raise read_error(f"{output}: it cannot be looked at", error) from error
         raise OutputRefused(
             f"{output} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
             "to start over."
@@ -138,7 +138,7 @@ class Claimed:
             When a signal asks for it before all of them were looked at; where that is soon done, when it presses.
         """
         damaged = self._damaged(numbers, signals, thorough=thorough)
-        self.journal.strike(damaged)
+        self.journal.unmark(damaged)
         return len(damaged)
 
     def _damaged(self, numbers: Iterable[int], signals: Signals, *, thorough: bool) -> dict[int, list[str]]:
@@ -159,7 +159,7 @@ class Claimed:
         plan = self.plan
         blocks = map(output_grid(plan.layout, plan.grid.shape, plan.grid.block).block_at, until_asked())
         found = dict(damaged_blocks(plan.output, plan.layout, blocks, self.journal.digest, thorough=thorough))
-        if others := other_pixels(found, looked_at):
+        if others := foreign_pixels_reason(found, looked_at):
             raise OutputRefused(
                 f"{plan.output} is not what this run wrote there: {others}. {REPLACE} "
                 f"{repair_command(plan)} does these blocks again in its place."
@@ -181,7 +181,7 @@ class Claimed:
             When the system did not give them for :data:`SILENT_SECONDS`.
         """
         self._wait_until_told(partial(self._check_output, signals))
-        self.journal.secure()
+        self.journal.ensure_durable()
 
     def _check_output(self, signals: Signals) -> None:
         self.check_place()
@@ -193,13 +193,13 @@ class Claimed:
             )
         found = self._damaged(self.journal.done, signals, thorough=False)
         if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
-            self.journal.strike(damaged)
+            self.journal.unmark(damaged)
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."
             )
         for line, *_ in found.values():
-            raise unreadable(line)
+            raise unreadable_error(line)
 
     def _check_input(self) -> None:
         changed = [f"{source.path} {what}" for source in self.plan.sources if (what := source.change())]
@@ -207,7 +207,7 @@ class Claimed:
             return
         doubtful = self._at_hand.done.copy()
         doubtful.discard(self._sure)
-        self._at_hand.strike(doubtful)
+        self._at_hand.unmark(doubtful)
         again = (
             f"; {_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again"
             if doubtful
@@ -225,12 +225,12 @@ def repair_command(plan: RunPlan) -> str:
     return f"`recon-cli verify {shlex.quote(str(plan.output))} --repair{imports}`"
 
 
-def _blocks(numbers: Runs) -> str:
+def _blocks(numbers: RangeSet) -> str:
     """How many these are, and which.
 
     Examples
     --------
-    >>> _blocks(Runs([3])), _blocks(Runs([1, 2, 5])), _blocks(Runs())
+    >>> _blocks(RangeSet([3])), _blocks(RangeSet([1, 2, 5])), _blocks(RangeSet())
     ('1 block (3) was', '3 blocks (1-2,5) were', 'no block was')
     """
     if not numbers:

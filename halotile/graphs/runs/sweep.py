@@ -248,7 +248,7 @@ class Sweep:
                 f"memory ran out on a worker: {batch} tiles at once there, in place of {before}"
             )
             with suppress(OSError):  # a full disk is told where blocks are written
-                self.directory.remember(batch=batch)
+                self.directory.update_plan(batch=batch)
 
     def _note_cpu_kind(self, cpu_kind: str) -> None:
         """Warn once where workers of several kinds share a run."""
@@ -316,7 +316,7 @@ class Sweep:
         """Between answers: heed signals, sync the journal, tell how far it is."""
         if self.signals.requested and not stream.draining:
             stream.drain()
-            self.directory.ask_to_stop()
+            self.directory.request_stop()
             self.status.report(f"{self.signals.name}: finishing the blocks in flight, starting no more")
         if self.signals.hurried:
             self.untidy = True

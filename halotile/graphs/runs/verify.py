@@ -20,7 +20,7 @@ from halotile.graphs.runs.progress import Observer
 from halotile.storage.disk.ownership import metadata_problems, restore_metadata
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import open_output
 
 
@@ -32,7 +32,7 @@ class Verdict:
     checked: int
     problems: tuple[str, ...]
     repaired: int
-    undone: Runs = field(default_factory=Runs)
+    undone: RangeSet = field(default_factory=RangeSet)
     """Blocks that the run has not done, or has given up: there is nothing to check."""
     repairable: bool = True
     """Whether there is a run directory, which says by what job it was written."""
@@ -110,7 +110,7 @@ def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
         return directory.read_plan()
     except DamagedData:
         with suppress(FileNotFoundError):
-            Journal.look(directory.journal_path)
+            Journal.open_any(directory.journal_path)
         raise
 
 
@@ -135,7 +135,7 @@ def _repair(
     with directory.lock():
         restore_metadata(path, plan.layout)
         journal = Journal.open(directory.journal_path, stored["fingerprint"], len(plan.grid))
-        journal.strike(damaged)
+        journal.unmark(damaged)
         journal.close()
     engine.run(plan, observer=observer)
 

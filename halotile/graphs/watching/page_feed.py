@@ -16,7 +16,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.sections import parse_bytes
 from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
 from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import Receipt
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Watch:
         return cluster.dashboard
 
     def begin(
-        self, counts: tuple[int, ...], *, done: Runs, quarantined: Collection[int], phase: str, title: str
+        self, counts: tuple[int, ...], *, done: RangeSet, quarantined: Collection[int], phase: str, title: str
     ) -> None:
         """Another sweep over all blocks, of which some are done."""
         if self.client is None:

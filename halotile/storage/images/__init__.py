@@ -1,1 +1,1 @@
-"""Images for people: planes, PNG, TIFF. Nothing here is read back by a run."""
+"""PNG and TIFF export, and TIFF checks."""

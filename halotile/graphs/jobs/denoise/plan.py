@@ -109,7 +109,7 @@ def make_plan(
     check_job(job)
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
-    previous = None if fresh else RunDirectory(run_directory_of(output)).whole_plan()
+    previous = None if fresh else RunDirectory(run_directory_of(output)).read_valid_plan()
     denoiser = make_denoiser(job.denoiser, job)
     expect_trial(denoiser)
     original = open_source(

@@ -16,9 +16,9 @@ from halotile.graphs.runs.session import Session
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import StatusFile
 from halotile.graphs.runs.sweep import TASK_SECONDS, Sweep
-from halotile.storage.disk.durable import sweep_partials
+from halotile.storage.disk.durable import remove_partials
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 
 __all__ = ["Outcome", "run"]
 
@@ -96,7 +96,7 @@ class _Driver:
         """Until nothing is left to do; a cluster that stops answering is started anew."""
         signals = self.sweep.signals
         struck = self.claimed.strike_damaged(self.journal.done, signals, thorough=False)
-        self.earlier = Runs(self.journal.done)
+        self.earlier = RangeSet(self.journal.done)
         self.status.begin(self.sweep.progress("start"))
         self._report_struck(struck)
         if self.journal.warning:
@@ -113,7 +113,7 @@ class _Driver:
             raise
         self.journal.sync()
         if self.sweep.untidy:
-            sweep_partials(self.plan.output)
+            remove_partials(self.plan.output)
         return self._conclude()
 
     def _report_struck(self, struck: int) -> None:

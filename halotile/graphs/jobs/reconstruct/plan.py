@@ -120,7 +120,7 @@ def make_reconstruction_plan(
     output = Path(os.path.abspath(job.output.path))
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))
-    previous = None if fresh else directory.whole_plan()
+    previous = None if fresh else directory.read_valid_plan()
     operators = make_operators(job)
     check_made(operators)
     check_masks(operators)

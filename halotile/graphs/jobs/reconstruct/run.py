@@ -31,7 +31,7 @@ from halotile.graphs.runs.status import StatusFile
 from halotile.graphs.runs.sweep import Sweep
 from halotile.graphs.solvers.base import SPENT, Problem, Solver
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
-from halotile.storage.disk.durable import sweep_partials
+from halotile.storage.disk.durable import remove_partials
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
@@ -118,7 +118,7 @@ class _Driver:
         self.claimed.strike_damaged(self.journal.done, self.signals, thorough=True)
         keep_job(self.plan, self.directory)
         if self.journal.done and is_behind(self.directory, self.plan.job.solver):
-            self.journal.strike(list(self.journal.done))
+            self.journal.unmark(list(self.journal.done))
             self.journal.sync()  # before another iteration's image is told to be there
         finished = len(self.journal.done) == len(self.plan.grid)
         self.status.earlier = len(self.plan.grid) * (self.plan.sweeps - 1) if finished else 0
@@ -168,7 +168,7 @@ class _Driver:
         """Say why a few blocks take a whole run."""
         if is_gone(self.directory):
             missing = len(self.plan.grid) - len(self.journal.done)
-            written = counted(last_of(self.directory.read_written()), "iteration")
+            written = counted(last_of(self.directory.read_output_iterations()), "iteration")
             self.status.report(
                 f"to write {counted(missing, 'block')} anew: {written} from the start, for what the solver had was removed when "
                 "the run ended (solver.keep_state: true keeps it)"
@@ -228,7 +228,7 @@ class _Driver:
         )
 
     def _write_output(self, iterations: Iterations) -> None:
-        self.directory.write_written(iterations.rows)
+        self.directory.write_output_iterations(iterations.rows)
         image = iterations.image()
         task = StepTask(
             grid=self.plan.grid,
@@ -301,8 +301,8 @@ class _Driver:
         if work.disk_error:
             raise DiskRefused(describe_full_disk(self.plan, work.disk_error, len(work.journal.done)))
         if work.untidy:
-            sweep_partials(self.plan.output)
-            sweep_partials(self.directory.state_path)
+            remove_partials(self.plan.output)
+            remove_partials(self.directory.state_path)
 
     def _count_earlier(self, phase: str, iteration: int, done: int) -> None:
         """Tell the status how many blocks came before a sweep."""

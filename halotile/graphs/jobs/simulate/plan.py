@@ -238,7 +238,7 @@ def _plan_of(
         "code": code_versions(),
     }
     making = data.with_name(data.name + MAKING)
-    before = RunDirectory(run_directory_of(making)).whole_plan() if making.exists() else None
+    before = RunDirectory(run_directory_of(making)).read_valid_plan() if making.exists() else None
     return SimulationPlan(
         measured=measured,
         sources=(reference, *sources_in(operator)),

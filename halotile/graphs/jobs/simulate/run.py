@@ -24,10 +24,9 @@ from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import StatusFile
 from halotile.graphs.runs.sweep import Sweep
 from halotile.graphs.watching.progress_bar import progress_shown
-from halotile.storage.disk.durable import DISK, sweep_partials
-from halotile.storage.disk.place import check_place
+from halotile.storage.disk.durable import DISK, remove_partials
+from halotile.storage.disk.place import ZARR_FILES, check_place
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded.marks import MARKS
 from halotile.tasks.noise.simulated import Noise
 
 
@@ -214,9 +213,9 @@ class _Making:
     def name(self) -> None:
         """Give it the name that it is asked for; what stood there goes."""
         self.journal.sync()  # it is not to be looked for once its folder is gone
-        sweep_partials(self.plan.output)
+        remove_partials(self.plan.output)
         if self.plan.data.exists():
-            DISK.remove_tree(self.plan.data, last=MARKS)
+            DISK.remove_tree(self.plan.data, last=ZARR_FILES)
         os.rename(self.plan.output, self.plan.data)
         DISK.sync_directory(self.plan.data.parent)
         DISK.remove_tree(self.directory.path)

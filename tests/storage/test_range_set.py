@@ -1,4 +1,4 @@
-"""Runs against a plain set."""
+"""RangeSet against a plain set."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 
 NUMBERS = st.lists(st.integers(0, 60))
 STEPS = st.lists(st.tuples(st.booleans(), NUMBERS | st.builds(range, st.integers(0, 60), st.integers(0, 60))))
 
 
-def applied(steps: list[tuple[bool, list[int] | range]]) -> tuple[Runs, set[int]]:
-    runs, model = Runs(), set[int]()
+def applied(steps: list[tuple[bool, list[int] | range]]) -> tuple[RangeSet, set[int]]:
+    runs, model = RangeSet(), set[int]()
     for adds, numbers in steps:
         if adds:
             runs.add(numbers)
@@ -46,28 +46,28 @@ def test_runs_neither_touch_nor_overlap(steps: list[tuple[bool, list[int] | rang
 @settings(deadline=None, max_examples=100)
 @given(NUMBERS, st.integers(0, 80))
 def test_the_complement_is_what_is_left(numbers: list[int], total: int) -> None:
-    assert list(Runs(numbers).complement(total)) == [n for n in range(total) if n not in set(numbers)]
+    assert list(RangeSet(numbers).complement(total)) == [n for n in range(total) if n not in set(numbers)]
 
 
 @settings(deadline=None, max_examples=100)
 @given(NUMBERS)
 def test_text_brings_the_same_set_back(numbers: list[int]) -> None:
-    assert Runs.from_text(Runs(numbers).to_text()) == Runs(numbers)
+    assert RangeSet.from_text(RangeSet(numbers).to_text()) == RangeSet(numbers)
 
 
 @pytest.mark.parametrize("text", ["1-", "-3", "a", "1,,2", "1-2-3", " 1", "1,", "+1"])
 def test_text_that_it_never_wrote_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="neither a number nor first-last"):
-        Runs.from_text(text)
+        RangeSet.from_text(text)
 
 
 def test_numbers_below_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="-1 is below 0"):
-        Runs([-1])
+        RangeSet([-1])
 
 
 def test_a_copy_stands_by_itself() -> None:
-    runs = Runs([1, 2])
+    runs = RangeSet([1, 2])
     twin = runs.copy()
     twin.add([9])
     assert list(runs) == [1, 2]
@@ -75,7 +75,7 @@ def test_a_copy_stands_by_itself() -> None:
 
 
 def test_a_million_members_in_batches_stay_few_runs() -> None:
-    runs = Runs()
+    runs = RangeSet()
     for start in range(0, 1_000_000, 256):
         runs.add(range(start, min(start + 256, 1_000_000)))
     assert runs.to_text() == "0-999999"
