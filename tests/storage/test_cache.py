@@ -1,4 +1,4 @@
-"""What is kept in the user's cache: private, whole or not there, and not without end."""
+"""The user's cache: private, atomic and bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/halotile/found"
 
 
-def test_what_was_kept_is_there_for_its_key_alone(folder: Path) -> None:
+def test_a_value_is_cached_under_its_key_only(folder: Path) -> None:
     write_cached(KEY, {"depth": [1, 2]})
     assert read_cached(KEY) == {"depth": [1, 2]}
     assert read_cached(OTHER) is None
@@ -39,7 +39,7 @@ def test_what_was_kept_is_there_for_its_key_alone(folder: Path) -> None:
         lambda content: b"0" * 2**17,
     ],
 )
-def test_a_damaged_entry_is_none_and_is_replaced(folder: Path, damage: Any) -> None:
+def test_a_damaged_entry_counts_as_absent_and_is_replaced(folder: Path, damage: Any) -> None:
     write_cached(KEY, [1])
     (folder / KEY).write_bytes(damage((folder / KEY).read_bytes()))
     assert read_cached(KEY) is None
@@ -76,19 +76,19 @@ def test_a_folder_that_others_write_to_is_not_used(folder: Path, made: Any) -> N
     assert (read_cached(KEY) == 1) is (made is closed_to_others)
 
 
-def test_no_folder_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     write_cached(KEY, 1)
     assert read_cached(KEY) is None
 
 
 @pytest.mark.usefixtures("homeless")
-def test_no_home_is_no_fault() -> None:
+def test_a_missing_home_is_no_error() -> None:
     write_cached(KEY, 1)
     assert read_cached(KEY) is None
 
 
-def test_many_write_at_once_and_each_reads_something_whole(folder: Path) -> None:
+def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
     def turn(number: int) -> Any:
         write_cached(KEY, [number] * 100)
         return read_cached(KEY)
@@ -99,7 +99,9 @@ def test_many_write_at_once_and_each_reads_something_whole(folder: Path) -> None
     assert os.listdir(folder) == [KEY]
 
 
-def test_the_oldest_go_where_there_are_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_entries_are_removed_when_there_are_too_many(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache, "MOST_ENTRIES", 10)
     for number in range(12):
         write_cached(f"{number:064d}", number)

@@ -1,4 +1,4 @@
-"""The journal against a plain set, through crashes and damage."""
+"""The journal compared with a plain set, through crashes and damage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = st.lists(st.integers(0, TOTAL - 1), max_size=12)
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """What the journal holds is what was last marked and not struck, but for marks that a crash tore off."""
+    """The journal contains the blocks that were marked and not unmarked since, except marks lost in a crash."""
 
     @initialize()
     def begin(self) -> None:
@@ -98,12 +98,12 @@ test_the_journal_keeps_what_was_marked_through_crashes = JournalMachine.TestCase
 
 
 def held_by(journal: Journal) -> dict[int, bytes]:
-    """The blocks that are done, with both of their digests."""
+    """The finished blocks, with both of their digests."""
     return {number: journal.digest(number, 0) + journal.digest(number, 1) for number in journal.done}
 
 
 def marked(*numbers: int) -> dict[int, bytes]:
-    """Blocks with a digest each."""
+    """A digest for each block."""
     return {number: b"%04d" % number for number in numbers}
 
 
@@ -126,7 +126,7 @@ def opened(path: Path, **options: Any) -> Journal:
     return Journal.open(path, "print", TOTAL, **options)
 
 
-def test_every_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+def test_every_partial_last_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     *whole, last = made(path, ("mark", [1, 2]), ("mark", [5, 6, 9]))
     for length in range(len(last)):
@@ -148,7 +148,7 @@ def test_every_flipped_bit_of_a_mark_makes_its_block_undone(tmp_path: Path) -> N
         assert list(opened(path, read_only=True).done) == []
 
 
-def test_marks_after_a_damaged_line_are_doubted_and_strikes_are_not(tmp_path: Path) -> None:
+def test_marks_after_a_damaged_line_are_ignored_but_removals_are_not(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lines = made(path, ("mark", [1, 2]), ("mark", [5]), ("mark", [6]), ("unmark", [2]))
     lines[2] = lines[2].replace(b"+5", b"+8")
@@ -190,7 +190,7 @@ def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str
     + [with_checksum(b"[" * 100_000), *(first_line(total, images) for total, images in ODD_SIZES)],
 )
 @pytest.mark.parametrize("look", [opened, Journal.open_any])
-def test_a_file_without_a_sound_first_line_is_damaged(
+def test_a_file_without_a_valid_first_line_is_damaged(
     tmp_path: Path, look: Callable[[Path], Journal], content: bytes
 ) -> None:
     (tmp_path / "journal").write_bytes(content)
@@ -209,7 +209,7 @@ def test_a_plan_of_more_blocks_than_a_journal_can_have_is_refused(tmp_path: Path
     [b"+1", b"+1 AAAA", b"+1 MDA", b"+40 MDAwMQ==", b"+3-1 MDAwMQ==", b"+x MDAwMQ==", b"+0-9 \xff", b"*1"]
     + [sign + b"0-" + b"9" * digits for sign in (b"+", b"-") for digits in (12, 23, 5000)],
 )
-def test_a_line_that_says_nothing_is_a_damaged_one(tmp_path: Path, content: bytes) -> None:
+def test_a_line_without_meaning_is_damaged(tmp_path: Path, content: bytes) -> None:
     lines = made(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
     lines[2] = with_checksum(content)
     (tmp_path / "journal").write_bytes(b"".join(lines))
@@ -235,13 +235,13 @@ def test_a_block_outside_the_plan_is_an_error(tmp_path: Path) -> None:
     assert not journal.done
 
 
-def test_a_journal_for_reading_takes_no_marks(tmp_path: Path) -> None:
+def test_a_read_only_journal_accepts_no_marks(tmp_path: Path) -> None:
     made(tmp_path / "journal")
     with pytest.raises(io.UnsupportedOperation):
         opened(tmp_path / "journal", read_only=True).mark(marked(1))
 
 
-def test_a_line_that_the_disk_took_in_part_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_a_partly_written_line_does_not_damage_the_next(tmp_path: Path) -> None:
     class FillsUp(Disk):
         full = False
 
@@ -266,7 +266,7 @@ def test_a_line_that_the_disk_took_in_part_does_not_spoil_the_next(tmp_path: Pat
     assert again.warning == ""
 
 
-def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
+def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
     class Counts(Disk):
         syncs = 0
 
@@ -299,7 +299,7 @@ def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
         ("removed", False),
     ],
 )
-def test_a_file_that_somebody_else_changed_is_written_anew(tmp_path: Path, change: str, dirty: bool) -> None:
+def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change: str, dirty: bool) -> None:
     path = tmp_path / "journal"
     journal = Journal.create(path, "print", 9)
     journal.mark({3: b"wave", 5: b"dark"})
@@ -337,7 +337,7 @@ def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
     assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_journal_can_be_looked_at_whosever_it_is(tmp_path: Path) -> None:
+def test_the_journal_of_any_plan_can_be_opened_for_reading(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal.create(path, "a1b2", 9) as journal:
         journal.mark(marked(3, 4))

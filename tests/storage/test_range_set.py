@@ -1,4 +1,4 @@
-"""RangeSet against a plain set."""
+"""RangeSet compared with a plain set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_adding_and_discarding_agree_with_a_set(steps: list[tuple[bool, list[int
 
 @settings(deadline=None, max_examples=100)
 @given(STEPS)
-def test_runs_neither_touch_nor_overlap(steps: list[tuple[bool, list[int] | range]]) -> None:
+def test_ranges_neither_touch_nor_overlap(steps: list[tuple[bool, list[int] | range]]) -> None:
     ranges = list(applied(steps)[0].ranges())
     assert all(len(run) for run in ranges)
     assert all(a.stop < b.start for a, b in itertools.pairwise(ranges))
@@ -45,18 +45,18 @@ def test_runs_neither_touch_nor_overlap(steps: list[tuple[bool, list[int] | rang
 
 @settings(deadline=None, max_examples=100)
 @given(NUMBERS, st.integers(0, 80))
-def test_the_complement_is_what_is_left(numbers: list[int], total: int) -> None:
+def test_the_complement_contains_the_other_numbers(numbers: list[int], total: int) -> None:
     assert list(RangeSet(numbers).complement(total)) == [n for n in range(total) if n not in set(numbers)]
 
 
 @settings(deadline=None, max_examples=100)
 @given(NUMBERS)
-def test_text_brings_the_same_set_back(numbers: list[int]) -> None:
+def test_the_set_can_be_restored_from_its_text(numbers: list[int]) -> None:
     assert RangeSet.from_text(RangeSet(numbers).to_text()) == RangeSet(numbers)
 
 
 @pytest.mark.parametrize("text", ["1-", "-3", "a", "1,,2", "1-2-3", " 1", "1,", "+1"])
-def test_text_that_it_never_wrote_is_refused(text: str) -> None:
+def test_invalid_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="neither a number nor first-last"):
         RangeSet.from_text(text)
 
@@ -66,7 +66,7 @@ def test_numbers_below_zero_are_refused() -> None:
         RangeSet([-1])
 
 
-def test_a_copy_stands_by_itself() -> None:
+def test_a_copy_is_independent() -> None:
     runs = RangeSet([1, 2])
     twin = runs.copy()
     twin.add([9])
@@ -74,7 +74,7 @@ def test_a_copy_stands_by_itself() -> None:
     assert runs != twin
 
 
-def test_a_million_members_in_batches_stay_few_runs() -> None:
+def test_a_million_members_in_batches_form_few_ranges() -> None:
     runs = RangeSet()
     for start in range(0, 1_000_000, 256):
         runs.add(range(start, min(start + 256, 1_000_000)))

@@ -1,4 +1,4 @@
-"""Shards: what is encoded comes back, and every damage is seen."""
+"""Shards: encoded pixels can be decoded, and all damage is detected."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_file_is_no_longer_than_its_parts() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_flipped_bit_is_seen(codec: str) -> None:
+def test_every_flipped_bit_is_detected(codec: str) -> None:
     form = ShardFormat((4, 4), (2, 4), "uint16", codec)
     good = file_of(noise((4, 4), "uint16"), form)
     assert list(find_problems(good, form, (4, 4))) == []
@@ -95,7 +95,7 @@ def test_every_flipped_bit_is_seen(codec: str) -> None:
             decode_shard(bytes(bad), form)
 
 
-def test_every_truncation_is_seen() -> None:
+def test_every_truncation_is_detected() -> None:
     good = file_of(noise((8, 8), "float32"), FORM)
     for length in range(len(good)):
         assert list(find_problems(good[:length], FORM, (8, 8)))
@@ -119,7 +119,7 @@ def test_a_damaged_chunk_is_named_and_the_others_still_decode() -> None:
     np.testing.assert_array_equal(decode_chunk(bytes(file), table, (0, 1), FORM), pixels[:4, 4:])
 
 
-def test_a_chunk_of_another_size_is_seen_though_its_checksum_is_right() -> None:
+def test_a_chunk_of_another_size_is_detected_despite_a_correct_checksum() -> None:
     small = ShardFormat((4, 4), (2, 2), "float32", "lz4")
     file = file_of(noise((4, 4), "float32"), small)
     with pytest.raises(DamagedData, match=r"chunk \(0, 0\) decodes to 16 bytes, not 64"):
@@ -127,7 +127,7 @@ def test_a_chunk_of_another_size_is_seen_though_its_checksum_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shard", "chunk", "codec", "said"),
+    ("shard", "chunk", "codec", "message"),
     [
         ((8, 8), (3, 4), "lz4", "multiple of the chunk"),
         ((8,), (4, 4), "lz4", "multiple of the chunk"),
@@ -136,9 +136,9 @@ def test_a_chunk_of_another_size_is_seen_though_its_checksum_is_right() -> None:
     ],
 )
 def test_formats_that_do_not_fit_are_refused(
-    shard: tuple[int, ...], chunk: tuple[int, ...], codec: str, said: str
+    shard: tuple[int, ...], chunk: tuple[int, ...], codec: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         ShardFormat(shard, chunk, "uint8", codec)
 
 
