@@ -295,7 +295,7 @@ def damage(path: Path, kind: str) -> None:
     [
         ("gone", "the shard is missing"),
         ("short", "the checksum of the index does not match"),
-        ("flipped", "the checksum of chunk (0, 0) does not match"),
+        ("flipped", "chunk (0, 0): its crc32c checksum does not match"),
         ("empty", "it was cut short"),
         ("directory", "a directory stands in place of the shard"),
     ],

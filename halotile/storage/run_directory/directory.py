@@ -27,6 +27,7 @@ _DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 LOCK_SECONDS = 0.5
 """Default waiting time for the lock, longer than :meth:`RunDirectory.is_running` holds it to check whether it is free."""
+_PROGRESS = (names.PLAN, names.JOURNAL, names.STATUS, names.EVENTS)
 _ADVICE = "Run with --fresh to start over."
 
 
@@ -138,15 +139,7 @@ class RunDirectory:
 
     def forget(self) -> None:
         """Remove the records of the run, beginning with the plan; the job stays, because it claims the output."""
-        for name in (
-            names.PLAN,
-            names.JOURNAL,
-            names.STATUS,
-            names.EVENTS,
-            names.ITERATIONS,
-            names.WRITTEN,
-            names.REPORT,
-        ):
+        for name in (*_PROGRESS, names.ITERATIONS, names.WRITTEN, names.REPORT):
             self.disk.remove(self.path / name)
         self.forget_state()
 
@@ -351,8 +344,7 @@ class RunDirectory:
             return True
         # The lock file is not fsynced: after a power cut the other files may exist without it, the job first.
         files = {name for name in os.listdir(self.path) if not name.endswith(PARTIAL)}
-        later = {names.PLAN, names.JOURNAL, names.STATUS, names.EVENTS}
-        return files <= names.NAMES and (names.JOB in files or not files & later)
+        return files <= names.NAMES and (names.JOB in files or files.isdisjoint(_PROGRESS))
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=FILE_MODE)

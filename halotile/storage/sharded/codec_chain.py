@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from halotile.errors import DamagedData
 from halotile.storage.rim import Pixels
 
-# Blosc's own threads hold the GIL and compete with halotile's.
+# Blosc's own thread pool is shared by the whole process, locked, and holds the GIL. Without it, calls are independent.
 numcodecs.blosc.use_threads = False
 
 Bytes = NDArray[np.uint8]

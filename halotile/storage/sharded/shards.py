@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, DamagedData
 from halotile.storage.disk.durable import Buffer
-
-# Blosc's own thread pool is shared by the whole process and locked. Without it, calls are independent.
-blosc.use_threads = False
+from halotile.storage.sharded.codec_chain import Chain
 
 LEVELS = {"lz4": 5, "zstd": 3}
 """Compression level of each Blosc codec. Higher levels take more time and hardly reduce the size."""
@@ -86,10 +84,11 @@ class ShardFormat:
         """Size of the index with its checksum."""
         return 16 * math.prod(self.counts) + _CRC_BYTES
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Size of one decoded chunk."""
-        return math.prod(self.chunk) * self.stored.itemsize
+    @cached_property
+    def chain(self) -> Chain:
+        """The codecs of an inner chunk."""
+        compressor = None if self.codec == "none" else blosc.Blosc()
+        return Chain(self.chunk, self.stored, compressor, checked=True)
 
     def written_counts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Number of chunks along each axis that overlap the first ``shape`` pixels of a shard."""
@@ -222,18 +221,12 @@ def decode_chunk(file: bytes, table: NDArray[np.uint64], index: tuple[int, ...],
     offset, length = (int(n) for n in table[index])
     if offset == _EMPTY:
         raise DamagedData(f"chunk {index} is not in the file")
-    if length < _CRC_BYTES or offset + length > len(file):
+    if offset + length > len(file):
         raise DamagedData(f"chunk {index} is cut short: bytes {offset} to {offset + length} of {len(file)}")
-    data = file[offset : offset + length - _CRC_BYTES]
-    if _crc(data) != file[offset + length - _CRC_BYTES : offset + length]:
-        raise DamagedData(f"the checksum of chunk {index} does not match")
     try:
-        raw = data if form.codec == "none" else blosc.decompress(data)
-    except (RuntimeError, ValueError) as error:
-        raise DamagedData(f"chunk {index} does not decompress: {error}") from error
-    if len(raw) != form.chunk_bytes:
-        raise DamagedData(f"chunk {index} decodes to {len(raw)} bytes, not {form.chunk_bytes}")
-    return np.frombuffer(raw, form.stored).reshape(form.chunk)
+        return form.chain.decode(np.frombuffer(file, np.uint8)[offset : offset + length])
+    except DamagedData as error:
+        raise DamagedData(f"chunk {index}: {error}") from error
 
 
 def _compress(chunk: Pixels, form: ShardFormat) -> bytes:
