@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -87,7 +86,7 @@ class StoredArray:
             For any other index, one too many, or an integer outside the array.
         """
         entries = _expand_ellipsis(index, self.shape)
-        ranges = [_range(entry, n) for entry, n in zip(entries, self.shape, strict=True)]
+        ranges = [_bounds(entry, n) for entry, n in zip(entries, self.shape, strict=True)]
         pixels = self.read(Region(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)))
         return pixels[tuple(slice(None) if isinstance(entry, slice) else 0 for entry in entries)]
 
@@ -178,20 +177,21 @@ def _expand_ellipsis(index: Any, shape: tuple[int, ...]) -> list[Any]:
     return [*entries[:at], *(slice(None),) * missing, *entries[at + 1 :]]
 
 
-def _range(entry: Any, length: int) -> tuple[int, int]:
+def _bounds(entry: Any, length: int) -> tuple[int, int]:
     """Start and stop of one index entry."""
-    if isinstance(entry, slice) and entry.step in (None, 1):
-        start, stop, _ = entry.indices(length)
-        return start, max(start, stop)
     try:
-        position = operator.index(entry)
+        selected = range(length)[entry]
+    except IndexError:
+        raise IndexError(f"index {entry} is outside an axis of {length} pixels.") from None
     except TypeError:
+        selected = None
+    if isinstance(selected, int):
+        return selected, selected + 1
+    if selected is None or selected.step != 1:
         raise IndexError(
             f"{entry!r} is no index here: write integers and slices of step 1, or index what was read."
-        ) from None
-    if not -length <= position < length:
-        raise IndexError(f"index {position} is outside an axis of {length} pixels.")
-    return position % length, position % length + 1
+        )
+    return selected.start, max(selected.start, selected.stop)
 
 
 def read_error(what: str, error: Exception) -> InputError:

@@ -90,7 +90,7 @@ def written(folder: Path, layout: str, **options: Any) -> Any:
 
 
 def reader(folder: Path) -> Any:
-    return ZarrReader(str(folder), dataset=None, axes=None).pixels.local
+    return ZarrReader(str(folder), dataset=None, axes=None).local
 
 
 def same(ours: Any, theirs: Any) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 from halotile.errors import InputError
 from halotile.storage.formats import zarr as plain
 from halotile.storage.formats.base import Header, Source, make_header
-from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels
 from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
 from halotile.storage.stored_array import StoredArray
@@ -33,7 +31,7 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
     return StoredArray(path, "ome", OmeReader, level=level, axes=axes)
 
 
-class OmeReader:
+class OmeReader(plain.ArrayReader):
     """An open level of an OME-Zarr image."""
 
     def __init__(self, path: str, *, level: int, axes: str | None) -> None:
@@ -44,7 +42,7 @@ class OmeReader:
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_names(image.get("axes"), len(array.shape))
         scale, translation = _coordinates(image, entry, len(array.shape))
-        self.pixels = plain.ArrayPixels(path, array)
+        super().__init__(path, array)
         self.header: Header = make_header(
             array.shape,
             array.dtype,
@@ -54,14 +52,10 @@ class OmeReader:
             shards=array.shards or array.chunks,
             scale=scale,
             units=units,
-            identity={"level": level, "multiscales": digest(image), **self.pixels.identity()},
-            mapped=self.pixels.mapped,
+            identity={"level": level, "multiscales": digest(image), **self.identity()},
+            mapped=self.mapped,
             ome=OmeImage(translation, _text(image.get("name")), checked_omero(attributes.get("omero"))),
         )
-
-    def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
-        return self.pixels.read(region)
 
 
 def _first_image(multiscales: Any) -> Mapping[str, Any]:

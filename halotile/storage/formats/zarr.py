@@ -51,43 +51,8 @@ def open_array(path: str) -> Readable:
     return StoredArray(path, "zarr", ZarrReader, dataset=None, axes=None, image=False)
 
 
-class ZarrReader:
-    """An open Zarr array; with ``image=False`` it need not be an image."""
-
-    def __init__(self, path: str, *, dataset: str | None, axes: str | None, image: bool = True) -> None:
-        array = choose_array(open_node(path), dataset)
-        self.pixels = ArrayPixels(path, array)
-        self.header: Header = make_header(
-            array.shape,
-            array.dtype,
-            requested=axes,
-            named=_dimension_names(array),
-            chunks=array.chunks,
-            shards=array.shards or array.chunks,
-            **_pixel_sizes(array),
-            identity=self.pixels.identity(),
-            mapped=self.pixels.mapped,
-            image=image,
-        )
-
-    def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
-        return self.pixels.read(region)
-
-
-def _pixel_sizes(array: Any) -> dict[str, Any]:
-    """Scale and units from halotile's own attribute, which is used for axes that OME-Zarr cannot represent."""
-    attribute = array.attrs.get("halotile")
-    try:
-        scale, units = [float(size) for size in attribute["scale"]], list(attribute["units"])
-    except (TypeError, KeyError, ValueError):
-        return {}
-    valid = len(scale) == len(units) == array.ndim and all(0 < size < math.inf for size in scale)
-    return {"scale": scale, "units": units} if valid else {}
-
-
-class ArrayPixels:
-    """The pixels of an open Zarr array, read by the first reader that supports it.
+class ArrayReader:
+    """Reads of an open Zarr array by the first reader that supports it.
 
     The readers are :mod:`halotile.storage.sharded.local_reader`, :mod:`halotile.storage.sharded.tensorstore_reader` and zarr-python.
     """
@@ -126,6 +91,37 @@ class ArrayPixels:
                     values["mtime_ns"] = file.stat().st_mtime_ns
             return values | {"chunks_changed": digest(list(_chunk_times(self._folder, self.array)))}
         return values if "://" in self._path else values | file_identity(self._path)
+
+
+class ZarrReader(ArrayReader):
+    """An open Zarr array; with ``image=False`` it need not be an image."""
+
+    def __init__(self, path: str, *, dataset: str | None, axes: str | None, image: bool = True) -> None:
+        array = choose_array(open_node(path), dataset)
+        super().__init__(path, array)
+        self.header: Header = make_header(
+            array.shape,
+            array.dtype,
+            requested=axes,
+            named=_dimension_names(array),
+            chunks=array.chunks,
+            shards=array.shards or array.chunks,
+            **_pixel_sizes(array),
+            identity=self.identity(),
+            mapped=self.mapped,
+            image=image,
+        )
+
+
+def _pixel_sizes(array: Any) -> dict[str, Any]:
+    """Scale and units from halotile's own attribute, which is used for axes that OME-Zarr cannot represent."""
+    attribute = array.attrs.get("halotile")
+    try:
+        scale, units = [float(size) for size in attribute["scale"]], list(attribute["units"])
+    except (TypeError, KeyError, ValueError):
+        return {}
+    valid = len(scale) == len(units) == array.ndim and all(0 < size < math.inf for size in scale)
+    return {"scale": scale, "units": units} if valid else {}
 
 
 def _chunk_times(folder: Path, array: Any) -> Iterator[tuple[Any, ...]]:

@@ -29,14 +29,11 @@ _CLASSIC_BYTES = 4_000_000_000
 """Limit for a classic TIFF with 32-bit offsets."""
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 2
-_CENTIMETERS = {
-    "angstrom": 1e-8, "picometer": 1e-10, "nanometer": 1e-7, "micrometer": 1e-4,
-    "millimeter": 0.1, "centimeter": 1.0, "meter": 100.0,
+_UNITS = {
+    "angstrom": ("Å", 1e-8), "picometer": ("pm", 1e-10), "nanometer": ("nm", 1e-7), "micrometer": ("µm", 1e-4),
+    "millimeter": ("mm", 0.1), "centimeter": ("cm", 1.0), "meter": ("m", 100.0),
 }  # fmt: skip
-_SYMBOLS = {
-    "angstrom": "Å", "picometer": "pm", "nanometer": "nm", "micrometer": "µm",
-    "millimeter": "mm", "centimeter": "cm", "meter": "m",
-}  # fmt: skip
+"""Symbol and length in centimeters of each unit."""
 
 
 def write_tiff(path: Path, planes: Planes, *, tick: Tick = lambda _: None) -> int:
@@ -125,7 +122,7 @@ def _known_sizes(planes: Planes) -> dict[str, tuple[float, str]]:
     """Size of a pixel and its unit along the spatial axes where both are known."""
     source = planes.source
     entries = zip(source.axes, source.scale, source.units, strict=True)
-    return {a: (size, unit) for a, size, unit in entries if a in "zyx" and unit in _CENTIMETERS and size > 0}
+    return {a: (size, unit) for a, size, unit in entries if a in "zyx" and unit in _UNITS and size > 0}
 
 
 def _physical_sizes(planes: Planes) -> dict[str, Any]:
@@ -133,7 +130,7 @@ def _physical_sizes(planes: Planes) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for axis, (size, unit) in _known_sizes(planes).items():
         name = f"PhysicalSize{axis.upper()}"
-        attributes |= {name: size, f"{name}Unit": _SYMBOLS[unit]}
+        attributes |= {name: size, f"{name}Unit": _UNITS[unit][0]}
     return attributes
 
 
@@ -142,7 +139,7 @@ def _resolution(planes: Planes) -> dict[str, Any]:
     known = _known_sizes(planes)
     if not {"y", "x"} <= set(known):
         return {}
-    resolution = tuple(1 / (size * _CENTIMETERS[unit]) for size, unit in (known["x"], known["y"]))
+    resolution = tuple(1 / (size * _UNITS[unit][1]) for size, unit in (known["x"], known["y"]))
     return {"resolution": resolution, "resolutionunit": "CENTIMETER"}
 
 
