@@ -119,7 +119,7 @@ def open_array(path: str | os.PathLike[str]) -> Readable:
 def _missing_path_message(path: Path) -> str:
     """Error message for a path that does not exist, with the closest existing name."""
     if link := broken_link(path):
-        return f"{path}: nothing is there, for {link}. Mend it, or write the path of an existing file or directory."
+        return f"{path}: nothing is there, for {link}. Repair it, or write the path of an existing file or directory."
     parent, missing = path.parent, path
     while not parent.exists():
         parent, missing = parent.parent, parent

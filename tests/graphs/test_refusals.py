@@ -147,7 +147,7 @@ def test_a_run_directory_that_is_not_ours_stays(tmp_path: Path, source: Path, ki
         (place / "notes").touch()
     else:
         place.symlink_to(tmp_path)
-    with refused(tmp_path, OutputRefused, "something that no run made stands there"):
+    with refused(tmp_path, OutputRefused, "something that no run made is there already"):
         run(make_plan(gaussian(source, tmp_path / "clean.zarr")))
 
 

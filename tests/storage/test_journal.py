@@ -35,7 +35,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.history = [(self.path.stat().st_size, dict[int, bytes]())]
         self.synced = self.path.stat().st_size
 
-    def note(self) -> None:
+    def record(self) -> None:
         self.history.append((self.path.stat().st_size, dict(self.done)))
 
     def open(self, **options: Any) -> Journal:
@@ -45,13 +45,13 @@ class JournalMachine(RuleBasedStateMachine):
     def mark(self, digests: dict[int, bytes]) -> None:
         self.journal.mark(digests)
         self.done |= digests
-        self.note()
+        self.record()
 
     @rule(numbers=NUMBERS)
     def unmark(self, numbers: list[int]) -> None:
         self.journal.unmark(numbers)
         self.done = {number: digest for number, digest in self.done.items() if number not in numbers}
-        self.note()
+        self.record()
         self.synced = self.path.stat().st_size if numbers else self.synced
 
     @rule()
@@ -67,9 +67,9 @@ class JournalMachine(RuleBasedStateMachine):
         self.synced = self.path.stat().st_size
 
     @rule()
-    def look_while_it_is_written(self) -> None:
+    def open_for_reading_while_it_is_written(self) -> None:
         before = self.path.read_bytes()
-        assert held_by(self.open(read_only=True)) == self.done
+        assert digests_in(self.open(read_only=True)) == self.done
         assert self.path.read_bytes() == before
 
     @precondition(lambda self: self.path.stat().st_size > self.synced)
@@ -80,24 +80,24 @@ class JournalMachine(RuleBasedStateMachine):
         self.path.write_bytes(content[:size] + bytes(len(content) - size if zeros else 0))
         self.history = [(s, done) for s, done in self.history if s <= size]
         self.done = dict(self.history[-1][1])
-        assert held_by(self.open(read_only=True)) == self.done
+        assert digests_in(self.open(read_only=True)) == self.done
         self.journal = self.open()
         assert not self.journal.warning
         assert self.path.stat().st_size == self.history[-1][0]
         self.synced = self.path.stat().st_size
 
     @invariant()
-    def it_holds_what_was_marked(self) -> None:
+    def it_contains_the_marked_blocks(self) -> None:
         if hasattr(self, "journal"):
-            assert held_by(self.journal) == self.done
+            assert digests_in(self.journal) == self.done
             assert len(self.journal.done) == len(self.done)
 
 
 JournalMachine.TestCase.settings = settings(deadline=None, max_examples=80, stateful_step_count=25)
-test_the_journal_keeps_what_was_marked_through_crashes = JournalMachine.TestCase
+test_the_journal_preserves_marks_through_crashes = JournalMachine.TestCase
 
 
-def held_by(journal: Journal) -> dict[int, bytes]:
+def digests_in(journal: Journal) -> dict[int, bytes]:
     """The finished blocks, with both of their digests."""
     return {number: journal.digest(number, 0) + journal.digest(number, 1) for number in journal.done}
 
@@ -107,7 +107,7 @@ def marked(*numbers: int) -> dict[int, bytes]:
     return {number: b"%04d" % number for number in numbers}
 
 
-def made(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
+def journal_lines(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
     with Journal.create(path, "print", TOTAL) as journal:
         for step, numbers in steps:
             getattr(journal, step)(marked(*numbers))
@@ -128,7 +128,7 @@ def opened(path: Path, **options: Any) -> Journal:
 
 def test_every_partial_last_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    *whole, last = made(path, ("mark", [1, 2]), ("mark", [5, 6, 9]))
+    *whole, last = journal_lines(path, ("mark", [1, 2]), ("mark", [5, 6, 9]))
     for length in range(len(last)):
         path.write_bytes(b"".join(whole) + last[:length])
         journal = opened(path)
@@ -140,7 +140,7 @@ def test_every_partial_last_line_is_removed(tmp_path: Path) -> None:
 
 def test_every_flipped_bit_of_a_mark_makes_its_block_undone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    header, line, last = made(path, ("mark", [1, 2]), ("mark", [9]))
+    header, line, last = journal_lines(path, ("mark", [1, 2]), ("mark", [9]))
     for bit in range(8 * (len(line) - 1)):
         bad = bytearray(line)
         bad[bit // 8] ^= 1 << bit % 8
@@ -150,7 +150,7 @@ def test_every_flipped_bit_of_a_mark_makes_its_block_undone(tmp_path: Path) -> N
 
 def test_marks_after_a_damaged_line_are_ignored_but_removals_are_not(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    lines = made(path, ("mark", [1, 2]), ("mark", [5]), ("mark", [6]), ("unmark", [2]))
+    lines = journal_lines(path, ("mark", [1, 2]), ("mark", [5]), ("mark", [6]), ("unmark", [2]))
     lines[2] = lines[2].replace(b"+5", b"+8")
     path.write_bytes(b"".join(lines))
     journal = opened(path)
@@ -165,7 +165,7 @@ def test_marks_after_a_damaged_line_are_ignored_but_removals_are_not(tmp_path: P
 
 def test_a_damaged_line_before_everything_leaves_nothing_done(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    lines = made(path, ("mark", [1]), ("mark", [5]))
+    lines = journal_lines(path, ("mark", [1]), ("mark", [5]))
     path.write_bytes(lines[0] + b"zzzz\n" + lines[2])
     assert not opened(path).done
     assert path.read_bytes() == lines[0]
@@ -173,7 +173,7 @@ def test_a_damaged_line_before_everything_leaves_nothing_done(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("fingerprint", "total"), [("other", TOTAL), ("print", TOTAL + 1)])
 def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str, total: int) -> None:
-    made(tmp_path / "journal", ("mark", [1]))
+    journal_lines(tmp_path / "journal", ("mark", [1]))
     before = (tmp_path / "journal").read_bytes()
     with pytest.raises(ResumeRefused, match="belongs to another job"):
         Journal.open(tmp_path / "journal", fingerprint, total)
@@ -210,7 +210,7 @@ def test_a_plan_of_more_blocks_than_a_journal_can_have_is_refused(tmp_path: Path
     + [sign + b"0-" + b"9" * digits for sign in (b"+", b"-") for digits in (12, 23, 5000)],
 )
 def test_a_line_without_meaning_is_damaged(tmp_path: Path, content: bytes) -> None:
-    lines = made(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
+    lines = journal_lines(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
     lines[2] = with_checksum(content)
     (tmp_path / "journal").write_bytes(b"".join(lines))
     journal = opened(tmp_path / "journal")
@@ -236,7 +236,7 @@ def test_a_block_outside_the_plan_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_read_only_journal_accepts_no_marks(tmp_path: Path) -> None:
-    made(tmp_path / "journal")
+    journal_lines(tmp_path / "journal")
     with pytest.raises(io.UnsupportedOperation):
         opened(tmp_path / "journal", read_only=True).mark(marked(1))
 
@@ -333,7 +333,7 @@ def test_a_million_marks_in_batches_stay_small(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
-    made(tmp_path / "journal")
+    journal_lines(tmp_path / "journal")
     assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
 
 

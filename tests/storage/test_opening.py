@@ -77,7 +77,7 @@ def test_a_broken_link_is_reported(tmp_path: Path) -> None:
         open_source(tmp_path / "a.npy")
     (tmp_path / "scans").symlink_to("loop")
     (tmp_path / "loop").symlink_to("scans")
-    with pytest.raises(InputError, match=r"for .*/scans is a link to loop, where nothing is\. Mend it"):
+    with pytest.raises(InputError, match=r"for .*/scans is a link to loop, where nothing is\. Repair it"):
         open_source(tmp_path / "scans" / "new" / "a.npy")
 
 

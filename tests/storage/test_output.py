@@ -297,7 +297,7 @@ def damage(path: Path, kind: str) -> None:
         ("short", "the checksum of the index does not match"),
         ("flipped", "chunk (0, 0): its crc32c checksum does not match"),
         ("empty", "it was cut short"),
-        ("directory", "a directory stands in place of the shard"),
+        ("directory", "there is a directory in place of the shard"),
     ],
 )
 def test_damage_is_reported_for_its_block_only(tmp_path: Path, kind: str, message: str) -> None:

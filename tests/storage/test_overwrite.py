@@ -168,7 +168,7 @@ def test_an_output_inside_an_array_is_refused_and_inside_a_group_is_not(tmp_path
 
 
 def test_the_root_is_no_output() -> None:
-    with pytest.raises(OutputRefused, match="no name for an output"):
+    with pytest.raises(OutputRefused, match="the path names no output"):
         check_place("/", overwrite=True)
 
 

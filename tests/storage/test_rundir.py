@@ -153,9 +153,7 @@ def test_a_run_whose_directory_disappears_is_stopped_with_advice(
                 (directory.path / "lock").touch()
             directory.disk.append(directory.journal_path, b"+1")
 
-    with pytest.raises(
-        OutputRefused, match=r"was moved or removed while its run was at work.*output\.overwrite: true"
-    ):
+    with pytest.raises(OutputRefused, match=r"was moved or removed during its run.*output\.overwrite: true"):
         work()
 
 

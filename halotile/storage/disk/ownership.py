@@ -19,7 +19,7 @@ from halotile.errors import OutputRefused
 from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.sharded.layout import Layout
-from halotile.storage.sharded.output import OTHER
+from halotile.storage.sharded.output import FOREIGN_PIXELS
 from halotile.storage.stored_array import read_error
 
 REPLACE = "Move it away, or run with --fresh and output.overwrite: true to replace it."
@@ -95,12 +95,12 @@ def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
 
     Examples
     --------
-    >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {OTHER}"], 1: ["a.zarr/c/1: cut short"]}, 2)
+    >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {FOREIGN_PIXELS}"], 1: ["a.zarr/c/1: cut short"]}, 2)
     ''
-    >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {OTHER}"], 1: [f"a.zarr/c/1: {OTHER}"]}, 3)
+    >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {FOREIGN_PIXELS}"], 1: [f"a.zarr/c/1: {FOREIGN_PIXELS}"]}, 3)
     '2 of the 3 blocks that are done are whole there, with other pixels'
     """
-    others = sum(lines[0].endswith(OTHER) for lines in problems.values())
+    others = sum(lines[0].endswith(FOREIGN_PIXELS) for lines in problems.values())
     if 2 * others <= done:
         return ""
     return f"{others:,} of the {done:,} blocks that are done are whole there, with other pixels"

@@ -79,7 +79,7 @@ def check_parents(path: str | Path, key: str = "output.path") -> None:
     """
     root = Path(path)
     if not root.name:
-        raise OutputRefused(f"{key} is {root}: that is no name for an output. Write one in that folder.")
+        raise OutputRefused(f"{key} is {root}: the path names no output. Write a name in that folder.")
     for parent in root.parents:
         if not os.path.lexists(parent) or parent.is_dir():
             continue
@@ -187,7 +187,7 @@ def _check_removable(root: Path, key: str, may_lack_metadata: bool) -> None:
         if path.resolve().is_relative_to(here):
             raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
     if not root.is_dir():
-        raise OutputRefused(f"{key} is {root}: a file stands there, not a Zarr. Write another path.")
+        raise OutputRefused(f"{key} is {root}: it is a file, not a Zarr. Write another path.")
     is_known = may_lack_metadata or any((root / name).is_file() for name in ZARR_FILES)
     if not is_known and not all(entry.endswith(PARTIAL) for entry in os.listdir(root)):
         raise OutputRefused(
@@ -198,6 +198,6 @@ def _check_removable(root: Path, key: str, may_lack_metadata: bool) -> None:
         for entry in (os.path.join(folder, name) for name in (*folders, *files)):
             if os.path.islink(entry):
                 raise OutputRefused(
-                    f"{key} is {root}: {entry} is a symlink, so not all of it is its own. "
+                    f"{key} is {root}: {entry} is a symlink, so that it has contents elsewhere. "
                     "Remove it by hand, or write another path."
                 )

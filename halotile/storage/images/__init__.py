@@ -1,1 +1,1 @@
-"""PNG and TIFF export, and TIFF checks."""
+"""Export of images as PNG and TIFF."""

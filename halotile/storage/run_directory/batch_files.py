@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halotile.storage.run_directory import plausible
+from halotile.storage.run_directory import validation
 from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
 from halotile.storage.run_directory.names import BATCH, FAILED, FINISHED, LOG, SCRIPT
 
@@ -50,7 +50,7 @@ class BatchFiles:
             When it cannot be read.
         """
         advice = "Remove it, and submit the configuration again."
-        return plausible.read_object(self.run.path / BATCH, advice, plausible.BATCH)
+        return validation.read_object(self.run.path / BATCH, advice, validation.BATCH)
 
     def state(self) -> Mapping[str, bytes | None]:
         """Contents of the files, except the log, for :meth:`restore`."""

@@ -18,7 +18,7 @@ from typing import Any
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
 from halotile.storage.disk.durable import DISK, PARTIAL, Disk, is_full, remove_partials
 from halotile.storage.disk.place import check_access, check_owner
-from halotile.storage.run_directory import names, plausible
+from halotile.storage.run_directory import names, validation
 from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.run_directory.locks import acquire, describe, flock, never, read_holder, write_holder
 
@@ -114,7 +114,7 @@ class RunDirectory:
         check_access(self.path)
         if self.path.is_symlink() or (self.path.exists() and not self._is_run_directory()):
             raise OutputRefused(
-                f"{self.path} is where this run would keep its journal, and something that no run made stands there. "
+                f"{self.path} is where this run would keep its journal, but something that no run made is there already. "
                 "Move it away, or write another output.path."
             )
         check_owner(self.path)
@@ -196,7 +196,7 @@ class RunDirectory:
         """The status, or None when there is no valid one: a power cut may have damaged it."""
         check_access(self.path)
         with suppress(DamagedData):
-            return plausible.read_object(self.status_path, _ADVICE, plausible.STATUS)
+            return validation.read_object(self.status_path, _ADVICE, validation.STATUS)
         return None
 
     def append_event(self, event: dict[str, Any]) -> None:
@@ -273,8 +273,8 @@ class RunDirectory:
                 if isinstance(error, HalotileError) or self._is_lock_file(fd):
                     raise
                 raise OutputRefused(
-                    f"{self.path} was moved or removed while its run was at work ({error}), and with it the journal of what is done. "
-                    "Put it back and run again to go on, or run with output.overwrite: true to start over."
+                    f"{self.path} was moved or removed during its run ({error}), and with it the journal. "
+                    "Put it back and run again to continue, or run with output.overwrite: true to start over."
                 ) from error
 
     @contextmanager
@@ -355,7 +355,7 @@ class RunDirectory:
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         check_access(self.path)
-        return plausible.read_object(path, _ADVICE)
+        return validation.read_object(path, _ADVICE)
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

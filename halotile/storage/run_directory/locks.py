@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from halotile.errors import OutputRefused
-from halotile.storage.run_directory.plausible import HOLDER, fits
+from halotile.storage.run_directory.validation import HOLDER, fits
 
 _POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0

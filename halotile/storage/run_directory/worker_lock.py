@@ -96,7 +96,7 @@ class WorkerLock:
                 waited = min(timeout_seconds, time.monotonic() - began)
                 raise OutputInUse(
                     f"workers of an earlier run still hold {self.run.path} after {waited:.3g} s; "
-                    f"these have been seen there: processes {seen}. End them, then run again."
+                    f"processes seen there: {seen}. End them, then run again."
                 )
             os.ftruncate(fd, 0)
         finally:

@@ -47,7 +47,7 @@ __all__ = [
 open_output = read_layout
 UNREADABLE = "the shard cannot be read"
 """Problem of a shard that another attempt may be able to read."""
-OTHER = "whole, but not what the run wrote there: a shard of another place or time"
+FOREIGN_PIXELS = "whole, but not what the run wrote there: a shard of another place or time"
 """Problem of intact shards with unexpected pixels."""
 
 
@@ -200,7 +200,7 @@ def check_block(
         return problems
     first, *more = (layout.shard_path(path, index) for index, _ in _shards_of(layout, region))
     one_of = f" or one of {len(more)} beside it" if more else ""
-    return [f"{first}{one_of}: {OTHER}"]
+    return [f"{first}{one_of}: {FOREIGN_PIXELS}"]
 
 
 def inspect_block(
@@ -303,6 +303,6 @@ def _inspect_shard(
     except GONE:
         return ["the shard is missing"], b""
     except IsADirectoryError:
-        return ["a directory stands in place of the shard"], b""
+        return ["there is a directory in place of the shard"], b""
     except OSError as error:
         return [f"{UNREADABLE}: {error.strerror}"], b""
