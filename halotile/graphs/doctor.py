@@ -30,7 +30,7 @@ from halotile.graphs.plans.memory import machine_bytes
 from halotile.graphs.plans.plan import existing_parent
 from halotile.graphs.runs.identity import package_version
 from halotile.registry import find
-from halotile.storage.disk.mounts import why_locks_are_local
+from halotile.storage.disk.mounts import local_lock_reason
 
 Verdict = Literal["ok", "note", "missing"]
 _LIMITS = (
@@ -235,7 +235,7 @@ def _file_system(folder: Path, kind: str) -> Finding:
             "missing",
             f"{folder}: {error}. A run needs fsync, rename and flock there; write another output.path",
         )
-    if why := why_locks_are_local(folder):
+    if why := local_lock_reason(folder):
         return Finding(
             "file system",
             "note" if kind in (DEFAULT, LOCAL_CUDA) else "missing",

@@ -1,4 +1,4 @@
-"""Pixels that a denoiser may be given, or a refusal that says where the first of the others is."""
+"""Pixels that a denoiser may be given, or a read_error that says where the first of the others is."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def import_from(folder: str | None) -> None:
 
 
 def import_reference(reference: str) -> Any:
-    """The object that ``package.module:name`` names. Runs the code of that module.
+    """The object that ``package.module:name`` names. RangeSet the code of that module.
 
     Raises
     ------

@@ -265,7 +265,7 @@ def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float]
 @pytest.mark.parametrize("rows", [3, [3], [{}], {"iteration": 3}])
 def test_odd_words_of_iterations_are_none(run: Callable[[float], RunDirectory], rows: Any) -> None:
     directory = run(0.0)
-    directory.write_written([{"iteration": 3}])
-    assert directory.read_written() == [{"iteration": 3}]
+    directory.write_output_iterations([{"iteration": 3}])
+    assert directory.read_output_iterations() == [{"iteration": 3}]
     (directory.path / WRITTEN).write_text(json.dumps({"iterations": rows}))
-    assert directory.read_written() == []
+    assert directory.read_output_iterations() == []

@@ -20,7 +20,7 @@ class FakePiece:
     """A piece that stands as it is told."""
 
     title: str
-    refusal: str | None = None
+    read_error: str | None = None
     state: State = field(default_factory=lambda: State(False, "PENDING (Resources)"))
 
     def log_tail(self) -> str:
@@ -37,7 +37,7 @@ class FakeCluster:
         self.workers: dict[str, FakePiece] = {}
         self.here: set[str] = set()
         self.made = 0
-        self.refusal: str | None = None
+        self.read_error: str | None = None
 
     @property
     def scheduler_info(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class FakeCluster:
         """As many pieces as are asked for."""
         while len(self.workers) < count:
             self.made += 1
-            self.workers[f"w{self.made}"] = FakePiece(f"job {self.made}", self.refusal)
+            self.workers[f"w{self.made}"] = FakePiece(f"job {self.made}", self.read_error)
 
     def scale_down(self, names: Sequence[str]) -> None:
         """Let go of pieces."""
@@ -192,7 +192,7 @@ def test_a_cluster_goes_on_with_the_workers_that_are_left(monkeypatch: pytest.Mo
 
 def test_a_piece_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 1)
-    watch.cluster.refusal = "sbatch: error: invalid partition."
+    watch.cluster.read_error = "sbatch: error: invalid partition."
     watch.rounds(10, seconds=30)
     with pytest.raises(ClusterFailed, match="invalid partition"):
         watch.keeper.check()

@@ -270,7 +270,7 @@ def test_a_run_that_came_down_to_a_smaller_batch_goes_on_with_that(
 ) -> None:
     finding(monkeypatch, FOUND)
     directory = begun(make_plan(job(tmp_path)))
-    directory.remember(batch=3)
+    directory.update_plan(batch=3)
     again = make_plan(job(tmp_path))
     assert again.resumes, "it is the same job"
     assert (again.task.tiling.batch, again.identity["batch"]) == (3, 6)
@@ -313,7 +313,7 @@ def test_a_worker_that_runs_out_of_memory_is_told_of_and_remembered(tmp_path: Pa
     outcome = run(plan, observer=lambda progress: said.append(progress.message))
     assert outcome.done == 4
     assert any("memory ran out on a worker: 2 tiles at once there, in place of 4" in line for line in said)
-    kept = RunDirectory(plan.run_directory).whole_plan()
+    kept = RunDirectory(plan.run_directory).read_valid_plan()
     assert kept is not None
     assert kept["batch"] == 2
 

@@ -121,18 +121,18 @@ def plan(
     kind = kind_of(made.cluster)
     is_told = kind.name != DEFAULT or made.cluster.kind == AUTO
     where = {"cluster": f"{kind.name} ({kind.why})"} if is_told else {}
-    figures, refusal = made.summary() | {"resumed_blocks": 0} | where, None
+    figures, read_error = made.summary() | {"resumed_blocks": 0} | where, None
     try:
         figures["resumed_blocks"] = look(made)
     except HalotileError as error:
-        refusal = error
+        read_error = error
     if as_json:
         print_json(figures)
     else:
         print_rows("plan", made.kind.rows(figures))
     made.check_fits()
-    if refusal is not None:
-        raise refusal
+    if read_error is not None:
+        raise read_error
 
 
 @app.command()

@@ -88,9 +88,9 @@ class ZarrReadable:
 def open_store(array: Any) -> Readable:
     """Return the store of a path, a Zarr array or a Readable."""
     if isinstance(array, str | PathLike):
-        from halotile.storage.arrays import open_numbers
+        from halotile.storage.arrays import open_array
 
-        array = open_numbers(array)
+        array = open_array(array)
     elif type(array).__module__.partition(".")[0] == "zarr" and hasattr(array, "chunks"):
         array = ZarrReadable(array, tuple(array.shape), np.dtype(array.dtype), tuple(array.chunks))
     if not all(hasattr(array, name) for name in ("shape", "dtype", "read")):

@@ -18,7 +18,7 @@ from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.jobs.sections import Run, Tile, parse_bytes
 from halotile.graphs.plans.receptive_field import DIFFER, Reach, rehearsed, resolve_reach
 from halotile.graphs.waiting import Report, report_if_slow
-from halotile.storage.cache import keep, recall
+from halotile.storage.cache import read_cached, write_cached
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.device import is_out_of_memory, threads
@@ -162,12 +162,12 @@ def _told(call: Callable[[], T]) -> T:
 def _difference(task: DenoiseTask, *, at_once: bool) -> float:
     question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
     origin = origin_of(task.denoiser, "bits", *question)
-    if origin is not None and (known := recall(origin)) is not None:
+    if origin is not None and (known := read_cached(origin)) is not None:
         return float(known)
     loaded = loaded_code()
     found = tile_difference(task, at_once=at_once)
     if origin is not None and loaded_code() == loaded:
-        keep(origin, found)
+        write_cached(origin, found)
     return found
 
 
@@ -185,12 +185,12 @@ def _tried(
     # What is imported only while it runs is not in the key: nothing is kept of it.
     loaded = loaded_code()
     origin = origin_of(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
-    if origin is not None and (known := recall(origin)) is not None:
+    if origin is not None and (known := read_cached(origin)) is not None:
         return Tried(code, Reach.from_json(known))
     with threads(min(cores_here(), MOST_THREADS)):
         reach = _reach(denoiser, tile, image, probed, code, is_new)
     if origin is not None and loaded_code() == loaded:
-        keep(origin, asdict(reach))
+        write_cached(origin, asdict(reach))
     return Tried(code, reach)
 
 

@@ -116,7 +116,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
     with run.lock():  # of two at once, one finds the other's batch job
         check_not_waiting(run)
         before = files.state()
-        files.forget_end()
+        files.clear_end()
         files.write_script(script)
         files.log_path.touch(mode=0o600)
         submission.keep(files)
@@ -156,7 +156,7 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     number = os.environ.get("SLURM_JOB_ID", before.number)
     begun = replace(before, attempts=before.attempts + 1, number=number, began=time.time())
     begun.keep(files)
-    files.forget_end()
+    files.clear_end()
     try:
         with drains_within(drain_seconds(begun.notice_seconds)):
             go(begun, begun.options["fresh"] and not _has_begun(run, begun.submitted))

@@ -170,7 +170,7 @@ class Function(ArrayDenoiser):
 
     @property
     def function(self) -> ArrayFunction:
-        """The function itself, with its options. Runs the user's code."""
+        """The function itself, with its options. RangeSet the user's code."""
         return partial(import_reference(self.import_), **self.options)
 
 

@@ -138,7 +138,7 @@ class UserNetwork(Leveled):
         return {self.import_: code, f"weights built by {self.import_}": first}
 
     def build(self) -> Model:
-        """Import the function, call it, load the weights. Runs the user's code.
+        """Import the function, call it, load the weights. RangeSet the user's code.
 
         Raises
         ------

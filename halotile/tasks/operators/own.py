@@ -81,7 +81,7 @@ class Own:
 
     @cached_property
     def made(self) -> Operator:
-        """The operator itself. Runs the user's code.
+        """The operator itself. RangeSet the user's code.
 
         Raises
         ------

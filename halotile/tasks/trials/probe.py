@@ -220,7 +220,7 @@ def _probe_axis(trial: Trial, exact: Exact, axis: int, likely: int) -> tuple[int
 def stride_along(trial: Trial, axis: int) -> int:
     """Multiple on which tile origins must fall along an axis; :data:`FAR` or :data:`PLACED` where tiles cannot do.
 
-    For a model that may draw random numbers or remember, of which no more is asked than whether it looks at everything.
+    For a model that may draw random numbers or update_plan, of which no more is asked than whether it looks at everything.
     """
     reach = _reach_at_most(trial, axis)
     if reach is None:

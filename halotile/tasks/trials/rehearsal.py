@@ -100,7 +100,7 @@ def _rehearsed(stage: _Stage, search: bool) -> Rehearsal:
     return best
 
 
-def refusal(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -> ConfigError:
+def read_error(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -> ConfigError:
     """What to say of a network whose tiles do not agree with the whole."""
     sides = " x ".join(map(str, image))
     return ConfigError(

@@ -46,7 +46,7 @@ class Piece(Protocol):
         ...
 
     @property
-    def refusal(self) -> str | None:
+    def read_error(self) -> str | None:
         """Why it was not even taken."""
         ...
 

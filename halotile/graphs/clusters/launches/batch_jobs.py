@@ -264,7 +264,7 @@ def watched(kind: type, logs: Path, system: BatchSystem) -> type:
     """A job class that remembers why a job was not taken, and where its log is."""
 
     class Watched(kind):  # type: ignore[misc]
-        refusal: str | None = None
+        read_error: str | None = None
 
         @property
         def title(self) -> str:
@@ -275,7 +275,7 @@ def watched(kind: type, logs: Path, system: BatchSystem) -> type:
                 await super().start()
             except (RuntimeError, ValueError, OSError) as error:
                 said = describe_refusal(self.submit_command, error)
-                self.refusal = f"{system.title} takes no job: {said} `{system.lists}` lists its queues"
+                self.read_error = f"{system.title} takes no job: {said} `{system.lists}` lists its queues"
                 self.status = Status.running  # Dask waits for it, and the keeper ends it
 
         @contextmanager

@@ -137,7 +137,7 @@ class Keeper:
                 self._ended_early = 0
 
     def _states(self, absent: Sequence[Piece]) -> dict[Piece, State]:
-        refused = {piece: State(True, piece.refusal) for piece in absent if piece.refusal}
+        refused = {piece: State(True, piece.read_error) for piece in absent if piece.read_error}
         requested = [piece for piece in absent if piece not in refused and piece.title]
         return refused | (dict(self.look(requested)) if requested else {})
 

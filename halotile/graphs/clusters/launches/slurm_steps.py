@@ -250,7 +250,7 @@ class Step(ProcessInterface):  # type: ignore[misc]
         self.slots = slots
         self.logs = logs
         self.arguments = arguments
-        self.refusal: str | None = None
+        self.read_error: str | None = None
         self.lost = False
         """Whether its node is."""
         self._slot: Slot | None = None
@@ -302,7 +302,7 @@ class Step(ProcessInterface):  # type: ignore[misc]
                     start_new_session=True,
                 )
             except OSError as error:
-                self.refusal = f"srun does not start ({error})"
+                self.read_error = f"srun does not start ({error})"
         await super().start()
 
     async def close(self) -> None:

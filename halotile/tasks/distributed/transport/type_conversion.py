@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from halotile.storage.arrays import open_source
+from halotile.storage.disk.place import ZARR_FILES
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.layout import Layout
-from halotile.storage.sharded.marks import MARKS
 from halotile.storage.sharded.output import ShardWriter, create_output
 from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.tensors import kind_of, to_array, to_tensor
@@ -72,7 +72,7 @@ def _to_tensors(ctx: Engine, value: Any) -> Any:
 def _is_store_path(value: str) -> bool:
     """Return True for the path of a stored array: other arguments, such as a solver, are strings too."""
     path = Path(value)
-    return path.exists() and (bool(path.suffix) or any((path / name).exists() for name in MARKS))
+    return path.exists() and (bool(path.suffix) or any((path / name).exists() for name in ZARR_FILES))
 
 
 def missing_axes(shape: tuple[int, ...]) -> int:

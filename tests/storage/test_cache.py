@@ -1,4 +1,4 @@
-"""What is kept in the user's cache: private, whole or not there, and not without end."""
+"""The user's cache: private, atomic and bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halotile.storage import cache
-from halotile.storage.cache import keep, recall
+from halotile.storage.cache import read_cached, write_cached
 
 KEY, OTHER = "a" * 64, "b" * 64
 
@@ -21,10 +21,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/halotile/found"
 
 
-def test_what_was_kept_is_there_for_its_key_alone(folder: Path) -> None:
-    keep(KEY, {"depth": [1, 2]})
-    assert recall(KEY) == {"depth": [1, 2]}
-    assert recall(OTHER) is None
+def test_a_value_is_cached_under_its_key_only(folder: Path) -> None:
+    write_cached(KEY, {"depth": [1, 2]})
+    assert read_cached(KEY) == {"depth": [1, 2]}
+    assert read_cached(OTHER) is None
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / KEY).stat().st_mode & 0o777 == 0o600
 
@@ -39,12 +39,12 @@ def test_what_was_kept_is_there_for_its_key_alone(folder: Path) -> None:
         lambda content: b"0" * 2**17,
     ],
 )
-def test_a_damaged_entry_is_none_and_is_replaced(folder: Path, damage: Any) -> None:
-    keep(KEY, [1])
+def test_a_damaged_entry_counts_as_absent_and_is_replaced(folder: Path, damage: Any) -> None:
+    write_cached(KEY, [1])
     (folder / KEY).write_bytes(damage((folder / KEY).read_bytes()))
-    assert recall(KEY) is None
-    keep(KEY, [2])
-    assert recall(KEY) == [2]
+    assert read_cached(KEY) is None
+    write_cached(KEY, [2])
+    assert read_cached(KEY) == [2]
 
 
 def closed_to_others(folder: Path) -> None:
@@ -72,26 +72,26 @@ def test_a_folder_that_others_write_to_is_not_used(folder: Path, made: Any) -> N
     if made is of_another_user and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     made(folder)
-    keep(KEY, 1)
-    assert (recall(KEY) == 1) is (made is closed_to_others)
+    write_cached(KEY, 1)
+    assert (read_cached(KEY) == 1) is (made is closed_to_others)
 
 
-def test_no_folder_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    keep(KEY, 1)
-    assert recall(KEY) is None
+    write_cached(KEY, 1)
+    assert read_cached(KEY) is None
 
 
 @pytest.mark.usefixtures("homeless")
-def test_no_home_is_no_fault() -> None:
-    keep(KEY, 1)
-    assert recall(KEY) is None
+def test_a_missing_home_is_no_error() -> None:
+    write_cached(KEY, 1)
+    assert read_cached(KEY) is None
 
 
-def test_many_write_at_once_and_each_reads_something_whole(folder: Path) -> None:
+def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
     def turn(number: int) -> Any:
-        keep(KEY, [number] * 100)
-        return recall(KEY)
+        write_cached(KEY, [number] * 100)
+        return read_cached(KEY)
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(turn, range(200)))
@@ -99,11 +99,13 @@ def test_many_write_at_once_and_each_reads_something_whole(folder: Path) -> None
     assert os.listdir(folder) == [KEY]
 
 
-def test_the_oldest_go_where_there_are_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_entries_are_removed_when_there_are_too_many(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache, "MOST_ENTRIES", 10)
     for number in range(12):
-        keep(f"{number:064d}", number)
+        write_cached(f"{number:064d}", number)
         os.utime(folder / f"{number:064d}", (number, number))
     assert len(os.listdir(folder)) <= 10
-    assert recall(f"{11:064d}") == 11
-    assert recall(f"{0:064d}") is None
+    assert read_cached(f"{11:064d}") == 11
+    assert read_cached(f"{0:064d}") is None

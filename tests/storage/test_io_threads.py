@@ -1,4 +1,4 @@
-"""Threads that read and write pieces side by side: in order, a few ahead, and done with when something fails."""
+"""I/O threads: results in order, computed a few ahead, with no work left after a failure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.support import noisy_image, write_zarr
 
 @pytest.fixture(params=[1, 4])
 def io_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """This process's, so many of them."""
-    IO_THREADS.employ(request.param)
+    """Set the number of I/O threads of this process."""
+    IO_THREADS.resize(request.param)
     yield request.param
-    IO_THREADS.employ(1)
+    IO_THREADS.resize(1)
 
 
-def test_results_come_in_order_and_are_drawn_a_few_ahead() -> None:
+def test_results_come_in_order_and_are_computed_a_few_ahead() -> None:
     io_threads, drawn = IoThreads(), []
-    io_threads.employ(3)
+    io_threads.resize(3)
 
     def items() -> Iterator[int]:
         for number in range(20):
@@ -42,17 +42,17 @@ def test_results_come_in_order_and_are_drawn_a_few_ahead() -> None:
         return number
 
     ahead = []
-    for taken, number in enumerate(io_threads.each(slow, items())):
+    for taken, number in enumerate(io_threads.map(slow, items())):
         assert number == taken
         ahead.append(len(drawn) - taken)
     assert max(ahead) <= 4
-    io_threads.employ(1)
+    io_threads.resize(1)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_when_one_fails_nothing_goes_on(count: int) -> None:
+def test_after_a_failure_no_work_continues(count: int) -> None:
     io_threads, running = IoThreads(), set()
-    io_threads.employ(count)
+    io_threads.resize(count)
 
     def work(number: int) -> None:
         running.add(number)
@@ -62,19 +62,19 @@ def test_when_one_fails_nothing_goes_on(count: int) -> None:
         running.remove(number)
 
     with pytest.raises(InputError, match="the third"):
-        io_threads.all(work, range(50))
-    assert running == {2}, "whatever was begun is over"
-    io_threads.employ(1)
+        io_threads.run_all(work, range(50))
+    assert running == {2}, "all started work has ended"
+    io_threads.resize(1)
 
 
-def test_several_work_at_the_same_time() -> None:
+def test_several_threads_work_at_the_same_time() -> None:
     io_threads, meeting = IoThreads(), threading.Barrier(3, timeout=20)
-    io_threads.employ(3)
-    io_threads.all(lambda _: meeting.wait(), range(3))
-    io_threads.employ(1)
+    io_threads.resize(3)
+    io_threads.run_all(lambda _: meeting.wait(), range(3))
+    io_threads.resize(1)
 
 
-def test_a_picture_is_read_and_written_as_by_one(io_threads: int, tmp_path: Path) -> None:
+def test_several_threads_read_and_write_the_same_image_as_one(io_threads: int, tmp_path: Path) -> None:
     pixels = noisy_image((300, 260), "uint16")
     source = open_source(str(write_zarr(tmp_path / "in.zarr", pixels, chunk=32)))
     region = Region((10, 20), (290, 250))
@@ -86,7 +86,7 @@ def test_a_picture_is_read_and_written_as_by_one(io_threads: int, tmp_path: Path
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", mode="r")[...], put)
 
 
-def test_what_is_damaged_is_named(io_threads: int, tmp_path: Path) -> None:
+def test_a_damaged_chunk_file_is_named(io_threads: int, tmp_path: Path) -> None:
     path = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)), chunk=32)
     (path / "c/3/4").write_bytes(b"short")
     with pytest.raises(DamagedData, match="chunk file c/3/4"):

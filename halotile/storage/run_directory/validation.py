@@ -1,30 +1,34 @@
-"""Whether small JSON files of a run directory hold values as a run writes them: whoever may write there may have written anything."""
+"""Validation of the small JSON files of a run directory, which may have been changed by other programs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+from halotile.errors import DamagedData
 
 Kind = Callable[[Any], bool]
 
 _BOUND = 2**63
-"""No count comes near it, and every float can hold what is below."""
+"""Exclusive limit far above any real count, below which a float can represent every magnitude."""
 _LATEST = 2**40
-"""Unix time of the year 36812: a calendar can still tell it."""
+"""Unix time of the year 36812, which calendar functions can still convert."""
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is text."""
+    """Return True for a string."""
     return isinstance(value, str)
 
 
 def is_text_or_none(value: Any) -> bool:
-    """Whether it is text, or nothing."""
+    """Return True for a string or None."""
     return value is None or is_text(value)
 
 
 def is_amount(value: Any) -> bool:
-    """Whether it is a number that measures something.
+    """Return True for a non-negative finite number.
 
     Examples
     --------
@@ -35,17 +39,17 @@ def is_amount(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a whole number of things."""
+    """Return True for a non-negative integer."""
     return isinstance(value, int) and is_amount(value)
 
 
 def is_time(value: Any) -> bool:
-    """Whether it is a Unix time."""
+    """Return True for a Unix time."""
     return is_amount(value) and bool(value < _LATEST)
 
 
 def is_figures(value: Any) -> bool:
-    """Whether it tells what an iteration came to, by names; the numbers may be infinite or NaN."""
+    """Return True for the named results of an iteration; the numbers may be infinite or NaN."""
     if not isinstance(value, dict):
         return False
     numbers = all(isinstance(n, float) or (isinstance(n, int) and abs(n) < _BOUND) for n in value.values())
@@ -53,8 +57,27 @@ def is_figures(value: Any) -> bool:
 
 
 def fits(values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> bool:
-    """Whether each value that is there is of its kind; others may be anything."""
+    """Return True when each value with a listed name is of its kind; other values are not checked."""
     return all(is_kind(values[name]) for name, is_kind in kinds.items() if name in values)
+
+
+def read_object(path: Path, advice: str, kinds: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
+    """Read a file with a JSON object whose values are of these kinds; None when there is no such file.
+
+    Raises
+    ------
+    DamagedData
+        With the advice, when it is anything else.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, RecursionError, IsADirectoryError):
+        value = None
+    if not isinstance(value, dict) or not fits(value, kinds or {}):
+        raise DamagedData(f"{path} is damaged. {advice}")
+    return value
 
 
 _COUNTS = (
@@ -69,10 +92,10 @@ STATUS: Mapping[str, Kind] = {
     "updated": is_time,
     "figures": is_figures,
 }
-"""What status.json holds."""
+"""Values of status.json."""
 HOLDER: Mapping[str, Kind] = {"pid": is_count, "host": is_text, "started": is_time}
-"""What is written into a lock."""
+"""Values in a lock file."""
 BATCH: Mapping[str, Kind] = {
     "number": is_text, "submitted_from": is_text, "attempts": is_count, "submitted": is_time, "began": is_time
 }  # fmt: skip
-"""What batch.json tells of a batch job."""
+"""Values of batch.json."""

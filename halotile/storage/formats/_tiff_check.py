@@ -1,8 +1,8 @@
-"""Checks that a TIFF file is all there, from its directories alone.
+"""Detection of truncated TIFF files from their directories.
 
 A TIFF is a chain of directories whose entries point to values, to strips and tiles of pixels, and to the
-next directory. Readers fill what lies past the end of a cut file with zeros, or drop the pages they
-cannot find; here it is an error. No pixel is read.
+next directory. Readers silently fill the missing part of a truncated file with zeros, or drop pages;
+here it is an error. No pixel is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from halotile.errors import DamagedData
 _TYPES = {1: "u1", 2: "S1", 3: "u2", 4: "u4", 5: "u8", 6: "i1", 7: "u1", 8: "i2", 9: "i4", 10: "u8", 11: "f4"}
 _TYPES |= {12: "f8", 13: "u4", 16: "u8", 17: "i8", 18: "u8"}
 _SEGMENTS = ((273, 279), (324, 325))
-"""Tags that hold the offsets and the lengths of strips, and of tiles."""
+"""Tags of the offsets and lengths of strips, and of tiles."""
 _SUB_DIRECTORIES = 330
 _LAST_STANDARD_TAG = 532
 _ADVICE = "Copy it again from its origin."
@@ -30,10 +30,10 @@ def check_tiff(path: str) -> None:
     Raises
     ------
     DamagedData
-        With the first part that is missing.
+        With the first missing part.
     """
     if Path(path).suffix.lower() == ".ndpi":
-        return  # this variant keeps the upper halves of its offsets elsewhere
+        return  # this variant stores the upper halves of its offsets elsewhere
     file = _Directories(path)
     waiting, seen = [file.first], set[int]()
     while waiting:
@@ -47,7 +47,7 @@ class _Directories:
     """The directories of one file, classic (32-bit offsets) or BigTIFF (64-bit)."""
 
     def __init__(self, path: str) -> None:
-        # A plain view: slices of np.memmap itself are several times slower.
+        # A plain ndarray view, because slices of np.memmap are several times slower.
         self.data = np.memmap(path, np.uint8, "r").view(np.ndarray)
         self.order: Literal["<", ">"] = "<" if self.data[0] == ord("I") else ">"
         big = int(self._read("u2", 2, 1)[0]) == 43
@@ -56,7 +56,7 @@ class _Directories:
         self.entry = np.dtype([("tag", "u2"), ("type", "u2"), ("count", self.word), ("value", self.word)])
 
     def check(self, offset: int) -> list[int]:
-        """Check one directory; returns the offsets of those it points to."""
+        """Check one directory and return the offsets of the directories it points to."""
         count = int(self._read(self.count, offset, 1)[0])
         start = offset + np.dtype(self.count).itemsize
         entries = self._read(self.entry, start, count)
@@ -69,12 +69,12 @@ class _Directories:
         following = int(self._read(self.word, start + count * self.entry.itemsize, 1)[0])
         return [following, *(int(n) for n in values.get(_SUB_DIRECTORIES, ()))]
 
-    def _value(self, place: int, entry: np.void) -> NDArray[np.generic]:
-        """The values of one entry: in the entry itself if they fit there, else where it points."""
+    def _value(self, offset: int, entry: np.void) -> NDArray[np.generic]:
+        """The values of the entry at an offset: stored in the entry itself if they fit, else where it points."""
         kind = np.dtype(_TYPES.get(int(entry["type"]), "u1"))
-        count, room = int(entry["count"]), np.dtype(self.word).itemsize
-        if kind.itemsize * count <= room:
-            return self._read(kind, place + self.entry.itemsize - room, count)
+        count, inline_bytes = int(entry["count"]), np.dtype(self.word).itemsize
+        if kind.itemsize * count <= inline_bytes:
+            return self._read(kind, offset + self.entry.itemsize - inline_bytes, count)
         return self._read(kind, int(entry["value"]), count)
 
     def _check_segments(
@@ -101,7 +101,7 @@ class _Directories:
         stop = offset + count * dtype.itemsize
         if stop > len(self.data):
             raise DamagedData(
-                f"the TIFF is cut short: it has {len(self.data)} bytes, and what describes its pages goes on "
+                f"the TIFF is cut short: it has {len(self.data)} bytes, and the description of its pages extends "
                 f"to byte {stop}. {_ADVICE}"
             )
         return self.data[offset:stop].view(dtype)
