@@ -30,10 +30,10 @@ KERNELS = {
         ("nan", "operators[0]: kernel has 1 of 2 numbers that are NaN or infinite. Write finite ones."),
         (
             "zero",
-            "operators[0]: kernel is 0 everywhere: nothing of the image would be measured. Write another.",
+            "operators[0]: kernel is 0 everywhere: the measurement would be empty. Write another kernel.",
         ),
-        ("line", "operators[0]: kernel has shape (5,): write rows and columns"),
-        ("volume", "operators[0]: kernel has shape (2, 2, 3, 3): write rows and columns"),
+        ("line", "operators[0]: kernel has shape (5,): write an array of rows and columns"),
+        ("volume", "operators[0]: kernel has shape (2, 2, 3, 3): write an array of rows and columns"),
         ("complex", "operators[0]: kernel is complex128: light adds up. Write real numbers."),
         (
             "long",
@@ -133,7 +133,7 @@ def test_a_plan_finds_shapes_that_do_not_fit(
 def test_a_composition_of_nothing_is_refused(reconstruction: Path) -> None:
     words = ["--set", "operators[1]={name: composition, operators: [], data: y1.npy}"]
     result = RUNNER.invoke(app, ["plan", str(reconstruction), *words])
-    assert (result.exit_code, "operators[1]: a composition of no operators" in result.stderr) == (2, True)
+    assert (result.exit_code, "operators[1]: a composition without operators" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

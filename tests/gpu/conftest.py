@@ -31,7 +31,7 @@ def gpu_device(gpu: str) -> Gpu:
 @pytest.fixture(params=[False, True], ids=["asked", "recorded"])
 def any_card(gpu_device: Gpu, request: pytest.FixtureRequest) -> Gpu:
     """The GPU, and the GPU that records."""
-    return gpu_device.recording() if request.param else gpu_device
+    return gpu_device.with_recording() if request.param else gpu_device
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

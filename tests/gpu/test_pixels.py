@@ -59,12 +59,12 @@ def test_pixels_of_every_type_get_there_and_back(gpu_device: Gpu, dtype: str) ->
     pixels = image(dtype)
     given = [pixels, pixels[..., ::-1], np.asfortranarray(pixels), pixels[..., :1]]
     for _ in range(3):  # pinned memory is used again
-        back = [gpu_device.give(gpu_device.take(gpu_device.stage(each))) for each in given[:2]]
+        back = [gpu_device.fetch(gpu_device.take(gpu_device.stage(each))) for each in given[:2]]
         for got, want in zip(back, given, strict=False):
             np.testing.assert_array_equal(got.pixels(), want)
         for each in given[2:]:
             np.testing.assert_array_equal(
-                gpu_device.give(gpu_device.take(gpu_device.stage(each))).pixels(), each
+                gpu_device.fetch(gpu_device.take(gpu_device.stage(each))).pixels(), each
             )
 
 
@@ -80,7 +80,7 @@ def test_a_block_comes_out_as_on_the_processor(any_card: Gpu, dtype: str) -> Non
 
 
 def test_what_is_recorded_has_the_same_bits(gpu_device: Gpu) -> None:
-    recording = gpu_device.recording()
+    recording = gpu_device.with_recording()
     requested, recorded = (
         TileRunner(Blur(), device, tiling(), "blur")(image("uint16"), WHOLE, WHOLE, 1, {})
         for device in (gpu_device, recording)
@@ -93,15 +93,15 @@ def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> N
     """In a process of its own: a recording that breaks may leave one that cannot allocate."""
     program = (
         "import sys, numpy as np\n"
-        "from halotile.tasks.devices.gpu import Card\n"
+        "from halotile.tasks.devices.gpu import Gpu\n"
         "from halotile.tasks.inner_tiles import TileRunner\n"
         "from tests.gpu.test_pixels import WHOLE, image, tiling\n"
-        "card = Card(sys.argv[1]).recording()\n"
+        "gpu = Gpu(sys.argv[1]).with_recording()\n"
         "looking = lambda batch: batch * (2.0 if float(batch.max()) > 0 else 1.0)\n"
         "for _ in range(2):\n"
-        "    got = TileRunner(looking, GPU, tiling(values=None), 'looking')(image('float32'), WHOLE, WHOLE, 1, {})\n"
+        "    got = TileRunner(looking, gpu, tiling(values=None), 'looking')(image('float32'), WHOLE, WHOLE, 1, {})\n"
         "    np.testing.assert_allclose(got, 2 * image('float32'), rtol=1e-6)\n"
-        "assert GPU.records == (GPU.kind == 'cpu')\n"
+        "assert gpu.records == (gpu.kind == 'cpu')\n"
     )
     device = "cuda:0" if gpu == "cuda" else "cpu"
     done = subprocess.run(
@@ -137,7 +137,7 @@ def test_nan_on_finite_pixels_is_found_on_the_card(gpu_device: Gpu) -> None:
     from halotile.errors import BlockFailed
 
     runner = TileRunner(lambda batch: batch / 0, gpu_device, tiling(), "wrong")
-    with pytest.raises(BlockFailed, match="NaN or infinity on finite pixels"):
+    with pytest.raises(BlockFailed, match="NaN or infinity for finite pixels"):
         runner(image("float32"), WHOLE, WHOLE, 1, {})
     pixels = image("float32")
     pixels[0, 0, 5, 5] = np.nan

@@ -154,7 +154,7 @@ def nothing(folder: Path) -> dict[str, Any]:
     ("make", "words"),
     [
         (wrong_sum, "sha256 is 0000"),
-        (no_safetensors, "not a whole safetensors file"),
+        (no_safetensors, "not a complete safetensors file"),
         (code_in_a_pickle, "holds pickled code, which is not run"),
         (other_names, "does not fit .*unexpected stem"),
         (nothing, "cannot be opened"),
@@ -196,7 +196,7 @@ def test_weights_in_safetensors_are_checked_without_torch(folder: Path) -> None:
         ("lazy", "torch", {}, "lazy layers"),
         ("Impure", "torch", {}, "own_networks:Impure gave one tile two results"),
         ("Noisy", "torch", {}, "own_networks:Noisy gave one tile two results"),
-        ("InPlace", "torch", {}, "changes the pixels it is given"),
+        ("InPlace", "torch", {}, "changes its input"),
         (
             "InPlace",
             "torch",
@@ -322,7 +322,9 @@ def test_a_worker_takes_no_weights_but_those_of_the_plan(folder: Path, cluster: 
     job = with_weights(folder)
     plan = make_plan(job)
     before = train_on(folder / "w.safetensors")
-    with pytest.raises(WeightsError, match=r"w\.safetensors was changed while the job ran.*Put it back"):
+    with pytest.raises(
+        WeightsError, match=r"w\.safetensors was changed while the job ran.*Restore the old version"
+    ):
         run(plan, cluster=cluster)
     (folder / "w.safetensors").write_bytes(before)
     plan = make_plan(job)

@@ -81,7 +81,7 @@ def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, siz
     named = {"import": "tests.networks:convolutions"}
     task = make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile={"size": size})).task
     every = list(bits._tiles(task))
-    some = bits._telling(every)
+    some = bits._representatives(every)
     assert len(some) <= len(every) / 4
     for window, core in [(tile.reach, tile.core) for tile in every]:
         assert window.shape in {tile.reach.shape for tile in some}

@@ -20,9 +20,9 @@ from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
-from halotile.tasks.devices.device import LOST, Device, Given
+from halotile.tasks.devices.device import LOST, Device, Download
 from halotile.tasks.devices.gpu import Gpu
-from halotile.tasks.devices.pinned_buffers import Buffers
+from halotile.tasks.devices.streams import Buffers
 from halotile.tasks.inner_tiles import TileRunner
 from tests.support import DTYPES, dncnn_weights, job_of, write_zarr
 from tests.tasks.test_window import blur, tiling
@@ -40,7 +40,9 @@ class Spoiled(Buffers):
 def gpu_device(**options: Any) -> Gpu:
     """A GPU whose memory is spoiled between two uses."""
     made = Gpu("cpu", **options)
-    made._there, made._back, made._beside = (Spoiled(made.streams.pinned) for _ in range(3))
+    made._upload_buffers, made._download_buffers, made._small_buffers = (
+        Spoiled(made.streams.pinned) for _ in range(3)
+    )
     return made
 
 
@@ -53,7 +55,7 @@ def image(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[A
 def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
     device, pixels = gpu_device(), image(dtype)
     sent = [device.stage(pixels), device.stage(pixels[..., ::-1]), device.stage(np.asfortranarray(pixels))]
-    back = [device.give(device.take(each)).pixels() for each in sent]
+    back = [device.fetch(device.take(each)).pixels() for each in sent]
     for got, want in zip(back, (pixels, pixels[..., ::-1], pixels), strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -145,7 +147,7 @@ def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
         with pytest.raises(RuntimeError):
             runner(image("float32"), whole, whole, 1, {})
     np.testing.assert_array_equal(
-        device.give(device.take(device.stage(image("uint8")))).pixels(), image("uint8")
+        device.fetch(device.take(device.stage(image("uint8")))).pixels(), image("uint8")
     )
 
 
@@ -154,7 +156,9 @@ class Full(Gpu):
 
     def __init__(self, place: str, times: int) -> None:
         super().__init__("cpu")
-        self._there, self._back, self._beside = (Spoiled(self.streams.pinned) for _ in range(3))
+        self._upload_buffers, self._download_buffers, self._small_buffers = (
+            Spoiled(self.streams.pinned) for _ in range(3)
+        )
         self.place_of_it, self.times = place, times
 
     def _perhaps(self, place: str) -> None:
@@ -167,10 +171,10 @@ class Full(Gpu):
         self._perhaps("there")
         return super().stage(pixels)
 
-    def give(self, tensor: torch.Tensor) -> Given:
+    def fetch(self, tensor: torch.Tensor) -> Download:
         """On the way back: of the result, or of what is told of it."""
         self._perhaps("back" if tensor.ndim > 1 else "beside")
-        return super().give(tensor)
+        return super().fetch(tensor)
 
     def run(self, model: Any, batch: torch.Tensor, sides: Any) -> torch.Tensor:
         """In between."""
@@ -224,15 +228,15 @@ def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
 def test_a_process_whose_card_is_lost_ends() -> None:
     """Every call would fail, and every block that it is given."""
     program = (
-        "from halotile.tasks.devices.gpu import Card\n"
+        "from halotile.tasks.devices.gpu import Gpu\n"
         "from halotile.tasks.devices.device import unless_lost\n"
-        "card = Card('cpu')\n"
+        "gpu = Gpu('cpu')\n"
         "def lost(): raise RuntimeError('an illegal memory access was encountered')\n"
         "try:\n"
-        "    with unless_lost(GPU): raise ValueError('the model')\n"
+        "    with unless_lost(gpu): raise ValueError('the model')\n"
         "except ValueError: print('goes on')\n"
-        "card.streams.answer = lost\n"
-        "with unless_lost(GPU): lost()\n"
+        "gpu.streams.check_device = lost\n"
+        "with unless_lost(gpu): lost()\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (LOST, "goes on\n")
@@ -306,9 +310,9 @@ class Elsewhere(Gpu):
     def __init__(self) -> None:
         super().__init__("meta")
 
-    def give(self, tensor: torch.Tensor) -> Given:
+    def fetch(self, tensor: torch.Tensor) -> Download:
         """Nothing comes back."""
-        return Given(tensor)
+        return Download(tensor)
 
 
 @pytest.mark.parametrize(

@@ -26,17 +26,17 @@ class Held(Gpu):
     def __init__(self, *_: Any) -> None:
         super().__init__("cpu")
         self.kind = "card"
-        self.forgotten = 0
+        self.resets = 0
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         """Anew."""
-        self.forgotten += 1
+        self.resets += 1
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(denoised_image, "_runners", WeakValueDictionary())
-    monkeypatch.setattr(denoised_image, "_kept", {})
+    monkeypatch.setattr(denoised_image, "_cached", {})
 
 
 def prior(sigma: float, device: str = "cuda") -> Denoised:
@@ -60,7 +60,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kept() -> list[Any]:
     """Models that stay when nobody uses them."""
-    return list(denoised_image._kept.values())
+    return list(denoised_image._cached.values())
 
 
 @pytest.mark.usefixtures("cards")
@@ -96,9 +96,9 @@ def test_two_jobs_at_work_side_by_side_keep_their_models() -> None:
 def test_the_memory_of_a_card_is_measured_anew() -> None:
     (runner,) = sweep(prior(1.0)).stages().runners
     assert isinstance(runner.device, Held)
-    before = runner.device.forgotten
+    before = runner.device.resets
     sweep(prior(1.0)).stages()
-    assert runner.device.forgotten == before + 1
+    assert runner.device.resets == before + 1
 
 
 def test_a_model_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

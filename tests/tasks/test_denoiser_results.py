@@ -139,11 +139,11 @@ def test_dncnn_reads_the_usual_layouts_in_order(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"depth": 6}, "5 convolutions where depth: 6 names 6"),
-        ({"width": 8}, r"model\.0\.weight is \(16, 1, 3, 3\) where \(8, 1, 3, 3\) belongs"),
+        ({"depth": 6}, "5 convolutions instead of 6"),
+        ({"width": 8}, r"model\.0\.weight is \(16, 1, 3, 3\) instead of \(8, 1, 3, 3\)"),
         ({"bias": False}, r"unexpected model\.0\.bias"),
-        ({"channels": (3, 3)}, r"where \(16, 3, 3, 3\) belongs"),
-        ({"sha256": "0" * 64}, "it is not the file that was meant"),
+        ({"channels": (3, 3)}, r"instead of \(16, 3, 3, 3\)"),
+        ({"sha256": "0" * 64}, "it is another file"),
         ({"weights": "nowhere.pth"}, "cannot be opened"),
     ],
 )
@@ -194,7 +194,7 @@ def test_what_cannot_be_built_says_why(reference: str, options: dict[str, Any], 
 
 @pytest.mark.parametrize("call", [lambda image: image[1:], lambda image: 3.0])
 def test_a_function_that_makes_another_shape_is_refused(call: Any) -> None:
-    with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
+    with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
         apply(GivenFunction(call=call, depth=1), image(2))
 
 

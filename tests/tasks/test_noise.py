@@ -68,7 +68,7 @@ def test_missing_pixels_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "why"), [(3.0, "its pixels are alike"), (np.nan, "no 2 x 2 pixels are finite")]
+    ("value", "why"), [(3.0, "its pixels are equal"), (np.nan, "no 2 x 2 pixels are finite")]
 )
 def test_a_picture_whose_noise_cannot_be_estimated_is_refused(value: float, why: str) -> None:
     with pytest.raises(InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"):

@@ -186,7 +186,7 @@ def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callab
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
-        (Positions, {}, "depends on where the tile lies"),
+        (Positions, {}, "depends on the position of the tile"),
         (lambda: nn.Conv2d(1, 1, 3), {}, "loses pixels at its edges has to pad"),
         (lambda: nn.Upsample(scale_factor=2), {}, r"Write scale: 2\."),
         (nn.Identity, {"scale": 2}, r"Write scale: 1\."),
@@ -199,7 +199,7 @@ def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callab
         (lambda: nn.Upsample(scale_factor=(2, 1)), {}, "has to grow by the same whole number"),
         (lambda: conv(3, 3), {}, r"lab:build failed .* It takes 3 channels: write channels: \[3, 3\]\."),
         (nn.Flatten, {}, r"Return a tensor of shape \(tiles, channels, \*spatial\)"),
-        (lambda: nn.Threshold(2.0, float("inf")), {}, "makes NaN or infinity"),
+        (lambda: nn.Threshold(2.0, float("inf")), {}, "returns NaN or infinity"),
     ],
 )
 def test_a_network_that_cannot_be_tiled_is_told_why(
@@ -221,9 +221,9 @@ def test_a_numpy_function_is_probed_without_gradients() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (Warm, "lab:build gave one tile two results"),
-        (lambda: nn.Sequential(conv(1, 1), RandomAlways()), "lab:build gave one tile two results"),
-        (InPlace, "lab:build changes the pixels it is given"),
+        (Warm, "lab:build returned two results for one tile"),
+        (lambda: nn.Sequential(conv(1, 1), RandomAlways()), "lab:build returned two results for one tile"),
+        (InPlace, "lab:build changes its input"),
     ],
 )
 def test_an_impure_network_is_refused(network: Use, build: Callable[[], nn.Module], message: str) -> None:

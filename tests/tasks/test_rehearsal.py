@@ -121,7 +121,9 @@ def test_padding_behind_takes_a_larger_alignment() -> None:
 
 @pytest.mark.parametrize("name", ["around", "around, strided"])
 def test_padding_around_is_refused_where_it_acts(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"other pixels in tiles .* 203 x 317: .* let it pad behind only"):
+    with pytest.raises(
+        ConfigError, match=r"other pixels in tiles .* 203 x 317: .* let it pad at the end only"
+    ):
         reach_of(network(name), (203, 317))
     assert reach_of(network(name), (256, 320)).remarks == ()
 
@@ -130,7 +132,7 @@ def test_padding_around_is_refused_where_it_acts(name: str) -> None:
 def test_a_look_along_the_diagonal_is_noticed(image: tuple[int, ...]) -> None:
     denoiser = network("diagonal")
     assert resolve_reach(Tile(), denoiser, 2).depth == ((0, 0), (0, 0))
-    with pytest.raises(ConfigError, match="looks farther than was found"):
+    with pytest.raises(ConfigError, match="looks farther than the probe found"):
         reach_of(denoiser, image)
 
 

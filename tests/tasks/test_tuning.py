@@ -30,11 +30,11 @@ class Small(Gpu):
         self.peak = 0
         self.batches: list[tuple[int, ...]] = []
 
-    def at(self, precision: str) -> Self:
+    def with_precision(self, precision: str) -> Self:
         """The same."""
         return type(self)(self.free, self.most, precision)
 
-    def recording(self) -> Any:
+    def with_recording(self) -> Any:
         """It does not."""
         return None
 
@@ -42,7 +42,7 @@ class Small(Gpu):
         """What it was made with."""
         return self.free
 
-    def held_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         """Nothing is held for long."""
         return 0
 
@@ -50,7 +50,7 @@ class Small(Gpu):
         """Of the batches."""
         return self.peak
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         """Anew."""
         self.peak = 0
 
@@ -66,7 +66,7 @@ class Small(Gpu):
 class Recording(Small):
     """One that records."""
 
-    def recording(self) -> Self:
+    def with_recording(self) -> Self:
         """Told apart by its word for it."""
         made = type(self)(self.free, self.most, self.precision)
         made.records = True
@@ -110,7 +110,7 @@ class LaidOut(Small):
         super().__init__(*given)
         self.kind = "card"
 
-    def laid_out(self, channels_last: bool) -> Self:
+    def with_layout(self, channels_last: bool) -> Self:
         """Told apart by its word for it."""
         made = type(self)(self.free, self.most, self.precision)
         made.channels_last = channels_last
@@ -205,7 +205,7 @@ def test_a_batch_that_runs_out_of_memory_is_not_taken(tmp_path: Path) -> None:
     window = (32 + 8) * (32 + 8) * 4
     found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),)), Small(most=5 * window))
     assert max(each.batch for each in found.tried) == 4
-    with pytest.raises(MemoryRefused, match=r"no room for one tile of 32 x 32 pixels\. Write a smaller"):
+    with pytest.raises(MemoryRefused, match=r"no memory for one tile of 32 x 32 pixels\. Write a smaller"):
         tune(task_of(tmp_path / "2"), TrialRequest(tiles=((32, 32),)), Small(most=window // 2))
 
 
@@ -235,7 +235,7 @@ def test_each_precision_is_held_against_float32(tmp_path: Path, device: Any) -> 
 def test_precisions_are_of_networks(tmp_path: Path) -> None:
     found = tune(task_of(tmp_path), TrialRequest(tiles=((64, 64),), compare=True))
     assert [each.name for each in found.precisions if each.seconds is not None] == ["float32"]
-    assert found.precisions[2].why_not == "is for networks: this computes in float32"
+    assert found.precisions[2].why_not == "for networks only: this denoiser computes in float32"
 
 
 def test_a_precision_that_overflows_is_told(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_precision_that_overflows_is_told(tmp_path: Path) -> None:
     task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
     found = tune(task, TrialRequest(tiles=((64, 64),), compare=True), Overflowing())
     (float16,) = (each for each in found.precisions if each.name == "float16")
-    assert (float16.error, float16.why_not) == (None, "NaN or infinity in places")
+    assert (float16.error, float16.why_not) == (None, "some pixels are NaN or infinite")
     assert float16.seconds is not None
 
 

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from halotile.tasks.trials.user_code import called, imported_digest, loaded_code, source_files, value_digest
+from halotile.tasks.trials.user_code import (
+    imported_digest,
+    loaded_code,
+    qualified_name,
+    source_files,
+    value_digest,
+)
 
 FACTOR: Any = 1.0
 
@@ -156,8 +162,8 @@ def test_an_object_without_state_does_no_harm() -> None:
 
 
 def test_a_function_is_called_by_its_name() -> None:
-    assert called(functools.partial(by_global)) == f"{__name__}:by_global"
-    assert called(Times(1)) == f"{__name__}:Times"
+    assert qualified_name(functools.partial(by_global)) == f"{__name__}:by_global"
+    assert qualified_name(Times(1)) == f"{__name__}:Times"
 
 
 @pytest.fixture

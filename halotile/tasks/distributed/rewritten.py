@@ -36,7 +36,7 @@ def rewritten(physics: Any, exact: bool = False) -> Any:
         return physics
     theirs = DeepInv(physics=physics)
     try:
-        operator = theirs.ours
+        operator = theirs.replacement
     except (ConfigError, ValueError, RuntimeError):
         return physics
     if operator is None:

@@ -278,6 +278,6 @@ def local_stack(
                 return None
         except (ConfigError, ValueError, RuntimeError):
             return None
-        found.append(operator.ours or operator)
+        found.append(operator.replacement or operator)
         told.append(operator.told)
     return LocalStack(engine, tuple(found), exact, tuple(told)) if found else None
