@@ -78,7 +78,7 @@ class BlockTask(Protocol):
 
     @property
     def overlap(self) -> bool:
-        """Whether the next read and the last write run during the computation."""
+        """True if the next read and the last write run during the computation."""
 
     @property
     def io_threads(self) -> int:

@@ -45,7 +45,7 @@ class DenoiseTask:
     io_threads: int = 1
     """Threads that read and write the chunks of a block in parallel."""
     records: bool = False
-    """Whether a GPU records the launches of a batch: see :class:`~halotile.tasks.devices.gpu.Gpu`."""
+    """True if a GPU records the launches of a batch: see :class:`~halotile.tasks.devices.gpu.Gpu`."""
     seals: Mapping[str, str] = field(default_factory=dict)
     """Digests of the files and the code that the denoiser must be built from: see :func:`~halotile.tasks.trials.provenance.seals_of`."""
 

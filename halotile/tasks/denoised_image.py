@@ -106,7 +106,7 @@ class Denoised:
 
     @property
     def key(self) -> bytes:
-        """What the model and its tiling are known by in a process."""
+        """Key of the model with its tiling in the cache of a process."""
         # Plain pickle cannot find a function of a script by name.
         key: bytes = cloudpickle.dumps(
             (self.denoiser, self.tiling, *self._device_options, sorted(self.seals.items()))

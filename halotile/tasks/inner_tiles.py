@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,7 +202,7 @@ class TileRunner:
             for _, alike in itertools.groupby(windows, key=self._batch_key):
                 for group in _batched(alike, self.batch):
                     self._denoise(group, work)
-            return Computed(work, self.device, self._refuse)
+            return Computed(work, self.device, self.name)
 
     def _batch_key(self, window: Window) -> Any:
         """The properties that all windows of a batch share."""
@@ -253,12 +253,6 @@ class TileRunner:
             low, high = self.tiling.range
             self.device.torch.mul(values, high - low, out=place).add_(low)
 
-    def _refuse(self, core: Region) -> NoReturn:
-        raise BlockFailed(
-            f"{self.name} returned NaN or infinity for finite pixels at {core}. "
-            "Check its weights and the range of the input (input.range)."
-        )
-
     def _check_shape(self, shape: tuple[int, ...], batch: tuple[int, ...], channels_out: int) -> None:
         expected = (batch[0], channels_out, *(n * self.tiling.scale for n in batch[2:]))
         if shape != expected:
@@ -289,12 +283,12 @@ class Computed:
     Its pixels are checked when they are collected, so that the thread that queues the work need not wait for them.
     """
 
-    def __init__(self, work: _Work, device: Device, refuse: Callable[[Region], NoReturn]) -> None:
+    def __init__(self, work: _Work, device: Device, name: str) -> None:
         assert work.output is not None
         self._work = work
         self._device = device
         self._ended = device.clock()
-        self._refuse = refuse
+        self._name = name
         sums = device.torch.stack(work.sums)
         self._output = device.fetch(work.output)
         try:
@@ -324,7 +318,10 @@ class Computed:
             # The sum of finite pixels may overflow.
             window, place = self._work.windows[number], self._work.places[number]
             if not all_finite(output[place]) and self._work.was_finite(window):
-                self._refuse(window.core)
+                raise BlockFailed(
+                    f"{self._name} returned NaN or infinity for finite pixels at {window.core}. "
+                    "Check its weights and the range of the input (input.range)."
+                )
         return output
 
 

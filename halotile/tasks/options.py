@@ -139,7 +139,7 @@ def check_reference(reference: object) -> None:
 
 
 def import_from(folder: str | None) -> None:
-    """Put a folder first in the import path: that of the job file, beside which a user's own code lies."""
+    """Put a folder first in the import path: that of the job file and a user's own code."""
     if folder is not None and sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
         importlib.invalidate_caches()

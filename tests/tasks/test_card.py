@@ -344,4 +344,4 @@ def test_every_denoiser_stays_on_its_device(
     stages.check()
     for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):
         computed = stages.compute(block, stages.read(block), Receipt()).computed
-        assert computed._output._tensor.device.type == "meta"
+        assert computed._output.tensor.device.type == "meta"

@@ -63,7 +63,7 @@ def kept() -> list[Any]:
     return list(denoised_image._cached.values())
 
 
-@pytest.mark.usefixtures("cards")
+@pytest.mark.usefixtures("gpus")
 def test_what_an_earlier_job_left_on_a_card_goes_and_the_rest_stays() -> None:
     (here,) = sweep(prior(1.0, "cpu")).stages().runners
     (before,) = sweep(prior(1.0)).stages().runners
@@ -75,7 +75,7 @@ def test_what_an_earlier_job_left_on_a_card_goes_and_the_rest_stays() -> None:
     assert again is now
 
 
-@pytest.mark.usefixtures("cards")
+@pytest.mark.usefixtures("gpus")
 def test_a_denoising_job_has_the_card_for_itself(tmp_path: Path) -> None:
     sweep(prior(1.0)).stages()
     source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
@@ -84,7 +84,7 @@ def test_a_denoising_job_has_the_card_for_itself(tmp_path: Path) -> None:
     assert not denoised_image._runners, "and nothing is left of it"
 
 
-@pytest.mark.usefixtures("cards")
+@pytest.mark.usefixtures("gpus")
 def test_two_jobs_at_work_side_by_side_keep_their_models() -> None:
     one, other = prior(1.0), prior(2.0)
     first, second = sweep(one).stages(), sweep(other).stages()
@@ -92,7 +92,7 @@ def test_two_jobs_at_work_side_by_side_keep_their_models() -> None:
     assert other.runner() is second.runners[0]
 
 
-@pytest.mark.usefixtures("cards")
+@pytest.mark.usefixtures("gpus")
 def test_the_memory_of_a_card_is_measured_anew() -> None:
     (runner,) = sweep(prior(1.0)).stages().runners
     assert isinstance(runner.device, Held)

@@ -40,7 +40,7 @@ class CoreModel(ABC):
 
 
 class Denoiser(Protocol):
-    """The options of a denoiser and its declarations."""
+    """The options of a denoiser and its declarations, most of which have defaults for those who derive from it."""
 
     name: ClassVar[str]
     """The name in a job file."""
@@ -50,48 +50,51 @@ class Denoiser(Protocol):
     boundary: ClassVar[str]
     """The rim rule under which the tiled result equals the result on the whole image."""
     convolutional: ClassVar[bool]
-    """Whether it is faster in ``channels_last`` memory."""
-    tried_apart: ClassVar[bool]
-    """Whether it is checked and tried in a separate process: a user's network may take any amount of memory."""
+    """True if it is faster in ``channels_last`` memory."""
+    tried_apart: ClassVar[bool] = False
+    """Checked and tried in a separate process: a user's network may take any amount of memory."""
 
     @property
     def title(self) -> str:
         """Name in messages: that of the user's own network or function, if it is one."""
+        return self.name
 
     @property
     def alignment(self) -> int:
         """Number of pixels of which tile origins must be multiples (the total stride of a strided network)."""
+        return 1
 
     @property
     def scale(self) -> int:
         """Output pixels for each input pixel, on every spatial axis."""
+        return 1
 
     @property
     def channels(self) -> tuple[int, int]:
         """Channels in and out. ``(1, 1)``: each channel of the image is denoised by itself."""
+        return (1, 1)
 
     @property
     def side_inputs(self) -> tuple[str, ...]:
         """Names of the per-pixel side inputs that it accepts."""
-
-    def receptive_field(self) -> int | None:
-        """Receptive field in pixels, the least depth; None if it has to be probed."""
-
-    def files(self) -> tuple[Path, ...]:
-        """Files that determine the result (weights); their contents are part of the job's fingerprint."""
-
-    def probed(self, receptive_field: int, alignment: int) -> Denoiser:
-        """The denoiser with the values found by a probe in place of ``auto``."""
-
-    def with_noise_level(self, sigma: float) -> Denoiser:
-        """The denoiser with the noise level that was estimated for the whole image."""
+        return ()
 
     @property
     def wants_noise_level(self) -> bool:
-        """Whether the noise level still has to be estimated (``sigma: auto``)."""
+        """True if the noise level still has to be estimated (``sigma: auto``)."""
+        return False
 
-    def bytes_per_pixel(self) -> float:
-        """Working memory to plan for each pixel of a tile in flight, in bytes."""
+    def files(self) -> tuple[Path, ...]:
+        """Files that determine the result (weights); their contents are part of the job's fingerprint."""
+        return ()
+
+    def probed(self, receptive_field: int, alignment: int) -> Self:
+        """The denoiser with the values found by a probe in place of ``auto``."""
+        return self
+
+    def with_noise_level(self, sigma: float) -> Self:
+        """The denoiser with the noise level that was estimated for the whole image."""
+        return self
 
     def check(self) -> Mapping[str, str]:
         """Refuse what ``build`` would refuse on a worker, while the job is planned.
@@ -102,65 +105,27 @@ class Denoiser(Protocol):
             Digests of the user's own code, by its name. They are part of the job's fingerprint. A
             denoiser with any is tried before the job begins.
         """
-
-    def build(self) -> Model:
-        """Build the model, on the CPU in float32. May read files; imports torch."""
+        return {}
 
     def reference(self) -> Model:
         """Build the model as its own library computes it, without the measures that make the bits of tiles agree."""
+        return self.build()
 
+    @abstractmethod
+    def receptive_field(self) -> int | None:
+        """Receptive field in pixels, the least depth; None if it has to be probed."""
 
-class Pixelwise(ABC):
-    """Declarations of a denoiser with one output pixel for each input pixel, of each channel by itself."""
-
-    name: ClassVar[str]
-    tried_apart: ClassVar[bool] = False
-    scale: int = 1
-    channels: tuple[int, int] = (1, 1)
-
-    @property
-    def title(self) -> str:
-        """The name in a job file."""
-        return self.name
-
-    @property
-    def alignment(self) -> int:
-        """1: tiles may begin anywhere."""
-        return 1
-
-    @property
-    def side_inputs(self) -> tuple[str, ...]:
-        """No side inputs."""
-        return ()
-
-    @property
-    def wants_noise_level(self) -> bool:
-        """False: the noise level is not used."""
-        return False
-
-    def files(self) -> tuple[Path, ...]:
-        """No files: the options alone determine the result."""
-        return ()
-
-    def probed(self, receptive_field: int, alignment: int) -> Self:
-        """The denoiser itself: nothing is probed."""
-        return self
-
-    def check(self) -> Mapping[str, str]:
-        """No digests: the options alone determine the result."""
-        return {}
-
-    def with_noise_level(self, sigma: float) -> Self:
-        """The denoiser itself: the noise level is not used."""
-        return self
+    @abstractmethod
+    def bytes_per_pixel(self) -> float:
+        """Working memory to plan for each pixel of a tile in flight, in bytes."""
 
     @abstractmethod
     def build(self) -> Model:
-        """Build the model."""
+        """Build the model, on the CPU in float32. May read files; imports torch."""
 
-    def reference(self) -> Model:
-        """The model that is used for tiles."""
-        return self.build()
+
+class Pixelwise(Denoiser, ABC):
+    """A denoiser with one output pixel for each input pixel, of each channel by itself, unless it declares otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +145,7 @@ class Leveled(Pixelwise):
 
     @property
     def wants_noise_level(self) -> bool:
-        """Whether the noise level is ``auto``."""
+        """True if the noise level is ``auto``."""
         return self.sigma == "auto"
 
     def with_noise_level(self, sigma: float) -> Self:

@@ -62,7 +62,7 @@ class DnCNN(Pixelwise):
     channels: tuple[int, int] = (1, 1)
     """Numbers of channels in and out: [1, 1] denoises each channel by itself, [3, 3] colours together."""
     bias: bool = True
-    """Whether the convolutions have a bias."""
+    """True if the convolutions have a bias."""
     residual: Literal["auto", "add", "subtract", "none"] = "auto"
     """Meaning of the stack's result: the noise to subtract from the image, a correction to add, or the image
     itself. auto: add if the layers are named in_conv and out_conv, else subtract."""

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -96,7 +97,7 @@ class Device:
     """
 
     one_shape = False
-    """Whether batches are filled up to one shape: needed where the shape decides on the algorithm, and so on the bits."""
+    """True if batches are filled up to one shape: needed where the shape decides on the algorithm, and so on the bits."""
 
     def __init__(self, name: str = "cpu", precision: str = "float32", channels_last: bool = False) -> None:
         import torch
@@ -206,15 +207,15 @@ class Device:
         """Release cached memory after an out-of-memory error."""
 
 
+@dataclass(frozen=True, slots=True)
 class Download:
     """A result that is being copied back."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    tensor: torch.Tensor
 
     def pixels(self) -> NDArray[Any]:
         """Wait for the result and return it. Call it once."""
-        pixels: NDArray[Any] = self._tensor.numpy()
+        pixels: NDArray[Any] = self.tensor.numpy()
         return pixels
 
 

@@ -86,7 +86,7 @@ class Gpu(Device):
         self.streams = CudaStreams(name) if self.kind == "cuda" else Streams()
         self._upload_buffers = Buffers(self.streams.pinned)
         self._download_buffers = Buffers(self.streams.pinned)
-        # The sums of a result are downloaded beside it, and must not take its buffer.
+        # The sums of a result are downloaded at the same time, and must not take its buffer.
         self._small_buffers = Buffers(self.streams.pinned)
 
     def place(self, model: Model) -> Model:
@@ -243,22 +243,21 @@ class Gpu(Device):
                 self.torch.cuda.empty_cache()
 
 
+@dataclass(frozen=True, slots=True)
 class GpuDownload(Download):
-    """A result that is being copied back from a GPU."""
+    """A result that is being copied back from a GPU to a pinned buffer."""
 
-    def __init__(self, pinned: torch.Tensor, memory: torch.Tensor, arrived: Mark, buffers: Buffers) -> None:
-        super().__init__(pinned)
-        self._memory = memory
-        self._arrived = arrived
-        self._buffers = buffers
+    memory: torch.Tensor
+    arrived: Mark
+    buffers: Buffers
 
     def pixels(self) -> NDArray[Any]:
         """Wait for the result and return it in its own memory: the pinned buffer is reused."""
         try:
-            self._arrived.synchronize()
-            return super().pixels().copy()
+            self.arrived.synchronize()
+            return Download.pixels(self).copy()
         finally:
-            self._buffers.give(self._memory)
+            self.buffers.give(self.memory)
 
 
 def _key(model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""Two io threads beside the computing thread: the next read and the last write overlap with the computation."""
+"""Two io threads next to the computing thread: the next read and the last write overlap with the computation."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Buffers:
             mark.synchronize()
         if memory is not None and len(memory) >= size:
             return memory
-        del memory  # the larger buffer replaces it, and is not to be held beside it
+        del memory  # the larger buffer replaces it, and must not be kept with it
         try:
             return self._allocate(size)
         except BaseException:

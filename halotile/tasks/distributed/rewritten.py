@@ -44,7 +44,7 @@ def rewritten(physics: Any, exact: bool = False) -> Any:
     operator = with_engine(operator, np.dtype(np.float32), exact=exact)
     same = copy.copy(physics)
     same.A = Applied(physics, operator, "A")
-    same.A_adjoint = Applied(physics, operator, "A_adjoint", theirs.told)
+    same.A_adjoint = Applied(physics, operator, "A_adjoint", theirs.fixed_shape)
     return same
 
 

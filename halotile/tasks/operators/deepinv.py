@@ -125,7 +125,7 @@ class DeepInv:
         return next(filter(None, (translate(self.calls, count) for count in counts)), None)
 
     @property
-    def told(self) -> Shape | None:
+    def fixed_shape(self) -> Shape | None:
         """The only shape (C, H, W) of images that its adjoint returns, if its options fix it."""
         return stated_size(self.calls.module)
 

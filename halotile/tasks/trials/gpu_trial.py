@@ -64,7 +64,7 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
     trial = _Trial(task, device)
     tried = list(trial.search(request))
     if not tried:
-        shared = f", beside {request.sharing - 1} other workers" if request.sharing > 1 else ""
+        shared = f", shared with {request.sharing - 1} other workers" if request.sharing > 1 else ""
         raise MemoryRefused(
             f"{trial.device.title} has no memory for one tile of {' x '.join(map(str, request.tiles[-1]))} pixels"
             f"{shared}. Write a smaller tile.size, or stop other programs that use the device."

@@ -97,43 +97,9 @@ def check_purity(denoiser: Denoiser, dims: int, model: Model | None = None) -> N
     ConfigError
         When the two results differ, or when the denoiser changes its input.
     """
-    _check_pure(Trial.of(denoiser, dims, model))
-
-
-def check_user_code(denoiser: Denoiser, dims: int) -> None:
-    """Refuse a user's code that is not pure, or differs each time it is built.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`check_purity`; and when two models built from the same options differ in a bit.
-    """
-    if isinstance(denoiser, ArrayDenoiser):
-        denoiser.check_stateless(dims)
-        return
     import torch
 
-    trial, again = Trial.of(denoiser, dims), Trial.of(denoiser, dims)
-    _check_pure(trial)
-    window = trial.noise(trial.shape(0, NARROW[dims]))
-    with torch.inference_mode():
-        first, second = trial.run(window.clone()), again.run(window.clone())
-    if not _same(first, second):
-        raise ConfigError(
-            f"{trial.name} gives another result each time it is built, so workers would disagree. "
-            "Draw no random numbers in it, or seed them."
-        )
-
-
-def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two results agree in every bit, counting NaN as equal to NaN."""
-    return bool(((first == second) | (first.isnan() & second.isnan())).all())
-
-
-def _check_pure(trial: Trial) -> None:
-    """Compute a tile, another tile, and the first again."""
-    import torch
-
+    trial = Trial.of(denoiser, dims, model)
     tile, other = trial.noise(trial.shape(0, NARROW[trial.dims]), 2).split(1)
     original = tile.clone()
     with torch.inference_mode():
@@ -152,6 +118,36 @@ def _check_pure(trial: Trial) -> None:
             "it keeps state or draws random numbers, so the result would depend on the order of tiles. "
             "Write a function whose result depends on its input alone."
         )
+
+
+def check_user_code(denoiser: Denoiser, dims: int) -> None:
+    """Refuse a user's code that is not pure, or differs each time it is built.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`check_purity`; and when two models built from the same options differ in a bit.
+    """
+    if isinstance(denoiser, ArrayDenoiser):
+        denoiser.check_stateless(dims)
+        return
+    import torch
+
+    trial, again = Trial.of(denoiser, dims), Trial.of(denoiser, dims)
+    check_purity(denoiser, dims, trial.model)
+    window = trial.noise(trial.shape(0, NARROW[dims]))
+    with torch.inference_mode():
+        first, second = trial.run(window.clone()), again.run(window.clone())
+    if not _same(first, second):
+        raise ConfigError(
+            f"{trial.name} gives another result each time it is built, so workers would disagree. "
+            "Draw no random numbers in it, or seed them."
+        )
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two results agree in every bit, counting NaN as equal to NaN."""
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
@@ -272,7 +268,7 @@ def _reach(trial: Trial, axis: int, length: int, positions: list[int], probes: I
 
 
 def _check_finite(trial: Trial, windows: torch.Tensor) -> None:
-    """Refuse a model that returns NaN or infinity for ordinary windows, from which marks could not be told apart."""
+    """Refuse a model that returns NaN or infinity for ordinary windows, from which marks could not be distinguished."""
     import torch
 
     with torch.inference_mode():

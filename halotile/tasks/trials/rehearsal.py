@@ -46,7 +46,7 @@ class Rehearsal:
 
     @property
     def agrees(self) -> bool:
-        """Whether no seam would be visible."""
+        """True if no seam would be visible."""
         return self.difference <= TOLERANCE
 
 

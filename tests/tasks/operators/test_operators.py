@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "kernels for other planes": (
         lambda: Blur(kernel=np.ones((3, 5, 5))).measured(IMAGE),
-        r"shape \(3, 5, 5\), one for each of 3 planes, and the image of shape \(2, 40, 33\) has 2 planes",
+        r"shape \(3, 5, 5\), one for each of 3 planes, but the image of shape \(2, 40, 33\) has 2 planes",
     ),
     "kernels for planes of an image without": (
         lambda: Blur(kernel=np.ones((2, 5, 5))).measured(IMAGE[1:]),

@@ -279,5 +279,5 @@ def local_stack(
         except (ConfigError, ValueError, RuntimeError):
             return None
         found.append(operator.replacement or operator)
-        told.append(operator.told)
+        told.append(operator.fixed_shape)
     return LocalStack(engine, tuple(found), exact, tuple(told)) if found else None

@@ -82,7 +82,7 @@ class Seen(Computed):
     engine: Engine = "direct"
     """``fft`` only with a step of 1."""
     fixed_cells: bool = True
-    """Whether the cells of ``fft`` have fixed places. If not, the region that is read is cut into cells: less is computed, and
+    """True if the cells of ``fft`` have fixed places. If not, the region that is read is cut into cells: less is computed, and
     the bits depend on the region."""
 
     @property

@@ -53,24 +53,12 @@ def _image_shape(operator: Operator, module: Any, channels: int) -> Shape:
     return channels, side, side + factor
 
 
-def _blur(module: Any) -> Operator | None:
-    return Blur(kernel=_kernel(module.filter), boundary=_boundary(module.padding))
-
-
-def _blur_fft(module: Any) -> Operator | None:
-    return Blur(kernel=_kernel(module.filter), boundary="circular")
-
-
 def _downsampling(module: Any) -> Operator | None:
     kernel = np.ones((1, 1)) if module.filter is None else _kernel(module.filter)
     blur = Blur(kernel=kernel, boundary=_boundary(module.padding), factor=int(module.factor))
     if size := stated_size(module):
         blur.measured(size)  # refuses sizes that only deepinv accepts
     return blur
-
-
-def _denoising(module: Any) -> Operator | None:
-    return Blur(kernel=np.ones((1, 1)), boundary="zero")
 
 
 def _inpainting(module: Any) -> Operator | None:
@@ -95,10 +83,10 @@ def _boundary(padding: str) -> str:
 
 
 TRANSLATIONS: dict[str, Callable[[Any], Operator | None]] = {
-    "Blur": _blur,
-    "BlurFFT": _blur_fft,
+    "Blur": lambda module: Blur(kernel=_kernel(module.filter), boundary=_boundary(module.padding)),
+    "BlurFFT": lambda module: Blur(kernel=_kernel(module.filter), boundary="circular"),
     "Downsampling": _downsampling,
-    "Denoising": _denoising,
+    "Denoising": lambda module: Blur(kernel=np.ones((1, 1)), boundary="zero"),
     "Inpainting": _inpainting,
 }
 """Functions that build the operator, by class name."""
