@@ -56,7 +56,7 @@ def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
         ("unet", (192, 160), {"size": 64}),
     ],
 )
-def test_no_difference_from_torch_on_the_whole_image_goes_unsaid(
+def test_every_difference_from_torch_on_the_whole_image_is_reported(
     tmp_path: Path, network: str, shape: tuple[int, ...], tile: dict[str, Any]
 ) -> None:
     pixels = noisy_image(shape)
@@ -136,7 +136,7 @@ def test_what_does_not_fit_at_once_is_computed_one_after_the_other(
     assert requested == [True, False]
 
 
-def test_a_run_that_goes_on_tells_what_was_found_when_it_began(
+def test_a_resumed_run_reports_what_was_found_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(denoiser_trials, "bounded", lambda *_: 3e-7)

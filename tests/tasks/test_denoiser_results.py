@@ -1,4 +1,4 @@
-"""What each denoiser computes, held to its formula or to another program, and what none can be built of."""
+"""Results of each denoiser, compared with its formula or another program, and refusals of what cannot be built."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_dncnn_reads_the_usual_layouts_in_order(
     assert denoiser.files() == (path,)
     np.testing.assert_allclose(apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
     for word, factor in (("add", 1), ("subtract", -1)):
-        told = dataclasses.replace(denoiser, residual=word)  # type: ignore[arg-type]
-        np.testing.assert_allclose(apply(told, pixels), pixels + factor * stack, atol=1e-6)
+        changed = dataclasses.replace(denoiser, residual=word)  # type: ignore[arg-type]
+        np.testing.assert_allclose(apply(changed, pixels), pixels + factor * stack, atol=1e-6)
     np.testing.assert_allclose(
         apply(dataclasses.replace(denoiser, residual="none"), pixels), stack, atol=1e-6
     )
@@ -187,7 +187,9 @@ def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
         ("lab:network", {"scal": 2}, "with options .* failed: TypeError"),
     ],
 )
-def test_what_cannot_be_built_says_why(reference: str, options: dict[str, Any], message: str) -> None:
+def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason(
+    reference: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         UserNetwork(import_=reference, options=options).build()
 

@@ -1,4 +1,4 @@
-"""What every denoiser has to keep, whatever it computes, and what its options are."""
+"""Properties that every denoiser must have, and checks of its options."""
 
 from __future__ import annotations
 
@@ -159,9 +159,9 @@ def test_auto_waits_for_the_noise_level(denoiser: Any) -> None:
     assert "sigma" in denoiser.side_inputs
     with pytest.raises(ConfigError, match="the noise level of the image was not estimated"):
         apply(denoiser, image(2))
-    told = denoiser.with_noise_level(0.2)
-    assert not told.wants_noise_level
-    assert np.array_equal(apply(told, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
+    leveled = denoiser.with_noise_level(0.2)
+    assert not leveled.wants_noise_level
+    assert np.array_equal(apply(leveled, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
 
 
 NAN = float("nan")

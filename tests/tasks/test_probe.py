@@ -159,7 +159,7 @@ def test_what_is_written_down_stays_when_the_rest_is_probed(network: Use) -> Non
     assert (found.receptive_field(), found.alignment) == (32, 4)
 
 
-def test_a_network_that_doubles_the_picture_is_probed_in_input_pixels(network: Use) -> None:
+def test_a_network_that_doubles_the_image_is_probed_in_input_pixels(network: Use) -> None:
     def double() -> nn.Module:
         return nn.Sequential(conv(1, 4, 5), nn.PixelShuffle(2))
 
@@ -178,7 +178,7 @@ def test_a_network_with_several_channels_is_probed_over_all_of_them(network: Use
         pytest.param(Fourier, id="fourier"),
     ],
 )
-def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callable[[], nn.Module]) -> None:
+def test_a_network_over_the_whole_image_is_refused(network: Use, build: Callable[[], nn.Module]) -> None:
     with pytest.raises(ConfigError, match="lab:build looks at the whole image"):
         probe(network(build), 2)
 
@@ -202,7 +202,7 @@ def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callab
         (lambda: nn.Threshold(2.0, float("inf")), {}, "returns NaN or infinity"),
     ],
 )
-def test_a_network_that_cannot_be_tiled_is_told_why(
+def test_a_network_that_cannot_be_tiled_is_refused_with_the_reason(
     network: Use, build: Callable[[], nn.Module], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -80,7 +80,7 @@ GENERIC: dict[str, tuple[DeepInv, Kind, int, tuple[int, ...]]] = {
     "wrong adjoint": (DeepInv(physics=made(differences, wrong), reach_="auto"), "local", 1, IMAGE),
     "declared": (DeepInv(physics=made(folding, None), reach_=3), "local", 3, IMAGE),
     "many images": (DeepInv(physics=made(folding, None), reach_="auto"), "local", 1, (2, 2, 3, 20, 17)),
-    "not told": (DeepInv(physics=made(differences, differences)), "whole", 0, IMAGE),
+    "no reach": (DeepInv(physics=made(differences, differences)), "whole", 0, IMAGE),
     "wrapping": (DeepInv(physics=made(wrapping, wrapping), reach_="auto"), "whole", 0, IMAGE),
     "different everywhere": (DeepInv(physics=made(ramp, ramp), reach_="auto"), "whole", 0, IMAGE),
     "colours to grey": (named("Decolorize"), "whole", 0, (3, 40, 33)),
@@ -209,7 +209,7 @@ def test_a_map_of_the_whole_is_computed_once() -> None:
     assert calls == [(1, 1, 20, 300)]
 
 
-def test_memory_is_told_before() -> None:
+def test_memory_is_known_in_advance() -> None:
     tomography = GENERIC["tomography"][0]
     measured = int(np.prod(tomography.measured((16, 16))))
     assert tomography.memory_bytes((16, 16)) == 4 * 3 * (256 + measured)
@@ -231,7 +231,7 @@ def test_deepinv_is_not_imported_to_write_an_operator_down() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_without_deepinv_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_deepinv_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepinv.physics", None)
     with pytest.raises(MissingPackage, match=r"halotile\[deepinv\]"):
         _ = named("Denoising").kind

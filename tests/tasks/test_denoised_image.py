@@ -1,4 +1,4 @@
-"""Models of a prior in a worker: kept from sweep to sweep, looked at once, and gone from a GPU when another job comes."""
+"""Models of a prior in a worker: cached from pass to pass, checked once, and dropped from a GPU for another job."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.graphs.solving import denoised_by, scene
 from tests.support import job_of, noisy_image, write_zarr
 
 
-class Held(Gpu):
-    """A GPU of the processor's that says it is none."""
+class FakeGpu(Gpu):
+    """A device of the kind ``gpu`` that computes on the CPU."""
 
     def __init__(self, *_: Any) -> None:
         super().__init__("cpu")
-        self.kind = "card"
+        self.kind = "gpu"
         self.resets = 0
 
     def reset_peak(self) -> None:
-        """Anew."""
+        """Count the resets."""
         self.resets += 1
 
 
@@ -44,66 +44,66 @@ def prior(sigma: float, device: str = "cuda") -> Denoised:
     return replace(denoised_by(Gaussian(sigma=sigma), scene(), 64, 32), device=device)
 
 
-def sweep(*parts: Denoised) -> StepTask:
-    """Of a solver that uses them."""
+def solver_step(*parts: Denoised) -> StepTask:
+    """A step of a solver that uses these denoised images."""
     grid = parts[0].grid if parts else prior(1.0).grid
     return StepTask(grid=grid, images=(), sums=(), stored=(), view=View(), denoised=parts, overlap=False)
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cards that are made up."""
+    """Replace GPUs by :class:`FakeGpu`."""
     monkeypatch.setattr(
-        denoised_image, "open_device", lambda kind, *given: Held() if kind == "cuda" else Device("cpu")
+        denoised_image, "open_device", lambda kind, *given: FakeGpu() if kind == "cuda" else Device("cpu")
     )
 
 
 def kept() -> list[Any]:
-    """Models that stay when nobody uses them."""
+    """Models that stay in the cache."""
     return list(denoised_image._cached.values())
 
 
 @pytest.mark.usefixtures("gpus")
-def test_what_an_earlier_job_left_on_a_card_goes_and_the_rest_stays() -> None:
-    (here,) = sweep(prior(1.0, "cpu")).stages().runners
-    (before,) = sweep(prior(1.0)).stages().runners
-    assert sweep().stages().batch == 0
-    assert kept() == [here, before], "a sweep that denoises nothing lies between two that do"
-    (now,) = sweep(prior(2.0)).stages().runners
-    assert kept() == [here, now], "of a CPU nothing has to go"
-    (again,) = sweep(prior(2.0)).stages().runners
+def test_what_an_earlier_job_left_on_a_gpu_goes_and_the_rest_stays() -> None:
+    (here,) = solver_step(prior(1.0, "cpu")).stages().runners
+    (before,) = solver_step(prior(1.0)).stages().runners
+    assert solver_step().stages().batch == 0
+    assert kept() == [here, before], "a step without a denoiser drops nothing"
+    (now,) = solver_step(prior(2.0)).stages().runners
+    assert kept() == [here, now], "models on a CPU are not dropped"
+    (again,) = solver_step(prior(2.0)).stages().runners
     assert again is now
 
 
 @pytest.mark.usefixtures("gpus")
-def test_a_denoising_job_has_the_card_for_itself(tmp_path: Path) -> None:
-    sweep(prior(1.0)).stages()
+def test_a_denoising_job_has_the_gpu_for_itself(tmp_path: Path) -> None:
+    solver_step(prior(1.0)).stages()
     source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
     make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1})).task.stages()
     assert kept() == []
-    assert not denoised_image._runners, "and nothing is left of it"
+    assert not denoised_image._runners, "and nothing is left in memory"
 
 
 @pytest.mark.usefixtures("gpus")
 def test_two_jobs_at_work_side_by_side_keep_their_models() -> None:
     one, other = prior(1.0), prior(2.0)
-    first, second = sweep(one).stages(), sweep(other).stages()
+    first, second = solver_step(one).stages(), solver_step(other).stages()
     assert one.runner() is first.runners[0]
     assert other.runner() is second.runners[0]
 
 
 @pytest.mark.usefixtures("gpus")
-def test_the_memory_of_a_card_is_measured_anew() -> None:
-    (runner,) = sweep(prior(1.0)).stages().runners
-    assert isinstance(runner.device, Held)
+def test_the_memory_of_a_gpu_is_measured_anew() -> None:
+    (runner,) = solver_step(prior(1.0)).stages().runners
+    assert isinstance(runner.device, FakeGpu)
     before = runner.device.resets
-    sweep(prior(1.0)).stages()
+    solver_step(prior(1.0)).stages()
     assert runner.device.resets == before + 1
 
 
-def test_a_model_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Any] = []
-    monkeypatch.setattr(step, "check_purity", lambda denoiser, dims, model: looked.append(denoiser))
+def test_a_model_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(step, "check_purity", lambda denoiser, dims, model: checked.append(denoiser))
     for sigma in (1.0, 1.0, 2.0):
-        sweep(prior(sigma, "cpu")).stages().check()
-    assert [denoiser.sigma for denoiser in looked] == [1.0, 2.0]
+        solver_step(prior(sigma, "cpu")).stages().check()
+    assert [denoiser.sigma for denoiser in checked] == [1.0, 2.0]

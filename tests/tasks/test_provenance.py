@@ -1,4 +1,4 @@
-"""A worker computes with the files and the code that its job was planned with, or says why not."""
+"""A worker computes with the files and the code that its job was planned with, or refuses with the reason."""
 
 from __future__ import annotations
 

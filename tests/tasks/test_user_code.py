@@ -221,19 +221,19 @@ def test_a_file_that_cannot_be_read_as_python_ends_the_search_there(lab: Path) -
     assert lab / "late.py" in source_files("entry")
 
 
-def test_an_installed_package_is_told_by_its_own_files_alone() -> None:
+def test_an_installed_package_is_identified_by_its_own_files_alone() -> None:
     files = source_files("safetensors.torch")
     assert {"torch.py", "__init__.py"} <= {file.name for file in files}
     assert all("safetensors" in file.parts for file in files)
 
 
-def test_a_module_without_a_file_is_told_by_what_was_imported() -> None:
+def test_a_module_without_a_file_is_identified_by_the_imported_value() -> None:
     assert source_files("math") == []
     assert imported_digest("nowhere:f", by_closure(1)) != imported_digest("nowhere:f", by_closure(2))
 
 
 @pytest.mark.parametrize("how", ["gone", "in an archive"])
-def test_of_code_that_cannot_be_read_again_nothing_is_told(
+def test_there_is_no_digest_for_code_that_cannot_be_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     place = tmp_path
