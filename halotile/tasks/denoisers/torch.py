@@ -129,7 +129,9 @@ class UserNetwork(Leveled):
             would build a different one.
         """
         code = imported_digest(self.import_, import_reference(self.import_))
-        first, second = (_state_digest(self._network()) for _ in range(2))
+        networks = (self._network() for _ in range(2))
+        # Buffers by name as well: some are not in the state dictionary.
+        first, second = (value_digest([dict(n.state_dict()), dict(n.named_buffers())]) for n in networks)
         if first != second:
             raise ConfigError(
                 f"{self.import_} builds a different network at each call: its weights are drawn anew. "
@@ -199,11 +201,6 @@ class UserNetwork(Leveled):
                 f"{self.weights!r} does not fit the network of {self.import_}: {summarize(problems) or error}. "
                 "Write the options that the weights were trained with."
             ) from error
-
-
-def _state_digest(module: Any) -> str:
-    """Digest of the parameters and buffers of a network, including buffers that it does not save."""
-    return value_digest([dict(module.state_dict()), dict(module.named_buffers())])
 
 
 def _frozen(module: Any) -> Any:

@@ -8,7 +8,7 @@ only what that region needs. So operators compose, and the whole image is just a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import numpy as np
@@ -153,6 +153,13 @@ class InMemory:
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``, as a view."""
         return self.pixels[region.slices]
+
+
+class PickledByFields:
+    """A dataclass that pickles without its cached properties, which are computed anew where it is loaded."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
 
 
 def read_all(source: Readable) -> Pixels:

@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Computed, Kind, Operator, Shape, read_all
+from halotile.tasks.operators.base import Computed, Kind, Operator, PickledByFields, Shape, read_all
 from halotile.tasks.operators.common.locality import SIDES, agrees, find_reach, widened
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
 from halotile.tasks.operators.common.translation import channel_counts, stated_size, translate
@@ -63,7 +63,7 @@ class Whole(Computed):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DeepInv:
+class DeepInv(PickledByFields):
     """``y = A x`` for a ``deepinv.physics.LinearPhysics``, in NumPy arrays.
 
     A physics that equals one of halotile's operators is replaced by it (``Blur``, ``BlurFFT``, ``Downsampling``, ``Inpainting``,
@@ -106,12 +106,6 @@ class DeepInv:
     def __post_init__(self) -> None:
         if self.reach_ not in (None, "auto"):
             check_whole("reach", self.reach_, 0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
 
     @cached_property
     def calls(self) -> Physics:

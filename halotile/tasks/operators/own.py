@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
@@ -12,7 +12,7 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Kind, Operator, Shape, Windowed
+from halotile.tasks.operators.base import Kind, Operator, PickledByFields, Shape, Windowed
 from halotile.tasks.options import check_reference, import_reference
 from halotile.tasks.trials.user_code import imported_digest
 
@@ -20,7 +20,7 @@ NEEDED = ("kind", "reach", "measured", "forward", "adjoint")
 
 
 @dataclass(frozen=True, eq=False)
-class Applied:
+class Applied(PickledByFields):
     """The result of a user's own operator; its code runs when it is read, and is not pickled with it."""
 
     operator: Own
@@ -49,12 +49,9 @@ class Applied:
         """The pixels of ``region``."""
         return self._result.read(region)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Own:
+class Own(PickledByFields):
     """The operator that the object named by ``import`` returns for the options; see ``halotile.tasks.operators.base.Operator``.
 
     A plan compares its forward with its adjoint before the job, and the digest of its code is part of the job's fingerprint.
@@ -145,9 +142,6 @@ class Own:
     def adjoint(self, measurement: Readable, image: Shape) -> Applied:
         """``A^T y``."""
         return Applied(self, measurement, image)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 OPERATOR = Own

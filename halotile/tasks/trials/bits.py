@@ -62,7 +62,7 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     is_small = image.size <= max(TRIED_WHOLE, 3 * first.reach.size)
     references = [image] if is_small else _long_windows(first.reach, tiling)
     tiles = _representatives(_tiles(task)) if is_small else [first]
-    corner = _corner([first.reach, *references])
+    corner = tuple(map(min, zip(first.reach.start, *(r.start for r in references), strict=True)))
     device = Device("cpu", "float32", task.channels_last)
     noise = partial(_noise, task.denoiser.channels[0], corner)
 
@@ -148,11 +148,6 @@ def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:
         stop = tuple(a + n for a, n in zip(start, lengths, strict=True))
         windows.append(align_outward(Region(tuple(start), stop), tiling.align, tiling.image))
     return windows
-
-
-def _corner(regions: list[Region]) -> tuple[int, ...]:
-    """First corner of the smallest region that contains all of these."""
-    return tuple(map(min, zip(*(region.start for region in regions), strict=True)))
 
 
 def _noise(channels: int, corner: tuple[int, ...], region: Region) -> torch.Tensor:

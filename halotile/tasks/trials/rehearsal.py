@@ -80,8 +80,10 @@ def _rehearse(stage: _Stage, search: bool) -> Rehearsal:
     largest = float(np.abs(whole).max()) or 1.0
     first = denoiser.alignment
     best = Rehearsal(first, math.inf)
-    for alignment in _alignments(first, search):
-        difference = 0.0
+    for factor in FACTORS if search else (1,):
+        alignment, difference = first * factor, 0.0
+        if factor > 1 and alignment > LARGEST:
+            break
         for core in stage.tiles(alignment):
             tile = stage.denoised(everything, core, alignment)
             difference = max(difference, stage.difference(tile, core, whole, core))
@@ -109,13 +111,6 @@ def tiling_error(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -
         "tiles cannot reproduce: let it pad at the end only, or pad the image itself to a multiple of 64. Or it "
         "looks farther than the probe found: write receptive_field and alignment, if you know them."
     )
-
-
-def _alignments(first: int, search: bool) -> Iterator[int]:
-    yield first
-    for factor in FACTORS[1:] if search else ():
-        if first * factor <= LARGEST:
-            yield first * factor
 
 
 @dataclass(frozen=True)

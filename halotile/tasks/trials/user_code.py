@@ -214,9 +214,9 @@ class _Walk:
             self.update("again", self.seen[id(value)][0])
             return
         self.seen[id(value)] = len(self.seen), value
-        self._take_made(value)
+        self._take_compound(value)
 
-    def _take_made(self, value: Any) -> None:
+    def _take_compound(self, value: Any) -> None:
         if isinstance(value, tuple | list):
             self._take_all(type(value).__name__, value)
         elif isinstance(value, set | frozenset):  # in the same order in all processes
@@ -225,7 +225,7 @@ class _Walk:
             self._take_mapping(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             self.update("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
-        elif _is_tensor(value):
+        elif "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
             self._take_tensor(value)
         elif isinstance(value, types.CodeType):
             self._take_code(value)
@@ -315,11 +315,6 @@ class _Walk:
         make, arguments, *state = parts
         self.update(getattr(make, "__qualname__", ""))
         self._take_all("object", [arguments, *(list(s) if isinstance(s, Iterator) else s for s in state)])
-
-
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
