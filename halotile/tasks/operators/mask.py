@@ -58,7 +58,7 @@ class Mask:
         if self.mask.shape != image[-len(self.mask.shape) :]:
             raise ConfigError(
                 f"the mask has shape {self.mask.shape} and the image {image}. Write a mask of the image's shape, "
-                "or of that of its last axes."
+                "or of the shape of its last axes."
             )
         return image
 
