@@ -153,7 +153,7 @@ class Bench:
     width : int
         Channels of the U-Net.
     run : callable
-        RangeSet a program of a name, a folder, an edge and further words.
+        Runs a program of a name, a folder, an edge and further words.
     """
 
     def __init__(

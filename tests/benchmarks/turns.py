@@ -24,7 +24,7 @@ def take_turns(
     names : iterable of str
         The programs; one that is named twice runs once in a round.
     measure : callable
-        RangeSet one.
+        Runs one.
     repeats : int
         Rounds.
     limit_seconds : float

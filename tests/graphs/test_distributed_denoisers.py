@@ -328,7 +328,7 @@ class Placed(torch.nn.Module):  # type: ignore[misc]
 
 
 def test_a_position_dependent_network_is_not_tiled(ctx: DistributedContext) -> None:
-    with pytest.raises(ConfigError, match=r"depends on where the tile lies.*unsafe=True"):
+    with pytest.raises(ConfigError, match=r"depends on the position of the tile.*unsafe=True"):
         tiled(ctx, Placed())(image(1, 1, 40, 40))
 
 

@@ -166,7 +166,7 @@ async def knock(address, arguments):
     return (await asyncio.wait_for(comm.read(), 5))["type"]
 
 owned, own, address, certificate, reader = sys.argv[1:]
-# As its owner, who gets an answer, else a read_error would say nothing. What is imported on the way may be out of others' reach.
+# As its owner, who gets an answer, else a refusal would say nothing. What is imported on the way may be out of others' reach.
 assert asyncio.run(knock(owned, arguments(own))) == "Scheduler"
 theirs = arguments(certificate) if reader == "owner" else None
 os.setgid(65534); os.setuid(65534)

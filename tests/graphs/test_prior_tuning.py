@@ -182,7 +182,7 @@ def test_the_precisions_of_a_prior_can_be_tried(tmp_path: Path) -> None:
     assert "pnp with dncnn, on CPUs in float32" in said
     assert "tried on" in said
     assert "bfloat16" in said
-    assert "of GPUs only" in said, "tf32"
+    assert "on GPUs only" in said, "tf32"
 
 
 def test_a_prior_without_a_denoiser_is_refused_in_words(tmp_path: Path) -> None:

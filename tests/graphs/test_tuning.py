@@ -329,7 +329,7 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     plan = make_plan(job(tmp_path, "cpu"))
     task = replace(work_of(plan).task, denoiser=GivenFunction(call=told, depth=1))
     found = tuned_for(plan.job, task, NO_CHOICE, compare=True)
-    assert found.device == "this processor"
+    assert found.device == "this CPU"
     assert [each.name for each in found.precisions] == ["float32", "tf32", "float16", "bfloat16"]
     assert found.precisions[0].error == 0
     assert found.host_bytes > 2**27
@@ -356,5 +356,5 @@ def test_a_trial_that_breaks_says_how(
 def test_what_is_wrong_with_the_job_is_said_as_a_run_says_it(tmp_path: Path) -> None:
     plan = make_plan(job(tmp_path, "cpu"))
     task = replace(work_of(plan).task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1))
-    with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
+    with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
         tuned_for(plan.job, task, NO_CHOICE, compare=False)

@@ -121,18 +121,18 @@ def plan(
     kind = kind_of(made.cluster)
     is_told = kind.name != DEFAULT or made.cluster.kind == AUTO
     where = {"cluster": f"{kind.name} ({kind.why})"} if is_told else {}
-    figures, read_error = made.summary() | {"resumed_blocks": 0} | where, None
+    figures, refusal = made.summary() | {"resumed_blocks": 0} | where, None
     try:
         figures["resumed_blocks"] = look(made)
     except HalotileError as error:
-        read_error = error
+        refusal = error
     if as_json:
         print_json(figures)
     else:
         print_rows("plan", made.kind.rows(figures))
     made.check_fits()
-    if read_error is not None:
-        raise read_error
+    if refusal is not None:
+        raise refusal
 
 
 @app.command()

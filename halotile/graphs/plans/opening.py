@@ -29,7 +29,7 @@ from halotile.tasks.finite import describe_range
 from halotile.tasks.noise.estimate import estimate_noise_level
 from halotile.tasks.options import description_of, import_from, job_key, required_keys
 from halotile.tasks.roles import Roles
-from halotile.tasks.trials.user_code import called
+from halotile.tasks.trials.user_code import qualified_name
 
 
 class Imports(Protocol):
@@ -126,7 +126,7 @@ def _as_json(value: Any) -> Any:
             "kwargs": _as_json(value.keywords),
         }
     if callable(value):
-        return called(value)
+        return qualified_name(value)
     if isinstance(value, Mapping):
         return {str(key): _as_json(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):

@@ -42,7 +42,7 @@ def rewrite(physics: Any, exact: bool = False) -> Any:
         return physics
     wrapped = DeepInv(physics=physics)
     try:
-        operator = wrapped.ours
+        operator = wrapped.replacement
     except (ConfigError, ValueError, RuntimeError):
         return physics
     if operator is None:
@@ -50,7 +50,7 @@ def rewrite(physics: Any, exact: bool = False) -> Any:
     operator = with_engine(operator, np.dtype(np.float32), exact=exact)
     same = copy.copy(physics)
     same.A = OperatorMethod(physics, operator, "A")
-    same.A_adjoint = OperatorMethod(physics, operator, "A_adjoint", wrapped.told)
+    same.A_adjoint = OperatorMethod(physics, operator, "A_adjoint", wrapped.fixed_shape)
     return same
 
 

@@ -276,6 +276,6 @@ def local_stack(
                 return None
         except (ConfigError, ValueError, RuntimeError):
             return None
-        operators.append(operator.ours or operator)
-        declared.append(operator.told)
+        operators.append(operator.replacement or operator)
+        declared.append(operator.fixed_shape)
     return LocalStack(engine, tuple(operators), exact, tuple(declared)) if operators else None

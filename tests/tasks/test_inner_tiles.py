@@ -55,12 +55,12 @@ def test_even_cuts_cover_the_interval_in_aligned_pieces(
     start: int, length: int, edge: int, align: int
 ) -> None:
     start *= align
-    pieces = cut_evenly(start, start + length, edge, align)
-    assert pieces[0][0] == start
-    assert pieces[-1][1] == start + length
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
-    assert all(a % align == 0 for a, _ in pieces)
-    assert all(b - a <= -(-edge // align) * align for a, b in pieces)
+    parts = cut_evenly(start, start + length, edge, align)
+    assert parts[0][0] == start
+    assert parts[-1][1] == start + length
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(parts))
+    assert all(a % align == 0 for a, _ in parts)
+    assert all(b - a <= -(-edge // align) * align for a, b in parts)
 
 
 @given(
@@ -94,7 +94,7 @@ def test_windows_are_never_shorter_than_the_least(least: int) -> None:
         assert window.reach.inside(whole)
 
 
-def test_windows_share_one_shape_where_the_picture_is_large_enough() -> None:
+def test_windows_share_one_shape_where_the_image_is_large_enough() -> None:
     whole = Region.whole((100, 120))
     shapes = {w.reach.shape for w in windows_of(whole, whole, (2,), tiling())}
     assert len(shapes) == 1
@@ -102,7 +102,7 @@ def test_windows_share_one_shape_where_the_picture_is_large_enough() -> None:
 
 @pytest.mark.parametrize("batch", [1, 3, 100])
 @pytest.mark.parametrize("tile", [16, 33, 200])
-def test_tiles_give_the_whole_picture(tile: int, batch: int) -> None:
+def test_tiles_give_the_whole_image(tile: int, batch: int) -> None:
     pixels = np.random.default_rng(0).random((2, 3, 100, 120), dtype=np.float32)
     got = run(pixels, blur, tiling(tile=(tile, tile), batch=batch))
     want = blur(torch.from_numpy(pixels)).numpy()
@@ -175,19 +175,19 @@ def test_a_single_tile_that_does_not_fit_is_an_error() -> None:
 
 
 def test_a_wrong_shape_is_named_not_cropped() -> None:
-    with pytest.raises(BlockFailed, match=r"blur made shape \(4, 1, 29, 34\)"):
+    with pytest.raises(BlockFailed, match=r"blur returned shape \(4, 1, 29, 34\)"):
         run(np.zeros((1, 100, 120), np.float32), lambda b: b[..., 1:-1, 1:-1], tiling())
 
 
 def test_nan_on_finite_pixels_is_an_error_and_nan_in_the_input_passes() -> None:
     pixels = np.zeros((1, 100, 120), np.float32)
-    with pytest.raises(BlockFailed, match="NaN or infinity on finite pixels"):
+    with pytest.raises(BlockFailed, match="NaN or infinity for finite pixels"):
         run(pixels, lambda b: b / 0, tiling())
     pixels[0, 50, 50] = np.nan
     assert np.isnan(run(pixels, lambda b: b * 1, tiling())[0, 50, 50])
 
 
-def test_side_inputs_are_cut_like_the_picture_and_shared_over_planes() -> None:
+def test_side_inputs_are_cut_like_the_image_and_shared_over_planes() -> None:
     pixels = np.random.default_rng(0).random((3, 1, 100, 120), dtype=np.float32)
     side = np.random.default_rng(1).random((1, 1, 100, 120), dtype=np.float32)
     whole = Region.whole((100, 120))

@@ -37,11 +37,11 @@ def with_one(value: float, at: tuple[int, ...], shape: tuple[int, ...] = (70, 90
 
 @pytest.mark.parametrize("rule", ["reflect", "nearest", "periodic", "constant", "cut"])
 @pytest.mark.parametrize("at", [(0, 3), (69, 89), (31, 40)])
-def test_the_first_bad_pixel_is_named_by_its_place_in_the_picture(rule: str, at: tuple[int, int]) -> None:
+def test_the_first_bad_pixel_is_named_by_its_place_in_the_image(rule: str, at: tuple[int, int]) -> None:
     source, rim, window = with_one(np.inf, at), Rim.everywhere(rule, 2), Region((-20, -20), (90, 110))
     pixels = read_window(source, window, rim)
-    said = rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
-    with pytest.raises(InputError, match=said):
+    message = rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
+    with pytest.raises(InputError, match=message):
         check_image(pixels, source, window, rim, ("y", "x"))
 
 
@@ -67,7 +67,7 @@ def test_other_axes_are_named_by_their_letters() -> None:
         ("mask", -1.0, None),
     ],
 )
-def test_a_side_input_that_says_nothing_is_refused(name: str, value: float, words: str | None) -> None:
+def test_a_side_input_with_invalid_pixels_is_refused(name: str, value: float, words: str | None) -> None:
     source, rim, window = with_one(value, (7, 8)), Rim.everywhere("reflect", 2), Region((-9, -9), (50, 50))
     pixels = read_window(source, window, rim)
     if words is None:
@@ -95,7 +95,7 @@ def test_a_block_with_a_bad_noise_map_is_refused_and_not_tried_again(tmp_path: P
     assert receipt.done
 
 
-def test_a_noise_map_in_counts_is_refused_for_a_picture_that_is_mapped() -> None:
+def test_a_noise_map_in_counts_is_refused_for_a_image_that_is_mapped() -> None:
     counts = np.full((8, 8), 150, np.uint16)
     place = InMemory(counts), Region.whole((8, 8)), Rim.everywhere("cut", 2), ("y", "x")
     check_side("sigma", counts, *place)

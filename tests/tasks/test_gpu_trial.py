@@ -1,4 +1,4 @@
-"""A device tried before a run: what is tried, what is chosen, what it takes."""
+"""The trial of a device before a run: tiles and batches, the choice among them, and their memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 
 class Small(Gpu):
-    """A GPU of the processor's, with a memory that is counted: what a batch holds is told by its pixels."""
+    """A GPU on the CPU whose memory is simulated: a batch takes memory for its pixels."""
 
     def __init__(self, free: int = 10**9, most: int = 10**9, precision: str = "float32") -> None:
         super().__init__("cpu", precision)
@@ -30,32 +30,32 @@ class Small(Gpu):
         self.peak = 0
         self.batches: list[tuple[int, ...]] = []
 
-    def at(self, precision: str) -> Self:
-        """The same."""
+    def with_precision(self, precision: str) -> Self:
+        """A copy with the precision set."""
         return type(self)(self.free, self.most, precision)
 
-    def recording(self) -> Any:
-        """It does not."""
+    def with_recording(self) -> Any:
+        """None: it cannot record."""
         return None
 
     def free_bytes(self) -> int:
-        """What it was made with."""
+        """The simulated free memory."""
         return self.free
 
-    def held_bytes(self) -> int:
-        """Nothing is held for long."""
+    def allocated_bytes(self) -> int:
+        """0: nothing stays allocated."""
         return 0
 
     def peak_bytes(self) -> int:
-        """Of the batches."""
+        """The largest batch."""
         return self.peak
 
-    def forget_peak(self) -> None:
-        """Anew."""
+    def reset_peak(self) -> None:
+        """Start anew."""
         self.peak = 0
 
     def run(self, model: Any, batch: Any, sides: Any) -> Any:
-        """Four bytes for each pixel, as long as there are any."""
+        """Take four bytes for each pixel, up to the limit."""
         self.batches.append(tuple(batch.shape))
         if batch.numel() * 4 > self.most:
             raise torch.OutOfMemoryError
@@ -64,10 +64,10 @@ class Small(Gpu):
 
 
 class Recording(Small):
-    """One that records."""
+    """A device that can record."""
 
-    def recording(self) -> Self:
-        """Told apart by its word for it."""
+    def with_recording(self) -> Self:
+        """A copy with the option set."""
         made = type(self)(self.free, self.most, self.precision)
         made.records = True
         return made
@@ -104,14 +104,14 @@ def test_the_fastest_is_taken_small_or_large(monkeypatch: pytest.MonkeyPatch, tm
 
 
 class LaidOut(Small):
-    """One that is no processor, and has a memory layout."""
+    """A device that is not a CPU, and has a memory layout."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.kind = "card"
+        self.kind = "gpu"
 
-    def laid_out(self, channels_last: bool) -> Self:
-        """Told apart by its word for it."""
+    def with_layout(self, channels_last: bool) -> Self:
+        """A copy with the option set."""
         made = type(self)(self.free, self.most, self.precision)
         made.channels_last = channels_last
         return made
@@ -194,7 +194,7 @@ def test_no_more_is_planned_than_there_is_room_for(
     )
 
 
-def test_workers_that_share_a_card_share_its_memory(tmp_path: Path) -> None:
+def test_workers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
     task = task_of(tmp_path)
     alone, shared = (tune(task, TrialRequest(tiles=((16, 16),), batch=1, sharing=n), Small()) for n in (1, 3))
     assert alone.free_bytes is not None
@@ -205,7 +205,7 @@ def test_a_batch_that_runs_out_of_memory_is_not_taken(tmp_path: Path) -> None:
     window = (32 + 8) * (32 + 8) * 4
     found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),)), Small(most=5 * window))
     assert max(each.batch for each in found.tried) == 4
-    with pytest.raises(MemoryRefused, match=r"no room for one tile of 32 x 32 pixels\. Write a smaller"):
+    with pytest.raises(MemoryRefused, match=r"no memory for one tile of 32 x 32 pixels\. Write a smaller"):
         tune(task_of(tmp_path / "2"), TrialRequest(tiles=((32, 32),)), Small(most=window // 2))
 
 
@@ -235,10 +235,10 @@ def test_each_precision_is_held_against_float32(tmp_path: Path, device: Any) -> 
 def test_precisions_are_of_networks(tmp_path: Path) -> None:
     found = tune(task_of(tmp_path), TrialRequest(tiles=((64, 64),), compare=True))
     assert [each.name for each in found.precisions if each.seconds is not None] == ["float32"]
-    assert found.precisions[2].why_not == "is for networks: this computes in float32"
+    assert found.precisions[2].why_not == "for networks only: this denoiser computes in float32"
 
 
-def test_a_precision_that_overflows_is_told(tmp_path: Path) -> None:
+def test_a_precision_that_overflows_is_reported(tmp_path: Path) -> None:
     class Overflowing(Device):
         def run(self, model: Any, batch: Any, sides: Any) -> Any:
             return super().run(model, batch, sides) * (math.inf if self.precision == "float16" else 1)
@@ -247,7 +247,7 @@ def test_a_precision_that_overflows_is_told(tmp_path: Path) -> None:
     task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
     found = tune(task, TrialRequest(tiles=((64, 64),), compare=True), Overflowing())
     (float16,) = (each for each in found.precisions if each.name == "float16")
-    assert (float16.error, float16.why_not) == (None, "NaN or infinity in places")
+    assert (float16.error, float16.why_not) == (None, "some pixels are NaN or infinite")
     assert float16.seconds is not None
 
 

@@ -1,4 +1,4 @@
-"""A worker computes with the files and the code that its job was planned with, or says why not."""
+"""A worker computes with the files and the code that its job was planned with, or refuses with the reason."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_worker_that_outlives_a_job_does_not_compute_with_its_code(module: Pat
     build_sealed(*of(later))
     module.write_text("FACTOR = 100\n")
     with pytest.raises(
-        ConfigError, match=r"changed since this worker imported it for an earlier job.*Start the workers anew"
+        ConfigError, match=r"changed since this worker imported it for an earlier job.*Restart the workers"
     ):
         build_sealed(*of(later if later == "first_code:one" else later.replace("one", "two")))
 
@@ -59,5 +59,7 @@ def test_code_that_is_edited_while_its_job_runs_stays_what_it_was_in_memory(modu
 def test_code_that_was_changed_before_a_worker_begins_is_not_computed_with(module: Path) -> None:
     requested = of("first_code:one")
     module.write_text("FACTOR = 100\n")
-    with pytest.raises(ConfigError, match=r"first_code:one was changed while the job ran.*Put it back"):
+    with pytest.raises(
+        ConfigError, match=r"first_code:one was changed while the job ran.*Restore the old version"
+    ):
         build_sealed(*requested)

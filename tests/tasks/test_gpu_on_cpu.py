@@ -1,4 +1,4 @@
-"""The way of pixels to a GPU and back, gone on the CPU: the same bits, through memory that is used again."""
+"""The code for a GPU, run on the CPU: the same bits, through buffers that are reused."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
-from halotile.tasks.devices.device import LOST, Device, Given
+from halotile.tasks.devices.device import LOST, Device, Download
 from halotile.tasks.devices.gpu import Gpu
-from halotile.tasks.devices.pinned_buffers import Buffers
+from halotile.tasks.devices.streams import Buffers
 from halotile.tasks.inner_tiles import TileRunner
 from tests.support import DTYPES, dncnn_weights, job_of, work_of, write_zarr
-from tests.tasks.test_window import blur, tiling
+from tests.tasks.test_inner_tiles import blur, tiling
 
 
-class Spoiled(Buffers):
-    """Memory that is worthless as soon as it is given back."""
+class Overwritten(Buffers):
+    """Buffers whose content is overwritten as soon as they are returned."""
 
     def give(self, memory: Any, mark: Any = None) -> None:
-        """Spoil it first."""
+        """Overwrite the buffer, then return it."""
         memory.fill_(255)
         super().give(memory, mark)
 
 
 def gpu_device(**options: Any) -> Gpu:
-    """A GPU whose memory is spoiled between two uses."""
+    """A GPU whose buffers are overwritten between two uses."""
     made = Gpu("cpu", **options)
-    made._there, made._back, made._beside = (Spoiled(made.streams.pinned) for _ in range(3))
+    made._upload_buffers, made._download_buffers, made._small_buffers = (
+        Overwritten(made.streams.pinned) for _ in range(3)
+    )
     return made
 
 
@@ -53,7 +55,7 @@ def image(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[A
 def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
     device, pixels = gpu_device(), image(dtype)
     sent = [device.stage(pixels), device.stage(pixels[..., ::-1]), device.stage(np.asfortranarray(pixels))]
-    back = [device.give(device.take(each)).pixels() for each in sent]
+    back = [device.fetch(device.take(each)).pixels() for each in sent]
     for got, want in zip(back, (pixels, pixels[..., ::-1], pixels), strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -115,7 +117,7 @@ def test_each_margin_has_a_recording_of_its_own(tmp_path: Path) -> None:
 
 
 def test_blocks_that_are_on_their_way_at_once_do_not_mix() -> None:
-    """As the lanes of a worker have them: one is read while another is computed and a third one written."""
+    """As with the io threads of a worker: one block is read while another is computed and a third one written."""
     whole = Region.whole((100, 120))
     runner = TileRunner(blur, gpu_device(), tiling(), "blur")
     images = [image("float32") + number for number in range(6)]
@@ -145,40 +147,42 @@ def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
         with pytest.raises(RuntimeError):
             runner(image("float32"), whole, whole, 1, {})
     np.testing.assert_array_equal(
-        device.give(device.take(device.stage(image("uint8")))).pixels(), image("uint8")
+        device.fetch(device.take(device.stage(image("uint8")))).pixels(), image("uint8")
     )
 
 
 class Full(Gpu):
-    """A GPU whose memory runs out at some place as often as it is told."""
+    """A GPU whose memory runs out in one place, a given number of times."""
 
     def __init__(self, place: str, times: int) -> None:
         super().__init__("cpu")
-        self._there, self._back, self._beside = (Spoiled(self.streams.pinned) for _ in range(3))
-        self.place_of_it, self.times = place, times
+        self._upload_buffers, self._download_buffers, self._small_buffers = (
+            Overwritten(self.streams.pinned) for _ in range(3)
+        )
+        self.where, self.times = place, times
 
     def _perhaps(self, place: str) -> None:
-        if place == self.place_of_it and self.times:
+        if place == self.where and self.times:
             self.times -= 1
             raise RuntimeError("CUDA error: out of memory")
 
     def stage(self, pixels: np.ndarray[Any, Any]) -> Any:
-        """On the way there."""
-        self._perhaps("there")
+        """Run out of memory in an upload, perhaps."""
+        self._perhaps("upload")
         return super().stage(pixels)
 
-    def give(self, tensor: torch.Tensor) -> Given:
-        """On the way back: of the result, or of what is told of it."""
-        self._perhaps("back" if tensor.ndim > 1 else "beside")
-        return super().give(tensor)
+    def fetch(self, tensor: torch.Tensor) -> Download:
+        """Run out of memory in the download of a result, or of its sums, perhaps."""
+        self._perhaps("download" if tensor.ndim > 1 else "sums")
+        return super().fetch(tensor)
 
     def run(self, model: Any, batch: torch.Tensor, sides: Any) -> torch.Tensor:
-        """In between."""
+        """Run out of memory in the model, perhaps."""
         self._perhaps("model")
         return super().run(model, batch, sides)
 
 
-@pytest.mark.parametrize("place", ["model", "back", "beside"])
+@pytest.mark.parametrize("place", ["model", "download", "sums"])
 def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost(place: str) -> None:
     pixels, whole = image("float32"), Region.whole((100, 120))
     want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
@@ -188,9 +192,9 @@ def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost(place:
     np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
 
 
-def test_a_block_that_has_no_room_on_the_card_is_tried_again_with_a_smaller_batch() -> None:
+def test_a_block_that_has_no_room_on_the_gpu_is_tried_again_with_a_smaller_batch() -> None:
     pixels, whole = image("float32"), Region.whole((100, 120))
-    runner = TileRunner(blur, Full("there", 2), tiling(batch=16), "blur")
+    runner = TileRunner(blur, Full("upload", 2), tiling(batch=16), "blur")
     want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -201,7 +205,7 @@ def test_a_block_that_has_no_room_on_the_card_is_tried_again_with_a_smaller_batc
 
 def test_a_region_that_is_waited_for_makes_room_before_it_goes_over() -> None:
     pixels, whole = image("float32"), Region.whole((100, 120))
-    runner = TileRunner(blur, Full("there", 2), tiling(batch=16), "blur")
+    runner = TileRunner(blur, Full("upload", 2), tiling(batch=16), "blur")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
             runner(pixels, whole, whole, 1, {})
@@ -209,9 +213,9 @@ def test_a_region_that_is_waited_for_makes_room_before_it_goes_over() -> None:
     assert runner.batch == 4
 
 
-@pytest.mark.parametrize("place", ["back", "beside"])
+@pytest.mark.parametrize("place", ["download", "sums"])
 def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
-    """Else the computing thread would wait for it, and for ever."""
+    """Else the computing thread would wait for a buffer for ever."""
     pixels, whole = image("float32"), Region.whole((100, 120))
     device = Full(place, 5)
     runner = TileRunner(blur, device, tiling(batch=1), "blur")
@@ -221,18 +225,18 @@ def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
     assert runner(pixels, whole, whole, 1, {}).shape == pixels.shape
 
 
-def test_a_process_whose_card_is_lost_ends() -> None:
-    """Every call would fail, and every block that it is given."""
+def test_a_process_whose_gpu_is_lost_ends() -> None:
+    """Every further call and block would fail."""
     program = (
-        "from halotile.tasks.devices.gpu import Card\n"
+        "from halotile.tasks.devices.gpu import Gpu\n"
         "from halotile.tasks.devices.device import unless_lost\n"
-        "card = Card('cpu')\n"
+        "gpu = Gpu('cpu')\n"
         "def lost(): raise RuntimeError('an illegal memory access was encountered')\n"
         "try:\n"
-        "    with unless_lost(GPU): raise ValueError('the model')\n"
+        "    with unless_lost(gpu): raise ValueError('the model')\n"
         "except ValueError: print('goes on')\n"
-        "card.streams.answer = lost\n"
-        "with unless_lost(GPU): lost()\n"
+        "gpu.streams.check_device = lost\n"
+        "with unless_lost(gpu): lost()\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (LOST, "goes on\n")
@@ -242,17 +246,17 @@ def test_a_process_whose_card_is_lost_ends() -> None:
     ("precision", "tf32", "by_stopwatch"),
     [("float32", False, False), ("tf32", True, True), ("float16", False, True), ("bfloat16", False, True)],
 )
-def test_how_exactly_is_said_where_it_is_computed(precision: str, tf32: bool, by_stopwatch: bool) -> None:
-    """Of two GPUs in one process, each as it was made."""
+def test_the_precision_is_set_where_it_is_computed(precision: str, tf32: bool, by_stopwatch: bool) -> None:
+    """Two GPUs in one process each keep their own precision."""
     backends = torch.backends
     before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
     device, other = gpu_device(precision=precision), gpu_device(precision="float32" if tf32 else "tf32")
     with other.computing():
         pass
     with device.computing():
-        said = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
+        settings = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
         deterministic = backends.cudnn.deterministic
-    assert said == (tf32, tf32, by_stopwatch)
+    assert settings == (tf32, tf32, by_stopwatch)
     assert deterministic == (not by_stopwatch)
     with gpu_device().computing():  # as for the others
         pass
@@ -260,11 +264,11 @@ def test_how_exactly_is_said_where_it_is_computed(precision: str, tf32: bool, by
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
-def test_a_worker_writes_the_same_picture_with_a_card(dtype: str, tmp_path: Path) -> None:
-    """All three lanes: read and sent, computed, fetched and written."""
+def test_a_worker_writes_the_same_image_with_a_gpu(dtype: str, tmp_path: Path) -> None:
+    """All three threads: read and upload, compute, download and write."""
     source = write_zarr(tmp_path / "in.zarr", image(dtype, (700, 610)))
     written = []
-    for name, device in (("plain", Device()), ("card", gpu_device())):
+    for name, device in (("cpu", Device()), ("gpu", gpu_device())):
         job = job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128})
         plan = make_plan(job)
         create_output(plan.output, plan.layout)
@@ -278,7 +282,7 @@ def test_a_worker_writes_the_same_picture_with_a_card(dtype: str, tmp_path: Path
 
 @dataclass(frozen=True)
 class Staged:
-    """A task on a device of ours, with its lanes."""
+    """A task on a given device, with io threads."""
 
     task: DenoiseTask
     device: Device
@@ -287,28 +291,28 @@ class Staged:
 
     @property
     def grid(self) -> Grid:
-        """Of the task."""
+        """The grid of the task."""
         return self.task.grid
 
     @property
     def batch(self) -> int:
-        """Of the task."""
+        """The batch of the task."""
         return self.task.batch
 
     def stages(self) -> DenoiseStages:
-        """On the device."""
+        """The stages on the device."""
         return DenoiseStages(self.task, self.device)
 
 
 class Elsewhere(Gpu):
-    """A device that has shapes and types and no values: whatever is not brought there, or asks for a value, fails."""
+    """A device with shapes and dtypes but no values: tensors that are not copied there, and requests for values, fail."""
 
     def __init__(self) -> None:
         super().__init__("meta")
 
-    def give(self, tensor: torch.Tensor) -> Given:
-        """Nothing comes back."""
-        return Given(tensor)
+    def fetch(self, tensor: torch.Tensor) -> Download:
+        """Return without a copy."""
+        return Download(tensor)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,7 @@ class Elsewhere(Gpu):
 def test_every_denoiser_stays_on_its_device(
     name: str, options: dict[str, Any], sides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """No pixel and no number goes back to the CPU in between: the GPU would stand still meanwhile."""
+    """No pixel or number is copied back in between: the GPU would be idle meanwhile."""
     source = write_zarr(tmp_path / "in.zarr", image("uint16", (300, 260)))
     if name == "dncnn":
         options = options | {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 5, 8))}
@@ -340,4 +344,4 @@ def test_every_denoiser_stays_on_its_device(
     stages.check()
     for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):
         computed = stages.compute(block, stages.read(block), Receipt()).computed
-        assert computed._output._tensor.device.type == "meta"
+        assert computed._output.tensor.device.type == "meta"

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from halotile.tasks.trials.user_code import called, imported_digest, loaded_code, source_files, value_digest
+from halotile.tasks.trials.user_code import (
+    imported_digest,
+    loaded_code,
+    qualified_name,
+    source_files,
+    value_digest,
+)
 
 FACTOR: Any = 1.0
 
@@ -156,8 +162,8 @@ def test_an_object_without_state_does_no_harm() -> None:
 
 
 def test_a_function_is_called_by_its_name() -> None:
-    assert called(functools.partial(by_global)) == f"{__name__}:by_global"
-    assert called(Times(1)) == f"{__name__}:Times"
+    assert qualified_name(functools.partial(by_global)) == f"{__name__}:by_global"
+    assert qualified_name(Times(1)) == f"{__name__}:Times"
 
 
 @pytest.fixture
@@ -215,19 +221,19 @@ def test_a_file_that_cannot_be_read_as_python_ends_the_search_there(lab: Path) -
     assert lab / "late.py" in source_files("entry")
 
 
-def test_an_installed_package_is_told_by_its_own_files_alone() -> None:
+def test_an_installed_package_is_identified_by_its_own_files_alone() -> None:
     files = source_files("safetensors.torch")
     assert {"torch.py", "__init__.py"} <= {file.name for file in files}
     assert all("safetensors" in file.parts for file in files)
 
 
-def test_a_module_without_a_file_is_told_by_what_was_imported() -> None:
+def test_a_module_without_a_file_is_identified_by_the_imported_value() -> None:
     assert source_files("math") == []
     assert imported_digest("nowhere:f", by_closure(1)) != imported_digest("nowhere:f", by_closure(2))
 
 
 @pytest.mark.parametrize("how", ["gone", "in an archive"])
-def test_of_code_that_cannot_be_read_again_nothing_is_told(
+def test_there_is_no_digest_for_code_that_cannot_be_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     place = tmp_path

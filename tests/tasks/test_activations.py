@@ -42,8 +42,8 @@ def test_pieces_have_the_bits_of_the_whole(name: str, mode: Any) -> None:
     function, x = FUNCTIONS[name], numbers(VECTORS * 48)
     with mode(), SteadyElementwise():
         whole = function(x)
-        for piece in (3, 7, 64, 1001):
-            assert torch.equal(whole, torch.cat([function(part.clone()) for part in x.split(piece)])), piece
+        for size in (3, 7, 64, 1001):
+            assert torch.equal(whole, torch.cat([function(part.clone()) for part in x.split(size)])), size
 
 
 def test_the_cases_show_what_torch_does() -> None:
