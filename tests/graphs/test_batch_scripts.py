@@ -14,7 +14,8 @@ from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import Credentials
 from halotile.graphs.clusters.launches.base import State
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, job_script, logs_of
+from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Input, Job, Output, Run
 from halotile.graphs.plans.devices import note_of_cluster
 from halotile.graphs.submission.script import batch_script

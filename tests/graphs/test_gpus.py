@@ -19,7 +19,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.detection import cluster_kind
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.gpus import Gpus, gpus_here
-from halotile.graphs.clusters.launches import slurm_steps
+from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.workers.__main__ import share_of
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.jobs.sections import Cluster, Run
@@ -99,8 +99,8 @@ def test_without_nvml_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
     monkeypatch: pytest.MonkeyPatch, here: Gpus, installed: bool, name: str, why: str
 ) -> None:
-    monkeypatch.setattr(cluster_kind, "gpus_here", lambda _: here)
-    monkeypatch.setattr(cluster_kind, "has_dask_cuda", lambda: installed)
+    monkeypatch.setattr(local_cuda, "gpus_here", lambda _: here)
+    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: installed)
     assert kind_of(Cluster(), {}) == cluster_kind.Kind(name, why)
     assert kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
 
@@ -215,11 +215,11 @@ IN_IT = Cluster(kind="slurm-alloc")
 def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
     """The allocation that Slurm tells of; nothing that was told before counts."""
     slurm = Allocation()
-    monkeypatch.setattr(slurm_steps, "answer_of", slurm.answer)
-    for remembers in (slurm_steps.nodes_of, slurm_steps.shares_of):
+    monkeypatch.setattr(slurm_allocation, "answer_of", slurm.answer)
+    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
         remembers.cache_clear()
     yield slurm
-    for remembers in (slurm_steps.nodes_of, slurm_steps.shares_of):
+    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
         remembers.cache_clear()
 
 
@@ -244,7 +244,7 @@ def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     assert device_of(Run(workers=workers), IN_IT, environment) == device
     shares = Counter(
         (slot.node, share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.of}"))
-        for slot in slurm_steps.slots_in(environment, workers)
+        for slot in slurm_allocation.slots_in(environment, workers)
     )
     assert (device == "cuda") == all(gpus and count == 1 for (_, gpus), count in shares.items())
 
@@ -300,7 +300,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
 def test_a_plan_for_a_card_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
 ) -> None:
-    for module in (devices, cluster_kind):
+    for module in (devices, local_cuda):
         monkeypatch.setattr(module, "gpus_here", lambda *_: Gpus(why_none="NVML finds none"))
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})

@@ -20,7 +20,8 @@ from distributed import Client, LocalCluster
 from halotile.graphs.clusters import htcondor, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import credentials
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, arguments_of, watched
+from halotile.graphs.clusters.launches.batch_jobs import job_arguments, reporting_class
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.workers import scratch
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.jobs import sections
@@ -271,8 +272,8 @@ def test_the_script_of_a_job_is_written_where_its_owner_alone_may(
 ) -> None:
     dask_jobqueue = pytest.importorskip("dask_jobqueue", reason="the extra hpc is not installed")
     order = Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(interface="lo"))
-    kind = watched(getattr(dask_jobqueue, system.cluster).job_cls, tmp_path, system)
-    made = kind("tls://127.0.0.1:1", name="0", protocol="tls://", **arguments_of(system, order, tmp_path))
+    kind = reporting_class(getattr(dask_jobqueue, system.cluster).job_cls, tmp_path, system)
+    made = kind("tls://127.0.0.1:1", name="0", protocol="tls://", **job_arguments(system, order, tmp_path))
     with made.job_file() as script:
         assert Path(script).parent == tmp_path
         assert Path(script).stat().st_mode & 0o777 == 0o600

@@ -14,7 +14,7 @@ from typing import Any
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.connection.addresses import host_of, is_loopback
-from halotile.graphs.clusters.detection.cluster_kind import ADDRESS
+from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, AUTO, traits_of
 from halotile.graphs.jobs.sections import (
     Aim,
     Auto,
@@ -37,9 +37,6 @@ from halotile.tasks.denoisers.tv import TotalVariation
 
 MEMORYLESS = ("gd", "pgd")
 """Solvers that carry nothing but the image from one iteration to the next."""
-
-LACKING = {"htcondor": ("queue", "account", "walltime")}
-"""Keys of a cluster section that mean nothing to a kind."""
 
 Place = tuple[str | int, ...]
 Faults = Iterator[tuple[Place, str]]
@@ -287,7 +284,8 @@ def _planes(tile: Tile) -> Faults:
 def _scheduler_of_cluster(cluster: Cluster) -> Faults:
     """Where a running scheduler is, of which there is one."""
     given = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
-    if cluster.kind not in ("auto", "scheduler"):
+    joins = traits_of(cluster.kind).joins
+    if cluster.kind != AUTO and not joins:
         for key in given:
             yield (
                 ("cluster", key),
@@ -295,7 +293,7 @@ def _scheduler_of_cluster(cluster: Cluster) -> Faults:
             )
     elif len(given) > 1:
         yield ("cluster", "address"), "is there twice, with scheduler_file; leave one of them out"
-    elif cluster.kind == "scheduler" and not given and ADDRESS not in os.environ:
+    elif joins and not given and ADDRESS not in os.environ:
         yield (
             ("cluster", "address"),
             "missing; write that of the running scheduler, such as tls://10.0.0.7:8786, or scheduler_file: FILE",
@@ -304,7 +302,7 @@ def _scheduler_of_cluster(cluster: Cluster) -> Faults:
 
 def _keys_of_cluster(cluster: Cluster) -> Faults:
     """What some batch systems have nothing of."""
-    for key in LACKING.get(cluster.kind, ()):
+    for key in traits_of(cluster.kind).ignored:
         if (value := getattr(cluster, key)) is not None:
             yield (
                 ("cluster", key),
@@ -314,13 +312,14 @@ def _keys_of_cluster(cluster: Cluster) -> Faults:
 
 def _gpus_of_cluster(cluster: Cluster) -> Faults:
     """Which GPUs are said on one machine, how many for each worker elsewhere."""
-    if cluster.kind == "local" and cluster.gpus:
+    gpus = traits_of(cluster.kind).gpus
+    if gpus == "shared" and cluster.gpus:
         yield (
             ("cluster", "gpus"),
             f"{shown(cluster.gpus)}, which is not for cluster local, whose workers share the first GPU if run.device is cuda; leave it out, or "
             "write kind: local-cuda",
         )
-    elif cluster.kind not in ("auto", "local-cuda") and not isinstance(cluster.gpus, int):
+    elif cluster.kind != AUTO and gpus == "number" and not isinstance(cluster.gpus, int):
         yield (
             ("cluster", "gpus"),
             f"{shown(cluster.gpus)}, which is for cluster local-cuda; cluster {cluster.kind} takes a number for each worker: write 1",
@@ -338,7 +337,7 @@ def _device_of_run(run: Run) -> Faults:
 
 def _encryption_of_cluster(cluster: Cluster) -> Faults:
     """Who may be without: nobody beyond loopback."""
-    remote = cluster.kind not in ("auto", "local", "local-cuda", "scheduler")
+    remote = cluster.kind != AUTO and traits_of(cluster.kind).is_remote
     address = cluster.address or ""
     if not cluster.tls and (remote or (address and not is_loopback(host_of(address)))):
         where = address or f"cluster {cluster.kind}"
