@@ -150,7 +150,7 @@ def test_a_variable_that_names_no_cluster_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HALOTILE_CLUSTER", "slrum")
     done = RUNNER.invoke(app, ["doctor"])
     assert done.exit_code == 2
-    assert "HALOTILE_CLUSTER is 'slrum', and no cluster is called so. Did you mean slurm?" in done.stderr
+    assert "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?" in done.stderr
 
 
 def leave_behind(run_directory: Path, host: str) -> None:

@@ -234,7 +234,7 @@ def test_an_attempt_that_did_nothing_is_the_last(job: HpcJob, slurm: Slurm) -> N
     wait_for(lambda: "cluster: slurm-alloc" in log.read_text())
     end_time(slurm, number)
     reason = wait_for((job.run_directory / "failed").exists) and (job.run_directory / "failed").read_text()
-    assert "its time was up before anything was done, so it is not asked for again" in reason
+    assert "its time was up before anything was done, so no other job is requested" in reason
     wait_for(lambda: not slurm.jobs())
     assert status(job)["state"] == "failed"
     assert "its time was up before anything was done" in job.call("status", "out.zarr.run")

@@ -48,7 +48,7 @@ from tests.support import write_zarr
 
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The jobs that are put back into the queue."""
+    """The jobs that are requeued."""
     numbers: list[str] = []
     monkeypatch.setattr(slurm, "requeue", numbers.append)
     monkeypatch.setattr("halotile.graphs.submission.attend.ignore_signals", lambda: None)
@@ -82,7 +82,7 @@ def test_an_output_that_a_lost_machine_holds_is_asked_for_again(
         raise OutputInUse("in use.")
 
     with pytest.raises(
-        Stopped, match=r"in use\. Nothing has been heard of it, so this job is asked for again"
+        Stopped, match=r"in use\. Its holder has been silent, so this job is requested again"
     ):
         attend(made, held)
     assert requested == ["7"]
@@ -189,7 +189,7 @@ def test_a_wait_that_lasts_until_time_is_up_is_gone_on_with_in_another_attempt(
     told.append(signal.SIGUSR1)
     with (
         held_by(holder, scene.directory),
-        pytest.raises(Stopped, match=r"Nothing has been heard of it, so this job is asked for again"),
+        pytest.raises(Stopped, match=r"Its holder has been silent, so this job is requested again"),
     ):
         attend(made, running(scene))
     assert requested == ["7"]
@@ -257,7 +257,7 @@ def test_every_kind_of_run_hears_signals_while_it_waits(
 def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float], RunDirectory]) -> None:
     directory = run(0.0)
     BatchFiles(directory).write({})
-    with pytest.raises(DamagedData, match=r"what it was submitted as is damaged\. Submit it again"):
+    with pytest.raises(DamagedData, match=r"the record of its submission is damaged\. Submit it again"):
         submission_in(directory)
     check_not_waiting(directory)
 

@@ -70,7 +70,7 @@ def test_workers_do_not_draw_the_same_numbers(cluster: Cluster) -> None:
 
 FORKED = """
 import os, sys
-from halotile.graphs import job
+from halotile.graphs.jobs import sections
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
 
@@ -214,8 +214,8 @@ def told_of(cause: Exception) -> str:
         (errno.EMFILE, "Allow more open files (ulimit -n)"),
         (errno.ENFILE, "All programs of this machine together"),
         (errno.ENOSPC, "Make room: "),
-        (errno.EADDRNOTAVAIL, "That is what this machine says: `recon-cli doctor`"),
-        (errno.EADDRINUSE, "That is what this machine says: `recon-cli doctor`"),
+        (errno.EADDRNOTAVAIL, "This machine refused it: `recon-cli doctor`"),
+        (errno.EADDRINUSE, "This machine refused it: `recon-cli doctor`"),
     ],
 )
 def test_what_the_system_refuses_is_not_blamed_on_dasks_configuration(number: int, remedy: str) -> None:
@@ -238,7 +238,7 @@ def test_memory_that_is_scarce_is_told() -> None:
 
 DIES = """
 import builtins, multiprocessing, os, signal
-from halotile.graphs import job
+from halotile.graphs.jobs import sections
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
 

@@ -127,9 +127,9 @@ def refused(choice: Order) -> str:
 
 
 def test_what_is_missing_or_not_safe_is_told(tmp_path: Path, running: LocalCluster) -> None:
-    assert "nothing says where it is" in refused(order())
+    assert "no address is given" in refused(order())
     assert "has no scheduler's address" in refused(order(scheduler_file=str(tmp_path / "none.json")))
-    assert "with which certificate to connect" in refused(order(address=running.scheduler_address))
+    assert "names no certificate to connect with" in refused(order(address=running.scheduler_address))
     assert "write tls: false, or --no-tls" in refused(order(address="tcp://127.0.0.1:9"))
     for tls in (True, False):
         assert "Start it with TLS" in refused(order(address="tcp://10.9.8.7:9", tls=tls)).replace(

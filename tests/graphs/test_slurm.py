@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture
 def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
-    """A job whose workers are jobs of Slurm's."""
+    """A job whose workers are Slurm jobs."""
     return HpcJob.create(tmp_path, slurm.environment, kind="slurm", interface="lo")
 
 
@@ -112,7 +112,7 @@ def test_each_job_has_gpus_of_its_own(job: HpcJob) -> None:
 
 def test_a_wrong_partition_is_told_in_slurms_words(job: HpcJob) -> None:
     said = job.call("run", "job.yaml", "--allow-import", "--set", "cluster.queue=fast", code=1, timeout=30)
-    assert "Slurm takes no job" in said
+    assert "Slurm refuses the job" in said
     assert "invalid partition specified: fast" in said
     assert "`sinfo` lists its queues" in said
 
@@ -145,7 +145,7 @@ def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, 
     running = allocate(job, slurm, "--workers", "4")
     wait_for(lambda: len(job.log()) > 4)
     assert listening(str(job.folder)) == {"127.0.0.1"}
-    assert "cluster: slurm-alloc, in Slurm's allocation" in finish(running)
+    assert "cluster: slurm-alloc, in the Slurm allocation" in finish(running)
     seen = {(node, gpus) for _, _, node, gpus in job.log()}
     assert seen == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
     job.check_whole()

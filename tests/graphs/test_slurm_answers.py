@@ -1,4 +1,4 @@
-"""How jobs of Slurm's stand, by what `squeue` answers: both for workers and for whole runs."""
+"""States of Slurm jobs from the answers of `squeue`: for workers and for whole runs."""
 
 from __future__ import annotations
 

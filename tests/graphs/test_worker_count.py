@@ -106,7 +106,7 @@ def test_an_allocation_is_taken_as_a_whole(
 
 
 @pytest.mark.parametrize(
-    ("run", "cluster", "asked"),
+    ("run", "cluster", "requested"),
     [
         (Run(device="cuda"), IN_IT, "run.device is cuda"),
         (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"),
@@ -117,7 +117,7 @@ def test_an_allocation_without_the_gpus_that_are_asked_for_is_refused(
 ) -> None:
     assert device_of(run, cluster, ALLOCATED) == "cuda"
     with pytest.raises(
-        ConfigError, match=rf"^{requested}, and Slurm tells of no GPU .*--gres.*, write run\.workers"
+        ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"
     ):
         workers_of(run, cluster, "cuda", ALLOCATED)
     assert workers_of(replace(run, workers=2), cluster, "cuda", ALLOCATED).workers == 2
