@@ -50,11 +50,11 @@ def execute(
     environment = dict(os.environ)
     with ExitStack() as contexts:
         if not kind.traits.joins and order.choice.tls:
-            ours = contexts.enter_context(credentials(private_base()))
-            environment |= ours.environment()
+            tls = contexts.enter_context(credentials(private_base()))
+            environment |= tls.environment()
             # Logs go with the certificates; copies of the command find the driver in a folder that all of them know.
-            folder = private_base() if kind.traits.of_copies else ours.folder
-            order = dataclasses.replace(order, credentials=ours, folder=order.folder or folder)
+            folder = private_base() if kind.traits.of_copies else tls.folder
+            order = dataclasses.replace(order, credentials=tls, folder=order.folder or folder)
         cluster = contexts.enter_context(start(order))
         await_workers(cluster, order.report)
         started(cluster.dashboard)

@@ -1,4 +1,4 @@
-"""`exec`, and the options that say where workers live."""
+"""`exec`, and the options of the cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ sys.exit(7)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of one's own."""
+    """A private cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
@@ -150,11 +150,14 @@ def test_a_variable_that_names_no_cluster_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HALOTILE_CLUSTER", "slrum")
     done = RUNNER.invoke(app, ["doctor"])
     assert done.exit_code == 2
-    assert "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?" in done.stderr
+    assert (
+        "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?"
+        in done.stderr
+    )
 
 
 def leave_behind(run_directory: Path, host: str) -> None:
-    """What a launch of the same name that was killed leaves."""
+    """Leave the file of a launch of the same name that was killed."""
     (run_directory / "workers").mkdir(parents=True)
     certificate = run_directory / "workers/certificate.pem"
     certificate.touch()
@@ -175,7 +178,7 @@ def leave_behind(run_directory: Path, host: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_path: Path) -> None:
-    """With the variables of Open MPI, of which nothing else is used."""
+    """Copies with the variables of Open MPI, of which nothing else is used."""
     launch = os.environ | {
         "OMPI_COMM_WORLD_SIZE": "3",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
@@ -237,13 +240,13 @@ def test_a_machine_without_the_batch_system_is_told_at_once(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     start = find("clusters", "pbs").start(Order(workers=1, memory_bytes=2**30))
-    with pytest.raises(ConfigError, match="there is no qsub here, which submits jobs of PBS's"), start:
+    with pytest.raises(ConfigError, match="there is no qsub here, which submits PBS jobs"), start:
         pass
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("sge", "there is no qsub here"), ("slurm-alloc", "is no allocation"), ("ranks", "the only copy")],
+    [("sge", "there is no qsub here"), ("slurm-alloc", "is no Slurm allocation"), ("ranks", "the only copy")],
 )
 def test_a_cluster_that_cannot_start_leaves_nothing_behind(
     kind: str, words: str, config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -1,4 +1,4 @@
-"""`doctor` tells what a run would find here, and what is missing."""
+"""`doctor` checks the environment of a run and reports faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
 
 
 def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without a package index, where a checkout is on the path."""
+    """A machine without a package index, with a checkout on the path."""
 
     def version(name: str) -> str:
         raise PackageNotFoundError(name)

@@ -1,4 +1,4 @@
-"""Where halotile cannot run it says so, and what to do instead; where it is not tested, the doctor says that."""
+"""Messages on platforms where halotile cannot run, and on those where it is not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as batch jobs of a real Slurm: submitted, drained when their time is up, gone on with, cancelled."""
+"""Runs as batch jobs of a real Slurm: submitted, drained when their time is up, resumed, cancelled."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
 
 
 def status(job: HpcJob) -> dict[str, Any]:
-    """What `recon-cli status` says."""
+    """Output of `recon-cli status`."""
     return job.told("status", "out.zarr.run")
 
 
 def end_time(slurm: Slurm, number: str) -> None:
-    """What Slurm does before the time of a job is up."""
+    """Send the signal that Slurm sends before the time of a job is up."""
     slurm.call("scancel", "--signal=USR1", "--batch", number)
 
 
 def begin_now(slurm: Slurm, number: str) -> None:
-    """Begin a job again of which Slurm would wait two minutes: in the second in which it ended its node does not take it."""
+    """Restart a requeued job at once, for which Slurm would wait two minutes: its node refuses it in the second in which it ended."""
 
     def state() -> str:
         return slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%T %r")
@@ -143,7 +143,7 @@ def slow(pixels, folder):
 
 
 def make_reconstruction(job: HpcJob, iterations: int) -> None:
-    """In the place of the denoising: a blurred image whose iterations take a while each."""
+    """Replace the denoising by a reconstruction of a blurred image with slow iterations."""
     np.save(job.folder / "psf.npy", np.full((5, 5), 1 / 25, np.float32))
     np.save(job.folder / "y.npy", np.random.default_rng(3).random((3 * EDGE, 3 * EDGE), np.float32))
     (job.folder / "slow.py").write_text(SLOW)
@@ -160,7 +160,7 @@ def make_reconstruction(job: HpcJob, iterations: int) -> None:
 
 
 def iteration(job: HpcJob) -> int:
-    """How many iterations are done."""
+    """Number of iterations that are done."""
     return int((status(job).get("figures") or {}).get("iteration", 0))
 
 

@@ -1,4 +1,4 @@
-"""An attempt at a submitted run that finds its output held: by a machine that was lost, or by another driver at work."""
+"""Attempts at a submitted run whose output is held by a lost machine, or by another driver at work."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[[float], RunDirectory]:
-    """A run that was submitted so many seconds ago as job 7."""
+    """A run that was submitted as job 7, some seconds ago."""
 
     def make(seconds: float) -> RunDirectory:
         made = RunDirectory(tmp_path / "out.zarr.run")
@@ -81,9 +81,7 @@ def test_an_output_that_a_lost_machine_holds_is_asked_for_again(
     def held(*_: object) -> None:
         raise OutputInUse("in use.")
 
-    with pytest.raises(
-        Stopped, match=r"in use\. Its holder has been silent, so this job is requested again"
-    ):
+    with pytest.raises(Stopped, match=r"in use\. Its holder has been silent, so this job is requested again"):
         attend(made, held)
     assert requested == ["7"]
     assert BatchFiles(made).failure() is None
@@ -134,7 +132,7 @@ def test_what_is_waited_for_is_told_in_the_log(
 
 
 class Torn(BaseException):
-    """What the command raises where a signal comes outside of a run."""
+    """The error of the command when a signal comes outside of a run."""
 
 
 def _tear(number: int, _: FrameType | None) -> NoReturn:
@@ -143,7 +141,7 @@ def _tear(number: int, _: FrameType | None) -> NoReturn:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
-    """The signal that comes while a lock is waited for, for as long as a batch job waits."""
+    """The signal that comes while the command waits for a lock, as long as a batch job does."""
     requested: list[signal.Signals] = []
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
     monkeypatch.setattr(claim, "log_line", lambda _: os.kill(os.getpid(), requested[0]))
@@ -165,7 +163,7 @@ def running(scene: Scene) -> Callable[[Submission, bool], None]:
 
 @contextmanager
 def held_by(what: str, directory: RunDirectory) -> Iterator[None]:
-    """A run whose output another driver, or a worker of one, holds."""
+    """A run whose output is held by another driver, or by a worker of one."""
     if what == "driver":
         with directory.lock():
             yield
@@ -213,7 +211,7 @@ def test_a_job_that_is_ended_while_it_waits_is_not_asked_for_again(
 
 
 def denoising(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
-    """A plan of a denoising, and what runs it."""
+    """A plan of a denoising, and the function that runs it."""
     plan = make_plan(Scene.create(folder).job())
     return plan, lambda: denoise(plan)
 

@@ -1,4 +1,4 @@
-"""What batch systems are given, held to the letter: one system is here, of the others there are but their scripts."""
+"""Job scripts of all batch systems, compared to the letter: only one of the systems can be run here."""
 
 from __future__ import annotations
 
@@ -229,24 +229,24 @@ COMMANDS = {
 }
 
 
-def pretend(folder: Path, name: str, said: str, code: int = 0) -> None:
-    """A command of a batch system that always answers the same."""
-    (folder / "answer").write_text(said)
+def pretend(folder: Path, name: str, answer: str, code: int = 0) -> None:
+    """Write a fake command of a batch system, which always gives the same answer."""
+    (folder / "answer").write_text(answer)
     (folder / name).write_text(f'#!/bin/sh\ncat "{folder}/answer"\nexit {code}\n')
     (folder / name).chmod(0o755)
 
 
-@pytest.mark.parametrize(("name", "said"), ANSWERS)
+@pytest.mark.parametrize(("name", "answer"), ANSWERS)
 def test_what_a_batch_system_says_of_a_job(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(tmp_path, COMMANDS[name], said)
+    pretend(tmp_path, COMMANDS[name], answer)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert SYSTEMS[name].states(["7"]) == {"7": ANSWERS[name, said]}
+    assert SYSTEMS[name].states(["7"]) == {"7": ANSWERS[name, answer]}
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "answer"),
     [
         ("pbs", "qstat: Unknown Job Id 7.server"),
         ("pbs", "qstat: 7.server Job has finished, use -x or -H to obtain historical job information"),
@@ -254,9 +254,9 @@ def test_what_a_batch_system_says_of_a_job(
     ],
 )
 def test_a_job_that_the_system_has_forgotten_is_over(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(tmp_path, COMMANDS[name], said, code=153)
+    pretend(tmp_path, COMMANDS[name], answer, code=153)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert SYSTEMS[name].states(["7"]) == {"7": State(True, "not in the queue any more")}
 

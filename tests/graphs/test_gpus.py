@@ -1,4 +1,4 @@
-"""A worker on each GPU: which there are, which are meant, and the real dask-cuda with GPUs that are made up."""
+"""A worker on each GPU: detection and choice of GPUs, and the real dask-cuda with fake GPUs."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Nvml:
     """NVML of a machine with some GPUs, or a driver that does not answer."""
 
     class NVMLError(Exception):
-        """What it raises."""
+        """Error of NVML."""
 
     def __init__(self, count: int | None) -> None:
         self.count = count
 
     def nvmlInit(self) -> None:  # noqa: N802 - its name
-        """Begin."""
+        """Start NVML."""
         if self.count is None:
             raise self.NVMLError("Driver Not Loaded")
 
     def nvmlDeviceGetCount(self) -> int | None:  # noqa: N802
-        """How many."""
+        """Number of GPUs."""
         return self.count
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """End."""
+        """Stop NVML."""
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,13 @@ def test_what_computes_follows_from_where_the_workers_live(run: Run, cluster: Cl
 
 @dataclass
 class Allocation:
-    """A Slurm that tells of one allocation of two nodes."""
+    """A fake Slurm with one allocation of two nodes."""
 
     has: tuple[str, str] = ("gpu:2(IDX:0-1)", "gpu:a100:2(IDX:0,3)")
     calls: int = 0
 
     def answer(self, words: Sequence[str]) -> str:
-        """What scontrol prints."""
+        """Output of scontrol."""
         self.calls += 1
         if "hostnames" in words:
             return {"n[1-2]": "n1\nn2\n"}.get(words[-1], words[-1])
@@ -213,7 +213,7 @@ IN_IT = Cluster(kind="slurm-alloc")
 
 @pytest.fixture
 def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
-    """The allocation that Slurm tells of; nothing that was told before counts."""
+    """The allocation of the fake Slurm; earlier answers are forgotten."""
     slurm = Allocation()
     monkeypatch.setattr(slurm_allocation, "answer_of", slurm.answer)
     for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):

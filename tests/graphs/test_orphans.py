@@ -1,4 +1,4 @@
-"""Workers whose driver is lost look again until Slurm has seen it, and put their job back once."""
+"""Workers whose driver is lost check until Slurm has noticed it, and requeue their job once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST = "JobState=RUNNING\n   NodeList=n2\n   BatchHost=n1\n"
 
 @pytest.fixture
 def closed() -> str:
-    """An address where nothing listens."""
+    """An address at which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return f"tls://127.0.0.1:{port}"
@@ -27,7 +27,7 @@ def closed() -> str:
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What Slurm is asked to do; waiting takes no time."""
+    """The calls to Slurm; waiting takes no time."""
     calls: list[str] = []
     clock = SimpleNamespace(sleep=lambda seconds: calls.append(f"sleep {seconds:g}"))
     monkeypatch.setattr(orphans, "time", clock)

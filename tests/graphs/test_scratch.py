@@ -1,4 +1,4 @@
-"""Dask's servers work in folders that nobody else can have made, and import nothing from there."""
+"""Scratch folders of Dask's servers: nobody else can have made them, and nothing is imported from there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOBODY = 65534
 
 
 def taken(place: Path) -> Path:
-    """A folder for everybody, like ``/tmp``, in which another user has made the folder that Dask would use."""
+    """A shared folder, like ``/tmp``, in which another user has made the folder that Dask would use."""
     place.mkdir(parents=True)
     place.chmod(0o1777)
     theirs = place / "dask-scratch-space"
@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A folder in which sockets may be bound: their paths have 107 characters at most."""
+    """A folder with a short path: paths of sockets have 107 characters at most."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -138,7 +138,7 @@ def test_without_a_home_torch_keeps_what_it_compiles_where_it_does_by_itself() -
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[tuple[LocalCluster, list[str]]]:
-    """A scheduler without workers, and what a worker of it is told."""
+    """A scheduler without workers, and the arguments for a worker of it."""
     with (
         credentials(tmp_path) as made,
         LocalCluster(
@@ -205,7 +205,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
 
 
 def left(base: Path, host: str) -> Path:
-    """A folder that a process on some machine has left behind."""
+    """A folder that a process on a given machine has left behind."""
     return base / f"{scratch.PREFIX}{host}-tmpleft"
 
 

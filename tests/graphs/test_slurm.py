@@ -26,7 +26,7 @@ def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
 
 
 def listening(of: str) -> set[str]:
-    """The addresses on which Python listens, in processes that have this in their environment or command line."""
+    """The addresses on which Python listens, in processes with a marker in their environment or command line."""
     found = set()
     for process in psutil.process_iter():
         try:
@@ -40,7 +40,7 @@ def listening(of: str) -> set[str]:
 
 
 def secrets_told(job: HpcJob) -> list[str]:
-    """Where a key is to be seen: among the arguments of processes, in scripts and logs."""
+    """Places where a key can be seen: the arguments of processes, scripts and logs."""
     key = next(job.run_directory.glob("workers/tls-*/key.pem")).read_text().splitlines()[1]
     seen = [
         str(process.pid)

@@ -17,19 +17,19 @@ from halotile.graphs.clusters.launches.supervisor import Supervisor
 
 @dataclass(eq=False)
 class FakeLaunch:
-    """A launch that stands as it is told."""
+    """A launch with a given state."""
 
     title: str
     refusal: str | None = None
     state: State = field(default_factory=lambda: State(False, "PENDING (Resources)"))
 
     def log_tail(self) -> str:
-        """What it printed."""
+        """The end of its log."""
         return "no such module"
 
 
 class FakeCluster:
-    """Launchs by name, and those whose workers are there."""
+    """Launches by name, and the names of those whose workers are connected."""
 
     status = Status.running
 
@@ -41,43 +41,43 @@ class FakeCluster:
 
     @property
     def scheduler_info(self) -> dict[str, Any]:
-        """As Dask has it."""
+        """The workers, in the form of Dask."""
         return {"workers": {name: {"name": name} for name in self.here}}
 
     def scale(self, count: int) -> None:
-        """As many launches as are asked for."""
+        """Make launches up to this number."""
         while len(self.workers) < count:
             self.made += 1
             self.workers[f"w{self.made}"] = FakeLaunch(f"job {self.made}", self.refusal)
 
     def scale_down(self, names: Sequence[str]) -> None:
-        """Let go of launches."""
+        """Drop launches."""
         for name in names:
             del self.workers[name]
 
     def sync(self, function: Any, *arguments: Any, **_: Any) -> Any:
-        """At once."""
+        """Call the function at once."""
         return function(*arguments)
 
 
 class Watch:
-    """A supervisor that is taken through its rounds by hand, with a clock of its own."""
+    """A supervisor whose updates are called by hand, with its own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
         self.now = 0.0
         monkeypatch.setattr("halotile.graphs.clusters.launches.supervisor.time.monotonic", lambda: self.now)
         self.cluster = FakeCluster()
-        self.said: list[str] = []
-        self.supervisor = Supervisor(self.cluster, workers, query, self.said.append)
+        self.reports: list[str] = []
+        self.supervisor = Supervisor(self.cluster, workers, query, self.reports.append)
 
     def rounds(self, count: int, seconds: float = 5.0) -> None:
-        """Some rounds."""
+        """Update some times."""
         for _ in range(count):
             self.supervisor._update()
             self.now += seconds
 
     def end(self, name: str) -> None:
-        """A launch ends."""
+        """End a launch."""
         self.cluster.here.discard(name)
         self.cluster.workers[name].state = State(True, "FAILED (NonZeroExitCode)")
 
@@ -103,7 +103,7 @@ def test_a_launch_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
     watch.end("w1")
     watch.rounds(2)
     assert [*watch.cluster.workers] == ["w2", "w3"]
-    assert watch.said == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
+    assert watch.reports == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
 
 
 def test_launches_that_keep_ending_at_once_are_given_up_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +178,11 @@ def test_a_cluster_goes_on_with_the_workers_that_are_left(monkeypatch: pytest.Mo
     watch = Watch(monkeypatch, 2)
     watch.rounds(1)
     watch.cluster.here.add("w1")
-    while watch.now < 1000 and not (watch.said and "no more" in watch.said[-1]):
+    while watch.now < 1000 and not (watch.reports and "no more" in watch.reports[-1]):
         watch.rounds(1, seconds=25)
         for name in {*watch.cluster.workers} - {"w1"}:
             watch.end(name)
-    assert "no more workers are asked for" in watch.said[-1]
+    assert "no more workers are asked for" in watch.reports[-1]
     assert next(iter(watch.cluster.workers)) == "w1"
     watch.supervisor.check()
     watch.cluster.here.clear()
@@ -200,7 +200,7 @@ def test_a_launch_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halotile.graphs.clusters.launches.supervisor.LOOK_SECONDS", 0.01)
-    cluster, said = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
+    cluster, reports = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
     scale, failures = cluster.scale, iter([True] * 5)
 
     def stumble(count: int) -> None:
@@ -209,11 +209,11 @@ def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.Monk
         scale(count)
 
     monkeypatch.setattr(cluster, "scale", stumble)
-    with Supervisor(cluster, 2, query, said.append):
+    with Supervisor(cluster, 2, query, reports.append):
         deadline = time.monotonic() + 20
         while cluster.made < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert cluster.made == 2
-    assert said == [
+    assert reports == [
         "supervising the workers failed, and is tried again: KeyError: 'a worker that has just gone'"
     ]

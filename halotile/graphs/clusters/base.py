@@ -73,7 +73,7 @@ class Traits:
     check_memory : callable
         ``check_memory(run, environment)`` raises MemoryRefused where the workers may need more memory than they can get.
     notes : callable
-        ``notes(cluster)``: notes for whoever plans a job with this cluster section.
+        ``notes(cluster)``: notes for the plan of a job with this cluster section.
     """
 
     is_here: bool = False
@@ -90,7 +90,7 @@ class Traits:
 
     @property
     def is_remote(self) -> bool:
-        """True where other machines connect to a scheduler of ours, so that TLS is required."""
+        """True where other machines connect to a scheduler that it starts, so that TLS is required."""
         return not (self.is_here or self.joins)
 
     @property
@@ -191,7 +191,7 @@ def config_errors_described() -> Iterator[None]:
     Raises
     ------
     ConfigError
-        With the refusal of the operating system, or else an error in Dask's configuration: the rest is ours.
+        With the refusal of the operating system, or else with the error in Dask's configuration: all other settings are halotile's.
     """
     try:
         yield

@@ -161,7 +161,7 @@ def start(order: Order) -> Iterator[Cluster]:
 
     count = _size() - 1
     interface = order.choice.interface
-    with remote_environment(order) as (base, ours):
+    with remote_environment(order) as (base, tls):
         file = address_file(base.parent)
         file.unlink(missing_ok=True)  # left by a launch that was killed
         _end_file().unlink(missing_ok=True)
@@ -170,13 +170,13 @@ def start(order: Order) -> Iterator[Cluster]:
                 n_workers=0,
                 host=address_of_interface(interface) if interface else _address(),
                 protocol="tls://",
-                security=ours.security,
+                security=tls.security,
                 dashboard_address=f"{LOOPBACK}:0",
                 scheduler_kwargs=order.scheduler_options,
                 silence_logs=50,
             )
         with scheduler, connected(scheduler, order) as (client, dashboard):
-            _announce(file, scheduler.scheduler_address, ours, order)
+            _announce(file, scheduler.scheduler_address, tls, order)
             try:
                 yield Ranks(client, count, dashboard)
             finally:
@@ -268,14 +268,14 @@ def _was_killed(driver: Mapping[str, Any]) -> bool:
     return not Path(driver["certificate"]).exists() or (here and not psutil.pid_exists(driver["pid"]))
 
 
-def _announce(file: Path, address: str, ours: Credentials, order: Order) -> None:
+def _announce(file: Path, address: str, tls: Credentials, order: Order) -> None:
     """Write the address file."""
     from halotile.graphs.clusters.launches.remote_cluster import worker_arguments
 
     driver = {
         "address": address,
-        "arguments": worker_arguments(order, ours.security, order.choice.interface),
-        "certificate": ours.paths[0],
+        "arguments": worker_arguments(order, tls.security, order.choice.interface),
+        "certificate": tls.paths[0],
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }

@@ -63,7 +63,7 @@ class JoinedWorkers:
         return None if self._count() else "the scheduler has none; start some, as with `dask worker`"
 
     def check(self) -> None:
-        """Do nothing: its workers are looked after by whoever started the scheduler."""
+        """Do nothing: the owner of the scheduler looks after its workers."""
 
     def _count(self) -> int:
         return len(self.client.scheduler_info(n_workers=-1)["workers"])

@@ -10,7 +10,7 @@ from tornado.routing import Matcher, Rule, RuleRouter
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LEFT_OUT = {"sitemap.json", "exceptions", "individual-exceptions", "hardware"}
-"""Dask's list of its pages, which fails on ours; tracebacks, which name folders; and the page that has workers measure their disks."""
+"""Dask's list of its pages, which fails on halotile's page; tracebacks, which name folders; and the page that has workers measure their disks."""
 
 
 def answer_allowed_only(scheduler: Any, link: str | None) -> None:

@@ -77,12 +77,12 @@ def credentials(base: Path) -> Iterator[Credentials]:
     from distributed.security import Security
 
     with owned_folder(base, PREFIX) as folder:
-        ours = Credentials(folder)
+        tls = Credentials(folder)
         temporary = Security.temporary().get_tls_config_for_role("client")
-        for path, text in zip(ours.paths, (temporary["cert"], temporary["key"]), strict=True):
+        for path, text in zip(tls.paths, (temporary["cert"], temporary["key"]), strict=True):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(text)
-        yield ours
+        yield tls
 
 
 @contextmanager
@@ -91,11 +91,11 @@ def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
 
     Folders of its prefix that owners on this machine left behind are removed. Locks of other machines may not be seen here.
     """
-    ours = f"{prefix}{socket.gethostname()}-tmp"
-    sweep_stale(base, ours)
+    own_prefix = f"{prefix}{socket.gethostname()}-tmp"
+    sweep_stale(base, own_prefix)
     # It gets its name once it is owned: nobody removes it in between.
     unnamed = Path(tempfile.mkdtemp(prefix="tmp", dir=base))  # of mode 0700
-    folder = unnamed.with_name(ours + unnamed.name.removeprefix("tmp"))
+    folder = unnamed.with_name(own_prefix + unnamed.name.removeprefix("tmp"))
     try:
         with ExitStack() as lock:
             with suppress(OutputRefused):  # on a file system without locks nobody removes folders

@@ -82,7 +82,7 @@ class BatchVariables:
     files : mapping
         Names of files with such lists, with their parsers.
     whole : tuple of str
-        Numbers of cores of the whole job, for where nothing else says which of them are here.
+        Numbers of cores of the whole job, where no variable has the number on this machine.
     """
 
     job: tuple[str, ...]

@@ -44,7 +44,7 @@ def traits_of(name: str) -> Traits:
     """Declaration of a kind by its name; the defaults for one that declares nothing or cannot be found."""
     try:
         kind = registry.find("clusters", name)
-    except ConfigError:  # whoever starts it reports that
+    except ConfigError:  # reported when it is to be started
         return Traits()
     traits: Traits = getattr(kind, "TRAITS", Traits())
     return traits

@@ -41,29 +41,18 @@ class Launcher:
     by_slurm: bool = False
 
 
+def _prefixed(prefix: str, *launch: str) -> Launcher:
+    """A launcher whose variables are prefix_RANK, prefix_SIZE, prefix_LOCAL_RANK and prefix_LOCAL_SIZE."""
+    return Launcher(
+        f"{prefix}_RANK", f"{prefix}_SIZE", f"{prefix}_LOCAL_RANK", f"{prefix}_LOCAL_SIZE", launch
+    )
+
+
 LAUNCHERS = {
-    "an override": Launcher(OWN_RANK, OWN_SIZE, "HALOTILE_LOCAL_RANK", "HALOTILE_LOCAL_SIZE"),
-    "Open MPI": Launcher(
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
-    ),
-    "MVAPICH2": Launcher(
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-        ("MPIRUN_ID",),
-    ),
-    "MVAPICH": Launcher(
-        "MVP_COMM_WORLD_RANK",
-        "MVP_COMM_WORLD_SIZE",
-        "MVP_COMM_WORLD_LOCAL_RANK",
-        "MVP_COMM_WORLD_LOCAL_SIZE",
-        ("MPIRUN_ID",),
-    ),
+    "an override": _prefixed("HALOTILE"),
+    "Open MPI": _prefixed("OMPI_COMM_WORLD", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
+    "MVAPICH2": _prefixed("MV2_COMM_WORLD", "MPIRUN_ID"),
+    "MVAPICH": _prefixed("MVP_COMM_WORLD", "MPIRUN_ID"),
     "PALS": Launcher(
         "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE", ("PALS_APID",), by_slurm=True
     ),

@@ -86,9 +86,9 @@ def supervised_cluster(
         "dashboard_address": f"{LOOPBACK}:0",
         **order.scheduler_options,
     }
-    with remote_environment(order) as (base, ours):
+    with remote_environment(order) as (base, tls):
         with config_errors_described():
-            cluster = make(ours.security, base, options | {"security": ours.security})
+            cluster = make(tls.security, base, options | {"security": tls.security})
         try:
             with (
                 connected(cluster, order) as (client, dashboard),
@@ -111,9 +111,9 @@ def remote_environment(order: Order) -> Iterator[tuple[Path, Credentials]]:
         own_environment(),
         dask.config.set(REMOTE_SETTINGS | order.settings),
         private_scratch(),
-        certificates as ours,
+        certificates as tls,
     ):
-        yield base, ours
+        yield base, tls
 
 
 @contextmanager
