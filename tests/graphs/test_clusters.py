@@ -22,7 +22,8 @@ from distributed.core import connect
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
+from halotile.graphs.clusters.base import Cluster, Order, Traits, config_errors_described
+from halotile.graphs.clusters.detection.cluster_kind import traits_of
 from halotile.graphs.clusters.workers import fork_server
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs import sections
@@ -260,3 +261,25 @@ def test_nobody_complains_of_what_a_killed_worker_left_behind(tmp_path: Path) ->
         [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.stdout, done.stderr) == ("KilledWorker\n", "")
+
+
+DECLARED = """
+import sys
+from halotile.graphs.clusters.detection.cluster_kind import traits_of
+from halotile.registry import find, names
+
+for name in names("clusters"):
+    assert callable(find("clusters", name).start)
+    traits_of(name)
+print({"dask", "distributed", "torch"} & set(sys.modules))
+"""
+
+
+def test_kinds_are_declared_without_dask() -> None:
+    assert subprocess.check_output([sys.executable, "-c", DECLARED], text=True, timeout=60) == "set()\n"
+
+
+def test_a_kind_that_declares_nothing_has_workers_elsewhere() -> None:
+    assert traits_of("no-such-kind") == Traits()
+    assert Traits().is_remote
+    assert not Traits().is_here

@@ -71,7 +71,7 @@ class Board:
         cells = self._cells_of(np.arange(self._state.size))
         size = self.rows * self.columns
         self._blocks = np.bincount(cells, minlength=size)
-        self._counts = np.stack(
+        self._totals = np.stack(
             [np.bincount(cells[self._state == s], minlength=size) for s in range(len(STATES))]
         )
         self._seconds = np.zeros(size)
@@ -82,9 +82,9 @@ class Board:
         which = _array(numbers)
         cells = self._cells_of(which)
         np.subtract.at(
-            self._counts.reshape(-1), self._state[which].astype(np.intp) * self._blocks.size + cells, 1
+            self._totals.reshape(-1), self._state[which].astype(np.intp) * self._blocks.size + cells, 1
         )
-        np.add.at(self._counts[state], cells, 1)
+        np.add.at(self._totals[state], cells, 1)
         self._state[which] = state
         if seconds:
             timed = self._cells_of(_array(seconds))
@@ -93,7 +93,7 @@ class Board:
 
     def counted(self, in_flight: Iterable[int] = ()) -> dict[str, int]:
         """Number of blocks in each state; ``in_flight`` are those that the workers are processing."""
-        totals = self._counts.sum(axis=1)
+        totals = self._totals.sum(axis=1)
         running = int(np.count_nonzero(self._state[_array(in_flight)] == WAITING))
         totals[WAITING] -= running
         totals[RUNNING] += running
@@ -109,10 +109,10 @@ class Board:
         running = np.bincount(
             self._cells_of(which[self._state[which] == WAITING]), minlength=self.rows * self.columns
         )
-        done = self._counts[DONE]
+        done = self._totals[DONE]
         seen = np.where(done == self._blocks, DONE, WAITING)
         for state in reversed(_FIRST_SEEN):
-            seen[(running if state == RUNNING else self._counts[state]) > 0] = state
+            seen[(running if state == RUNNING else self._totals[state]) > 0] = state
         return {
             "rows": self.rows,
             "columns": self.columns,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from halotile.errors import ClusterFailed
@@ -25,6 +26,7 @@ FORGIVE_SECONDS = 300.0
 CALL_SECONDS = 60.0
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Watches the launches of a cluster from a thread.
 
@@ -42,19 +44,13 @@ class Supervisor:
         Number of launches that there is room for by now.
     """
 
-    def __init__(
-        self,
-        cluster: Any,
-        workers: int,
-        query: QueryStates,
-        report: Callable[[str], None],
-        capacity: Callable[[], int] | None = None,
-    ) -> None:
-        self.cluster = cluster
-        self.workers = workers
-        self.query = query
-        self.report = report
-        self.capacity = capacity or (lambda: workers)
+    cluster: Any
+    workers: int
+    query: QueryStates
+    report: Callable[[str], None]
+    capacity: Callable[[], int] | None = None
+
+    def __post_init__(self) -> None:
         self._since: dict[Any, float] = {}
         """Time at which each connected worker was seen first."""
         self._healthy: set[Any] = set()
@@ -123,7 +119,11 @@ class Supervisor:
         if now >= self._not_before:
             if self._failure is not None:  # the workers left have gone on; the fault may be mended
                 self._failure, self._ended_early = None, 0
-            self.cluster.scale(min(self.workers, self.capacity()))
+            self.cluster.scale(self._target())
+
+    def _target(self) -> int:
+        """Number of launches to have now."""
+        return min(self.workers, self.capacity()) if self.capacity else self.workers
 
     def _connected(self) -> set[Any]:
         return {worker["name"] for worker in list(self.cluster.scheduler_info["workers"].values())}
@@ -151,12 +151,12 @@ class Supervisor:
         self._not_before = now + min(LONGEST_PAUSE_SECONDS, 2.0 ** min(self._ended_early, 10))
         launch = next(iter(over.values()))
         text = f"{launch.title}: {states[launch].text}" if launch.title else states[launch].text
-        capacity = self.capacity()
-        if self._ended_early < self.workers + SPARE and capacity:
+        target = self._target()
+        if self._ended_early < self.workers + SPARE and target:
             again = f"asking for {'it' if len(over) == 1 else 'them'} again"
-            fewer = f"going on with {capacity} of {self.workers}"
+            fewer = f"going on with {target} of {self.workers}"
             self.report(
-                f"{counted(len(over), 'worker')} lost ({text}); {fewer if capacity < self.workers else again}"
+                f"{counted(len(over), 'worker')} lost ({text}); {fewer if target < self.workers else again}"
             )
             return
         tail = launch.log_tail()
