@@ -127,7 +127,7 @@ class HpcJob:
         """Run a command and return its output; it has to end with this exit code."""
         return finish(self.start(*words), code=code, timeout=timeout)
 
-    def told(self, *words: str) -> dict[str, Any]:
+    def json_of(self, *words: str) -> dict[str, Any]:
         """The JSON output of a command."""
         done = subprocess.run(
             self.command(*words, "--json"),
@@ -152,13 +152,13 @@ class HpcJob:
 def finish(process: subprocess.Popen[str], *, code: int = 0, timeout: float = 120) -> str:
     """Wait for a process and return its output; it has to end with this exit code."""
     try:
-        said, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
-        said, _ = process.communicate()
-        raise AssertionError(f"it did not end within {timeout:g} s\n{said}") from None
-    assert process.returncode == code, f"it ended with {process.returncode}\n{said}"
-    return str(said)
+        output, _ = process.communicate()
+        raise AssertionError(f"it did not end within {timeout:g} s\n{output}") from None
+    assert process.returncode == code, f"it ended with {process.returncode}\n{output}"
+    return str(output)
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:

@@ -62,13 +62,13 @@ def test_a_script_joins_the_cluster_that_is_up_for_it(home: Path) -> None:
         check=False,
     )
     assert done.returncode == 7, done.stderr
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert said["words"] == "['one', '--two', '3']"
-    assert said["address"].startswith("tls://127.0.0.1:")
-    assert said["sum"] == "6"
-    assert said["workers"] == "3 (1, 1, 20, 20)"
-    assert Path(said["key"]).parent == home / "cache" / "halotile"
-    assert not Path(said["key"]).exists()
+    output = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert output["words"] == "['one', '--two', '3']"
+    assert output["address"].startswith("tls://127.0.0.1:")
+    assert output["sum"] == "6"
+    assert output["workers"] == "3 (1, 1, 20, 20)"
+    assert Path(output["key"]).parent == home / "cache" / "halotile"
+    assert not Path(output["key"]).exists()
 
 
 def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def leave_behind(run_directory: Path, host: str) -> None:
     (run_directory / "workers").mkdir(parents=True)
     certificate = run_directory / "workers/certificate.pem"
     certificate.touch()
-    told = {
+    values = {
         "address": "tcp://127.0.0.1:9",
         "arguments": [
             "--death-timeout",
@@ -171,7 +171,7 @@ def leave_behind(run_directory: Path, host: str) -> None:
         "host": host,
         "pid": 2**22 + 1,
     }
-    (run_directory / "workers/driver-run_1.json").write_text(json.dumps(told))
+    (run_directory / "workers/driver-run_1.json").write_text(json.dumps(values))
 
 
 @pytest.mark.cluster
@@ -310,8 +310,8 @@ def test_a_scheduler_in_the_environment_may_be_asked_for(
 
 @pytest.mark.parametrize("signal", ["B:TERM@20", "USR1@20", "B:USR2@60"])
 def test_a_signal_that_drains_nothing_is_refused(signal: str, config: Path) -> None:
-    told = f'cluster={{directives: ["--signal={signal}"]}}'
-    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", told])
+    directives = f'cluster={{directives: ["--signal={signal}"]}}'
+    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", directives])
     assert done.exit_code == 2
     assert "a run drains when USR1 comes to the batch shell" in done.stderr
 

@@ -74,9 +74,9 @@ def test_the_doctor_tells_of_locks_that_other_machines_do_not_see(
     table.write_text("36 21 0:50 / / rw shared:2 - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
     monkeypatch.setattr("halotile.storage.disk.mounts.MOUNTS", table)
     done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", kind])
-    said = " ".join(done.stdout.split())
-    assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in said
-    assert "localflock: mount it with flock" in said
+    output = " ".join(done.stdout.split())
+    assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in output
+    assert "localflock: mount it with flock" in output
 
 
 def test_the_doctor_tells_all_it_knows_where_the_cluster_does_not_start(

@@ -82,9 +82,9 @@ def test_only_what_kills_without_being_asked_is_told(
 def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, slurm: Path) -> None:
     (slurm / "asked").touch()
     BatchFiles(submitted).mark_end("cancelled")
-    said = advice(read_status(submitted.path))
-    assert "`recon-cli submit` of the same configuration" in said
-    assert "resume" not in said
+    text = advice(read_status(submitted.path))
+    assert "`recon-cli submit` of the same configuration" in text
+    assert "resume" not in text
 
 
 def test_whoever_watches_sees_what_a_run_waits_for(

@@ -137,8 +137,8 @@ def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: Cluster, browser:
 def test_names_are_text_and_a_curve_is_drawn(cluster: Cluster, browser: Any) -> None:
     page = JobPage(cluster.client.id)
     cluster.client.register_plugin(page)
-    told = json.loads(json.dumps(TOLD))
-    cluster.client.log_event(TOPIC, told)
+    message = json.loads(json.dumps(TOLD))
+    cluster.client.log_event(TOPIC, message)
     browser.get(page_of(cluster))
     follows(browser, lambda: text(browser, "name") == TOLD["job"]["name"])
     assert browser.execute_script("return document.getElementsByTagName('img').length") == 0
@@ -153,7 +153,7 @@ def test_names_are_text_and_a_curve_is_drawn(cluster: Cluster, browser: Any) -> 
         # The window is of that width at once, what is in it before long.
         over = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         follows(browser, lambda script=over: browser.execute_script(script) == 0)  # type: ignore[misc]
-    cluster.client.log_event(TOPIC, told | {"over": True})
+    cluster.client.log_event(TOPIC, message | {"over": True})
     follows(browser, lambda: text(browser, "word") == "the run is over")
 
 

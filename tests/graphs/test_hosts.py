@@ -30,8 +30,8 @@ def status_of(cluster: Cluster, path: str, headers: dict[str, str]) -> int:
     connection = HTTPConnection(place.hostname, place.port or 80, timeout=30)
     try:
         # ``{port}``: as a browser says it.
-        told = {name: text.format(port=place.port) for name, text in headers.items()}
-        connection.request("GET", path, headers=told)
+        filled = {name: text.format(port=place.port) for name, text in headers.items()}
+        connection.request("GET", path, headers=filled)
         return connection.getresponse().status
     finally:
         connection.close()
