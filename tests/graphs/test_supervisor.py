@@ -1,4 +1,4 @@
-"""Lost pieces are replaced; pieces that keep ending at once are given up, in words."""
+"""Lost launches are replaced; launches that keep ending at once are given up, with the reason."""
 
 from __future__ import annotations
 
@@ -11,91 +11,91 @@ import pytest
 from distributed.core import Status
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.base import Piece, State
-from halotile.graphs.clusters.launches.keeper import Keeper
+from halotile.graphs.clusters.launches.base import Launch, State
+from halotile.graphs.clusters.launches.supervisor import Supervisor
 
 
 @dataclass(eq=False)
-class FakePiece:
-    """A piece that stands as it is told."""
+class FakeLaunch:
+    """A launch with a given state."""
 
     title: str
-    read_error: str | None = None
+    refusal: str | None = None
     state: State = field(default_factory=lambda: State(False, "PENDING (Resources)"))
 
     def log_tail(self) -> str:
-        """What it printed."""
+        """The end of its log."""
         return "no such module"
 
 
 class FakeCluster:
-    """Pieces by name, and those whose workers are there."""
+    """Launches by name, and the names of those whose workers are connected."""
 
     status = Status.running
 
     def __init__(self) -> None:
-        self.workers: dict[str, FakePiece] = {}
+        self.workers: dict[str, FakeLaunch] = {}
         self.here: set[str] = set()
         self.made = 0
-        self.read_error: str | None = None
+        self.refusal: str | None = None
 
     @property
     def scheduler_info(self) -> dict[str, Any]:
-        """As Dask has it."""
+        """The workers, in the form of Dask."""
         return {"workers": {name: {"name": name} for name in self.here}}
 
     def scale(self, count: int) -> None:
-        """As many pieces as are asked for."""
+        """Make launches up to this number."""
         while len(self.workers) < count:
             self.made += 1
-            self.workers[f"w{self.made}"] = FakePiece(f"job {self.made}", self.read_error)
+            self.workers[f"w{self.made}"] = FakeLaunch(f"job {self.made}", self.refusal)
 
     def scale_down(self, names: Sequence[str]) -> None:
-        """Let go of pieces."""
+        """Drop launches."""
         for name in names:
             del self.workers[name]
 
     def sync(self, function: Any, *arguments: Any, **_: Any) -> Any:
-        """At once."""
+        """Call the function at once."""
         return function(*arguments)
 
 
 class Watch:
-    """A keeper that is taken through its rounds by hand, with a clock of its own."""
+    """A supervisor whose updates are called by hand, with its own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
         self.now = 0.0
-        monkeypatch.setattr("halotile.graphs.clusters.launches.keeper.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("halotile.graphs.clusters.launches.supervisor.time.monotonic", lambda: self.now)
         self.cluster = FakeCluster()
-        self.said: list[str] = []
-        self.keeper = Keeper(self.cluster, workers, look, self.said.append)
+        self.reports: list[str] = []
+        self.supervisor = Supervisor(self.cluster, workers, query, self.reports.append)
 
     def rounds(self, count: int, seconds: float = 5.0) -> None:
-        """Some rounds."""
+        """Update some times."""
         for _ in range(count):
-            self.keeper._round()
+            self.supervisor._update()
             self.now += seconds
 
     def end(self, name: str) -> None:
-        """A piece ends."""
+        """End a launch."""
         self.cluster.here.discard(name)
         self.cluster.workers[name].state = State(True, "FAILED (NonZeroExitCode)")
 
 
-def look(pieces: Sequence[Piece]) -> dict[Piece, State]:
-    return {piece: piece.state for piece in pieces if isinstance(piece, FakePiece)}
+def query(launches: Sequence[Launch]) -> dict[Launch, State]:
+    return {launch: launch.state for launch in launches if isinstance(launch, FakeLaunch)}
 
 
-def test_as_many_pieces_are_asked_for_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_launches_are_asked_for_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 3)
     watch.rounds(2)
     assert [*watch.cluster.workers] == ["w1", "w2", "w3"]
-    assert watch.keeper.missing() == "3 PENDING (Resources)"
+    assert watch.supervisor.missing() == "3 PENDING (Resources)"
     watch.cluster.here.add("w2")
-    assert watch.keeper.missing() is None
+    assert watch.supervisor.missing() is None
 
 
-def test_a_piece_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 2)
     watch.rounds(1)
     watch.cluster.here |= {"w1", "w2"}
@@ -103,10 +103,10 @@ def test_a_piece_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None
     watch.end("w1")
     watch.rounds(2)
     assert [*watch.cluster.workers] == ["w2", "w3"]
-    assert watch.said == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
+    assert watch.reports == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
 
 
-def test_pieces_that_keep_ending_at_once_are_given_up_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_that_keep_ending_at_once_are_given_up_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 2)
     for _ in range(4):
         watch.rounds(1, seconds=60)
@@ -117,7 +117,7 @@ def test_pieces_that_keep_ending_at_once_are_given_up_with_the_log(monkeypatch: 
         ClusterFailed,
         match=r"4 workers one after the other ended before .* job 3: FAILED .*\n.*no such module",
     ):
-        watch.keeper.check()
+        watch.supervisor.check()
 
 
 def test_a_pause_lies_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_pause_lies_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None
     assert watch.cluster.made == 2
 
 
-def test_pieces_that_worked_a_while_are_replaced_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_that_worked_a_while_are_replaced_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 1)
     for number in range(1, 30):
         watch.rounds(1)
@@ -140,7 +140,7 @@ def test_pieces_that_worked_a_while_are_replaced_without_end(monkeypatch: pytest
         watch.rounds(14)
         watch.end(name)
         watch.rounds(2)
-    watch.keeper.check()
+    watch.supervisor.check()
 
 
 def test_workers_that_were_well_do_not_count_against_those_that_follow(
@@ -156,7 +156,7 @@ def test_workers_that_were_well_do_not_count_against_those_that_follow(
     for _ in range(3):
         watch.end(next(iter({*watch.cluster.workers} - watch.cluster.here)))
         watch.rounds(8)
-    watch.keeper.check()
+    watch.supervisor.check()
     assert len(watch.cluster.workers) == 2
 
 
@@ -168,39 +168,39 @@ def test_what_was_given_up_is_asked_for_again_after_a_while(monkeypatch: pytest.
             watch.end(name)
     made = watch.cluster.made
     with pytest.raises(ClusterFailed):
-        watch.keeper.check()
+        watch.supervisor.check()
     watch.rounds(2, seconds=400)
     assert watch.cluster.made == made + 1
-    watch.keeper.check()
+    watch.supervisor.check()
 
 
 def test_a_cluster_goes_on_with_the_workers_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 2)
     watch.rounds(1)
     watch.cluster.here.add("w1")
-    while watch.now < 1000 and not (watch.said and "no more" in watch.said[-1]):
+    while watch.now < 1000 and not (watch.reports and "no more" in watch.reports[-1]):
         watch.rounds(1, seconds=25)
         for name in {*watch.cluster.workers} - {"w1"}:
             watch.end(name)
-    assert "no more workers are asked for" in watch.said[-1]
+    assert "no more workers are asked for" in watch.reports[-1]
     assert next(iter(watch.cluster.workers)) == "w1"
-    watch.keeper.check()
+    watch.supervisor.check()
     watch.cluster.here.clear()
     with pytest.raises(ClusterFailed):
-        watch.keeper.check()
+        watch.supervisor.check()
 
 
-def test_a_piece_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 1)
-    watch.cluster.read_error = "sbatch: error: invalid partition."
+    watch.cluster.refusal = "sbatch: error: invalid partition."
     watch.rounds(10, seconds=30)
     with pytest.raises(ClusterFailed, match="invalid partition"):
-        watch.keeper.check()
+        watch.supervisor.check()
 
 
-def test_a_keeper_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halotile.graphs.clusters.launches.keeper.LOOK_SECONDS", 0.01)
-    cluster, said = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
+def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halotile.graphs.clusters.launches.supervisor.LOOK_SECONDS", 0.01)
+    cluster, reports = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
     scale, failures = cluster.scale, iter([True] * 5)
 
     def stumble(count: int) -> None:
@@ -209,11 +209,11 @@ def test_a_keeper_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPa
         scale(count)
 
     monkeypatch.setattr(cluster, "scale", stumble)
-    with Keeper(cluster, 2, look, said.append):
+    with Supervisor(cluster, 2, query, reports.append):
         deadline = time.monotonic() + 20
         while cluster.made < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert cluster.made == 2
-    assert said == [
-        "looking after the workers failed, and is tried again: KeyError: 'a worker that has just gone'"
+    assert reports == [
+        "supervising the workers failed, and is tried again: KeyError: 'a worker that has just gone'"
     ]
