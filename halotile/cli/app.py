@@ -1,4 +1,4 @@
-"""The application ``recon-cli``, before it has commands: how their errors become one message and an exit code."""
+"""The application ``recon-cli``, without its commands: errors of commands become one message and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from halotile.cli.screens.screen import complain, echo
 
 P = ParamSpec("P")
 RESUMABLE = ("run", "resume", "simulate")
-"""Commands that go on where they were stopped, typed once more."""
+"""Commands that resume a stopped run when they are repeated."""
 
 app = typer.Typer(
     name="recon-cli",

@@ -1,4 +1,4 @@
-"""An image made viewable: a PNG of the whole or of a part, or a TIFF at full resolution."""
+"""Views of an image: a PNG of the whole or of a part, or a TIFF at full resolution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIFF = (".tif", ".tiff")
 
 @dataclass(frozen=True)
 class PreviewRequest:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     path: str
     file: Path
@@ -41,12 +41,12 @@ class PreviewRequest:
 
 
 def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
-    """Write the file; what it is, in one line.
+    """Write the file; return a description of it in one line.
 
     Raises
     ------
     ConfigError
-        When the wish cannot be.
+        When an option is not valid.
     InputError
         When the image cannot be read.
     """
@@ -63,7 +63,7 @@ def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
 
 
 def check(request: PreviewRequest) -> None:
-    """Refuse what can be refused before the image is opened."""
+    """Refuse options that are wrong for every image, before the image is opened."""
     if _suffix(request) not in (".png", *_TIFF):
         raise ConfigError(
             f"{request.file}: {f'nothing is written as {_suffix(request)}' if _suffix(request) else 'no suffix says what to write'}. "
@@ -92,7 +92,7 @@ def _refuse_for_tiff(request: PreviewRequest) -> None:
 
 
 def _check_file(request: PreviewRequest) -> None:
-    """Refuse a place that a file may not be written to."""
+    """Refuse a path that a file must not be written to."""
     place, folder = request.file, request.file.parent
     if not folder.is_dir():
         raise OutputRefused(f"{place}: there is no directory {folder}. Make it first.")
@@ -115,7 +115,7 @@ def _suffix(request: PreviewRequest) -> str:
 
 
 def parse_region(text: str | None) -> Region | None:
-    """Rows and columns from ``y0:y1,x0:x1``.
+    """Parse rows and columns from ``y0:y1,x0:x1``.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def parse_region(text: str | None) -> Region | None:
 
 
 def parse_plane(text: str | None) -> Mapping[str, int]:
-    """Places along axes from ``t=0,c=1``.
+    """Parse places along axes from ``t=0,c=1``.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def _png(request: PreviewRequest, images: list[Planes], tick: Callable[[float], 
 
 
 def _which(planes: Planes) -> str:
-    """Which plane it is, where there are others."""
+    """Describe the plane, where there are others."""
     shown = {**planes.at, **dict.fromkeys(planes.loops, 0)}
     places = ", ".join(f"{axis}={shown[axis]}" for axis in planes.source.axes if axis in shown)
     return f"; plane {places}" if places else ""
@@ -202,7 +202,7 @@ def _tiff(request: PreviewRequest, planes: Planes, tick: Callable[[float], None]
 
 @contextmanager
 def _progress(name: str, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Show a progress bar on a terminal, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return

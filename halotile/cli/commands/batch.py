@@ -1,4 +1,4 @@
-"""Commands about batch jobs: submit, logs, cancel, dashboard, and attend, which runs inside of one."""
+"""Commands for batch jobs: submit, logs, cancel, dashboard, and attend, which runs inside a batch job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about where workers live: exec, doctor."""
+"""Commands for clusters: exec, doctor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Site = Annotated[
 
 
 class _OwnAndTheirs(TyperCommand):
-    """A command that takes words of somebody else's, and remembers which stood before ``--``."""
+    """A command that passes arguments on to another program, and records which stood before ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_BEFORE] = args[: args.index("--")] if "--" in args else list(args)
@@ -94,7 +94,7 @@ def doctor(
 
     choice = _choice(config, cluster, dashboard=False, tls=True)
     found = list(examine(choice, folder))
-    _show("doctor", found, as_json=as_json)  # the cluster takes its time to start
+    _show("doctor", found, as_json=as_json)  # starting the cluster takes a while
     if start:
         of_workers = list(compare_workers(_order(workers, memory, choice)))
         _show("workers", of_workers, as_json=as_json)
@@ -106,7 +106,7 @@ def doctor(
 
 
 def _check_spelling(context: typer.Context) -> None:
-    """Refuse what is nearly an option of ours: the script would get it, and the cluster would be another."""
+    """Refuse a near miss of one of our options: the script would receive it, and the cluster would be different."""
     from halotile.graphs.rules.words import nearest
 
     own = [name for each in context.command.params for name in each.opts if name.startswith("--")]
@@ -129,14 +129,14 @@ def _show(title: str, found: Sequence[Finding], *, as_json: bool) -> None:
 
 
 def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool) -> Cluster:
-    """Where workers live, by a job file and the options of a command."""
+    """Return the cluster section from a job file and the options of a command."""
     from halotile.cli.config.loading import Flags, load_cluster
 
     return load_cluster(config, Flags(cluster=cluster, dashboard=dashboard, tls=tls))
 
 
 def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
-    """What is asked of a cluster, by the options of a command."""
+    """Return the request to a cluster from the options of a command."""
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.jobs.sections import Run, parse_bytes
     from halotile.graphs.plans.devices import device_of

@@ -109,8 +109,8 @@ def plan(
 
     expect_no_workers()
     if allow_import:
-        with suppress(ConfigError):  # it is told where a trial is made
-            ensure_forks()  # what the user's own code needs is imported meanwhile
+        with suppress(ConfigError):  # the error is reported where a trial is made
+            ensure_forks()  # the imports of the user's own code begin meanwhile
     from halotile.cli.config.loading import load_job
     from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, kind_of
     from halotile.graphs.plans.make import make_plan

@@ -1,4 +1,4 @@
-"""Commands that look at runs and images: status, verify, info, preview, schema."""
+"""Commands that inspect runs and images: status, verify, info, preview, schema."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def status(
     directory = find_run(run_path)
     try:
         now = watch(directory, make_report(quiet=as_json)) if follow else read_status(directory)
-    except KeyboardInterrupt:  # the run itself goes on
+    except KeyboardInterrupt:  # the run itself continues
         raise typer.Exit(exits.INTERRUPTED) from None
     if as_json:
         print_json(now.to_json())

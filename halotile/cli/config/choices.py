@@ -1,4 +1,4 @@
-"""A name with its options, checked against what the name stands for."""
+"""A name with its options, checked against the class that the name refers to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halotile.graphs.rules.words import expected, nearest, shown
 
 @dataclass(frozen=True)
 class Chosen:
-    """A name, what was written beside it, and what that makes: None where it is wrong."""
+    """A name, the keys written beside it, and the resulting object: None where there is a fault."""
 
     name: str
     values: Mapping[str, Any]
@@ -25,7 +25,7 @@ class Chosen:
 
 
 def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[str, Any]) -> Chosen | None:
-    """What a mapping chooses, its paths made whole; None where it says nothing that could be checked."""
+    """Read the choice in a mapping, with absolute paths; None where it holds nothing that could be checked."""
     key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
     if key != "name":
         found.fault((*path, key), "unknown key; did you mean name?")
@@ -77,7 +77,7 @@ def _declared(found: Findings, path: KeyPath, named: Named, name: str) -> type |
 
 
 def _with_weights(found: Findings, declared: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a denoiser, with whole paths."""
+    """Return the options of a denoiser, with absolute paths."""
     files = path_fields(declared)
     return {
         key: found.absolute(value) if key in files and isinstance(value, str) else value
@@ -86,14 +86,14 @@ def _with_weights(found: Findings, declared: type, values: Mapping[str, Any]) ->
 
 
 def path_fields(schema: type) -> set[str]:
-    """Options that name files: a relative one starts from the configuration's folder."""
+    """Return the options that name files: a relative path starts from the configuration's folder."""
     return {name for name, kind in field_types(schema).items() if name == "weights" or "Path" in str(kind)}
 
 
 def _with_files(
     found: Findings, path: KeyPath, named: Named, declared: type, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is written of an operator, with whole paths of what it reads; operators inside it are checked."""
+    """Return the keys of an operator, with absolute paths of the files that it reads; operators inside it are checked."""
     from halotile.graphs.rules.operator_options import stand_ins
 
     meant = stand_ins(declared) | {"data": "array"}
@@ -113,7 +113,7 @@ def _with_files(
 
 
 def _nested(found: Findings, path: KeyPath, named: Named, values: Any) -> Any:
-    """The operators that another is made of, as mappings."""
+    """Return the operators inside another operator, as mappings."""
     if not isinstance(values, list):
         return values
     made = []

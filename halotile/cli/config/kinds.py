@@ -22,7 +22,7 @@ FLAGS = ("allow_import", "import_folder")
 
 @dataclass(frozen=True)
 class Named:
-    """A choice by name: where the name is looked up, and what may be written beside it."""
+    """A choice by name: the registry of the name, and the keys beside it."""
 
     choice: type[NamedChoice]
     is_nested: bool = False
@@ -35,7 +35,7 @@ class Named:
 
     @property
     def word(self) -> str:
-        """Word for one of them."""
+        """Noun for an entry of the registry."""
         return self.registry.removesuffix("s")
 
     @property
@@ -44,14 +44,14 @@ class Named:
         return [name for name in registry.names(self.registry) if name not in self.choice.hidden]
 
     def find(self, name: str) -> type:
-        """Return what the name stands for.
+        """Return the class that the name refers to.
 
         Raises
         ------
         HalotileError
             When it cannot be loaded.
         AttributeError
-            When a plug-in declares no such thing.
+            When a plug-in does not declare one.
         """
         declared: type = getattr(registry.find(self.registry, name), self.choice.attribute)
         return declared
@@ -72,7 +72,7 @@ def is_named(schema: Any) -> bool:
 
 @dataclass(frozen=True)
 class JobKeys:
-    """The keys that may stand at the top of a file of some kind.
+    """The keys at the top of a file of some kind.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class JobKeys:
     lists : mapping of str to type
         Its lists, each by the dataclass of an entry.
     values : type, optional
-        A dataclass of the keys that stand in no section.
+        A dataclass of the keys outside all sections.
     """
 
     schema: type[Any]
@@ -93,7 +93,7 @@ class JobKeys:
 
     @property
     def keys(self) -> list[str]:
-        """Keys that may stand at the top of a file, after its head."""
+        """Keys at the top of a file, after its head."""
         own = [f.name for f in dataclasses.fields(self.values)] if self.values else []
         return [*self.sections, *self.lists, *own]
 
@@ -140,7 +140,7 @@ def keys_of(name: str) -> JobKeys:
 
 
 def _own_first(job: type[Job]) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a job; what every job has comes last, and what is read before what is written."""
+    """Return the fields of a job; those of every job come last, and input comes before output."""
     shared = {each.name for each in dataclasses.fields(Job)}
     order = ("input", "output", "denoiser")
     fields = sorted(
@@ -151,7 +151,7 @@ def _own_first(job: type[Job]) -> list[dataclasses.Field[Any]]:
 
 
 def paths_in(schema: type) -> dict[str, str]:
-    """Return the keys that name files, with ``read`` for those that have to be there, else ``own``.
+    """Return the keys that name files, with ``read`` for those that have to exist, else ``own``.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def paths_in(schema: type) -> dict[str, str]:
 
 
 def _marks(hint: Any) -> list[Any]:
-    """Return everything that annotates a type, however deep it lies."""
+    """Return all annotations of a type, nested ones included."""
     inner = [mark for argument in get_args(hint) for mark in _marks(argument)]
     return [*getattr(hint, "__metadata__", ()), *inner]
 

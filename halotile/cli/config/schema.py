@@ -23,7 +23,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def config_schema() -> dict[str, Any]:
-    """The schema of every kind of job, with the options of whatever is installed.
+    """Return the schema of every kind of job, with the options of all installed plug-ins.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str],
 
 
 def _bound(entry: dict[str, Any], check: object) -> None:
-    """Write what a check wants of a number beside its type, wherever that stands."""
+    """Write the bounds that a check sets for a number beside its type, at every level of the entry."""
     if entry.get("type") in ("integer", "number"):
         if isinstance(check, AtLeast):
             entry["minimum"] = check.least
@@ -120,7 +120,7 @@ def _bound(entry: dict[str, Any], check: object) -> None:
 def _choice_schema(
     section: str, named: NamedPart, name: str, checks: Mapping[tuple[str, str], Check]
 ) -> dict[str, Any] | None:
-    """One named choice with its options; a plug-in that cannot be loaded is left out."""
+    """Return the schema of one named choice with its options; a plug-in that cannot be loaded is left out."""
     try:
         declared = named.find(name)
     except (HalotileError, AttributeError):
@@ -144,11 +144,11 @@ _OWN = {
     "data": "The measurement: anything that can be the input of a denoising job.",
     "noise_sigma": "Standard deviation of the noise of the measurement: it counts by 1 / noise_sigma².",
 }
-"""What operators have besides their options."""
+"""Keys of operators besides their options."""
 
 
 def parameters_of(kind: type) -> dict[str, str]:
-    """What the docstring of a class says of its parameters.
+    """Return the descriptions of parameters in the docstring of a class.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def parameters_of(kind: type) -> dict[str, str]:
 
 
 def _inlined(schema: type) -> dict[str, Any]:
-    """The schema of one dataclass, without the titles that only repeat its keys."""
+    """Return the schema of one dataclass, without titles that only repeat its keys."""
     from pydantic import TypeAdapter
 
     made = TypeAdapter(schema).json_schema()

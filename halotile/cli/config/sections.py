@@ -1,7 +1,7 @@
-"""The parts of a configuration, checked against the job they describe.
+"""The parts of a configuration, checked against the dataclass of its job.
 
 The file is a ``version``, a kind of ``job``, and that job's parts. The schema is the job's own
-dataclass; the options of what is chosen by name are checked against what the name stands for.
+dataclass; the options of a named choice are checked against the class that the name refers to.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-im
 def check_config(
     document: Document, base: Path, *, makes_data: bool = False
 ) -> tuple[Job | None, list[Problem]]:
-    """The job that a document describes, or every problem it has.
+    """Return the job that a document describes, or every problem in it.
 
     Parameters
     ----------
     document : Document
-        As read from a file, with what the command line sets over it.
+        The document as read from a file, with overrides from the command line.
     base : Path
         The folder that relative paths start from.
     makes_data : bool
-        Whether the measurements are yet to be written.
+        The measurements will be written by the job.
     """
     found = Findings(document, base, makes_data=makes_data)
     kind = _head(found, document.tree)
@@ -53,7 +53,7 @@ def check_config(
 
 
 def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[Problem]]:
-    """What a document says of its cluster, or every problem of that part; the rest is not looked at."""
+    """Return the cluster section of a document, or every problem of that section; other sections are not checked."""
     found = Findings(document, base)
     tree = {key: value for key, value in document.tree.items() if key == "cluster"}
     parts = _Check(found, tree, JobKeys(Cluster, {"cluster": Cluster})).parts()
@@ -84,7 +84,7 @@ def _head(found: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
 
 
 class _Check:
-    """Goes through a document once and builds what its parts describe."""
+    """Goes through a document once and builds its parts."""
 
     def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKeys) -> None:
         self.found = found
@@ -94,12 +94,12 @@ class _Check:
         self.tree = tree
         self.kind = kind
         self.written = {part: self._key_of(part) for part in kind.keys}
-        """The part that is meant, and the key it is written under."""
+        """The key under which each part is written."""
         self.declared: dict[str, Any] = {}
-        """What the names in sections stand for, by what they are."""
+        """Classes that the names in sections refer to, by registry word."""
 
     def parts(self) -> dict[str, Any]:
-        """The parts of the job, those that are wrong or left out missing."""
+        """Return the parts of the job; those that are wrong or left out are missing."""
         self._unknown_parts()
         built = {name: self._section(name, schema) for name, schema in self.kind.sections.items()}
         built |= {name: self._list(name, schema) for name, schema in self.kind.lists.items()}
@@ -117,14 +117,14 @@ class _Check:
                 self.found.fault((key,), self._unknown(key, [*HEAD, *self.kind.keys]))
 
     def _key_of(self, part: str) -> str:
-        """The key that a part is written under: what is inside a misspelt one is checked all the same."""
+        """Return the key that a part is written under: the content of a misspelt section is checked as well."""
         known = self.kind.keys
         others = (key for key in self.tree if key not in (*known, *HEAD, *FLAGS))
         misspelt = next((key for key in others if nearest(key, known) == part), part)
         return part if part in self.tree else misspelt
 
     def _unknown(self, key: str, here: Iterable[str]) -> str:
-        """What to say of an unknown key: the key that was meant, here or in another section."""
+        """Return the message for an unknown key: the key that was meant, here or in another section."""
         here, sections = list(here), self.kind.sections
         elsewhere = [f"{name}.{key}" for name, schema in sections.items() if key in field_types(schema)]
         meant = " or ".join(elsewhere) or nearest(key, here)
@@ -133,7 +133,7 @@ class _Check:
         )
 
     def _section(self, section: str, schema: type) -> Any:
-        """One section as its dataclass, or None where it has faults or is left out."""
+        """Return one section as its dataclass, or None where it has faults or is left out."""
         key = self.written[section]
         values = self.tree.get(key)
         first = next(iter(field_types(schema)))
@@ -160,7 +160,7 @@ class _Check:
         return dataclasses.replace(built, **nested) if built is not None and not wrong else None
 
     def _nested(self, path: KeyPath, name: str, schema: type, values: Mapping[str, Any]) -> Any:
-        """A choice by name inside a section, None where it is left out."""
+        """Return a choice by name inside a section, None where it is left out."""
         value = values.get(name)
         if value is None or isinstance(value, dict):
             return None if value is None else self._choice(path, name, schema, value)
@@ -175,7 +175,7 @@ class _Check:
         return _as_choice(schema, chosen)
 
     def _list(self, name: str, schema: type) -> Any:
-        """The entries of a list, or None where one of them is wrong."""
+        """Return the entries of a list, or None where one of them is wrong."""
         key = self.written[name]
         values = self.tree.get(key)
         entry = f"- {{{', '.join(f'{field}: ...' for field in field_types(schema) if field in ('name', 'data'))}}}"
@@ -198,7 +198,7 @@ class _Check:
         return None if self.found.is_wrong((key,)) else tuple(made)
 
     def _values(self, schema: type) -> Any:
-        """What stands in no section, as its dataclass."""
+        """Return the values outside all sections, as their dataclass."""
         known = field_types(schema)
         keys = {self.written[name]: name for name in known if self.tree.get(self.written[name]) is not None}
         values = self._with_paths((), schema, {name: self.tree[key] for key, name in keys.items()})
@@ -208,7 +208,7 @@ class _Check:
         return built
 
     def _with_paths(self, path: KeyPath, schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values with whole paths, those that are read noted."""
+        """Return values with absolute paths, and record those that are read."""
         whole = dict(values)
         for key, mark in paths_in(schema).items():
             value = values.get(key)
@@ -217,19 +217,19 @@ class _Check:
             elif isinstance(value, dict):
                 whole[key] = {name: self.found.read((*path, key, name), file) for name, file in value.items()}
             elif key in values:
-                # Outside of sections the key may be misspelt, and its file is looked for all the same.
+                # Outside sections the key may be misspelt; its file is checked nevertheless.
                 whole[key] = self.found.read((*path, key if path else self.written[key]), value)
         return whole
 
     def _checks(self) -> None:
-        """What the types allow and the job does not."""
+        """Record values that the types allow and the job does not."""
         for (section, key), check in self.value_checks.items():
             for path, value in self._places(section, key):
                 if value is not None and not self.found.is_wrong(path) and (message := check(value)):
                     self.found.fault(path, message)
 
     def _places(self, section: str, key: str) -> Iterator[tuple[KeyPath, Any]]:
-        """Where a key of a section stands, with its value."""
+        """Yield the places of a key of a section, with its values."""
         if not section:
             if key in self.written:
                 yield (self.written[key],), self.tree.get(self.written[key])
@@ -243,7 +243,7 @@ class _Check:
                     yield (self.written[section], number, key), value.get(key)
 
     def _together(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-        """Enter the faults of parts that do not agree."""
+        """Record the faults of parts that do not agree."""
         known = {**{name: part for name, part in built.items() if part is not None}, **plain}
         for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
@@ -258,7 +258,7 @@ class _Check:
 
 
 def _as_choice(schema: type, chosen: Chosen) -> Any:
-    """A choice as its dataclass: its own keys, and all others as options."""
+    """Return a choice as its dataclass: its own keys, and all others as options."""
     own = {field.name for field in dataclasses.fields(schema)} - {"name", "options"}
     options = {key: value for key, value in chosen.values.items() if key not in own}
     values = {key: value for key, value in chosen.values.items() if key in own}

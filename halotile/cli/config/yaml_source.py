@@ -15,14 +15,14 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 MAX_ALIASES = 10
 MAX_NODES = 20_000
-"""Far beyond any configuration, and far below what an alias bomb expands to."""
+"""Most nodes: far above any configuration, and far below the expansion of an alias bomb."""
 
 _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A configuration as read: values, the place of each, and faults found on the way.
+    """A configuration as read: values, the place of each, and faults found while reading.
 
     Examples
     --------
@@ -37,14 +37,14 @@ class Document:
     problems: tuple[Problem, ...] = ()
 
     def place_of(self, path: KeyPath) -> str:
-        """Where a key stands; a key that is not there is looked for where its parent is."""
+        """Return the place of a key; for a key that does not exist, that of its parent."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
         return self.places.get((), self.name)
 
     def put(self, path: KeyPath, value: Any, place: str) -> Document:
-        """The document with one value replaced from elsewhere; sections are made where they are missing.
+        """Return the document with one value replaced from another source; missing sections are created.
 
         Raises
         ------
@@ -58,7 +58,7 @@ class Document:
 
 
 def _put(branch: Any, path: KeyPath, depth: int, value: Any, place: str) -> Any:
-    """A branch with the value of a path replaced, what lies beside it untouched."""
+    """Return a branch with the value of a path replaced, and its siblings unchanged."""
     if depth == len(path):
         return value
     key, here = path[depth], path[:depth]
@@ -83,7 +83,7 @@ def _put(branch: Any, path: KeyPath, depth: int, value: Any, place: str) -> Any:
 
 
 def _entries(branch: Any, here: KeyPath, number: int, place: str) -> list[Any]:
-    """A copy of a list that has such an entry."""
+    """Return a copy of a list that has an entry of this number."""
     if not isinstance(branch, list):
         raise ConfigError(
             f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a list: it has no entry {number}. "
@@ -131,7 +131,7 @@ def _decode(raw: bytes, name: str) -> str:
 
 
 def read_text(text: str, name: str) -> Document:
-    """Read a configuration from a text; ``name`` is what messages call it."""
+    """Read a configuration from a text; ``name`` identifies it in messages."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -149,7 +149,7 @@ def read_text(text: str, name: str) -> Document:
 
 
 def _check_events(events: Any, name: str) -> None:
-    """Refuse, before anything is built, what no configuration needs and what only harms."""
+    """Refuse, before anything is built, YAML features that no configuration needs and that can do harm."""
     depth = aliases = 0
     for count, event in enumerate(events):
         kind = type(event).__name__
@@ -186,7 +186,7 @@ def _syntax_message(error: Any, text: str, name: str) -> str:
 
 
 class _Walk:
-    """Turns a node tree into values, keeping the line of every key."""
+    """Turns a node tree into values, and records the line of every key."""
 
     def __init__(self, name: str, constructor: Any) -> None:
         self.name = name
@@ -196,7 +196,7 @@ class _Walk:
         self.nodes = 0
 
     def value(self, node: Any, path: KeyPath) -> Any:
-        """The value of a node; aliases are counted each time they are met."""
+        """Return the value of a node; aliases are counted each time they occur."""
         place = self.places.setdefault(path, self._place(node))
         self.nodes += 1
         if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:

@@ -1,1 +1,1 @@
-"""What every plan decides: sizes, memory, devices, workers. What one kind of job plans is in its folder in ``graphs/jobs``."""
+"""Decisions of every plan: sizes, memory, devices, workers. The planner of each kind of job is in its folder in ``graphs/jobs``."""

@@ -1,4 +1,4 @@
-"""What planning finds out about a denoiser by running it: its code, how far it looks, whether its tiles give the whole."""
+"""Trials of a denoiser while planning: its code, its receptive field, and whether its tiles give the whole image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from halotile.tasks.trials.user_code import loaded_code
 
 T = TypeVar("T")
 MOST_THREADS = 4
-"""Windows on trial are small."""
+"""Threads of a trial: its windows are small."""
 UNCOMPARED = "tiles were not compared with larger windows"
 
 
@@ -40,7 +40,7 @@ class CodeEnded(ConfigError):
 
 
 class Tried(NamedTuple):
-    """What was found out about a denoiser."""
+    """Results of the trial of a denoiser."""
 
     code: Mapping[str, str]
     """Digests of the user's own code, by its name."""
@@ -48,7 +48,7 @@ class Tried(NamedTuple):
 
 
 def expect_trial(denoiser: Denoiser | None) -> None:
-    """Let what a trial imports be imported, while other things are planned."""
+    """Start importing the modules that a trial needs, while other parts are planned."""
     if denoiser is not None and denoiser.tried_apart:
         ensure_forks()
 
@@ -62,25 +62,25 @@ def tried(
     run: Run,
     report: Report,
 ) -> Tried:
-    """Check a denoiser, and try what it does not declare; a network of the user's own in a process with a worker's memory.
+    """Check a denoiser, and try what it does not declare; a user's own network in a process with a worker's memory.
 
     Parameters
     ----------
     denoiser : Denoiser
-        Told the noise level.
+        The denoiser, with the noise level set.
     tile : Tile
-        What the job says of tiles.
+        The tile section of the job.
     image : tuple of int
         Lengths of the tiled axes.
     previous : mapping, optional
-        The plan of the run that goes on: what was found then is kept.
+        The plan of the run that is resumed: its results are kept.
 
     Raises
     ------
     ConfigError, WeightsError
-        When it cannot be tiled, or not be built.
+        When it cannot be tiled or built.
     MemoryRefused
-        When it takes more memory than a worker has.
+        When it needs more memory than a worker has.
     """
     begun = previous["identity"] if previous else None
     call = partial(_tried, denoiser, tile, image, begun and begun.get("probed"), is_new=previous is None)
@@ -100,9 +100,9 @@ def compared(
     run: Run,
     report: Report,
 ) -> Reach:
-    """The reach after tiles of the job's own sizes were compared with larger windows, for a new run of a network on the CPU.
+    """Return the reach after comparing tiles of the job's own sizes with larger windows, for a new run of a network on the CPU.
 
-    A run that goes on keeps what was found when it began. Where that fails, for a worker's memory or otherwise, a note says so: the job itself may do well.
+    A resumed run keeps the result that it began with. Where the comparison fails, for a worker's memory or otherwise, a note reports it: the job itself may succeed.
     """
     if task is None:
         return reach
@@ -125,12 +125,12 @@ def compared(
 
 
 def bounded(call: Callable[[], T], title: str, run: Run) -> T:
-    """The result of a call of somebody's code, in a process with a worker's memory.
+    """Return the result of a call of foreign code, in a process with a worker's memory.
 
     Raises
     ------
     MemoryRefused
-        When the code takes more than that.
+        When the code needs more than that.
     ConfigError
         When it ends its process.
     """
@@ -150,7 +150,7 @@ def bounded(call: Callable[[], T], title: str, run: Run) -> T:
 
 
 def _told(call: Callable[[], T]) -> T:
-    """Turn any library's word for memory that ran out into one that leaves this process."""
+    """Translate any library's error for exhausted memory into one that can leave this process."""
     try:
         return call()
     except Exception as error:
@@ -182,7 +182,7 @@ def _tried(
     code = denoiser.check()
     if not denoiser.tried_apart:
         return Tried(code, _reach(denoiser, tile, image, probed, code, is_new))
-    # What is imported only while it runs is not in the key: nothing is kept of it.
+    # What is imported only while it runs is not in the key: no result is stored for it.
     loaded = loaded_code()
     origin = origin_of(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
     if origin is not None and (known := recall(origin)) is not None:

@@ -1,4 +1,4 @@
-"""What computes a job, decided when it is planned: what is begun on one device does not go on with the bits of another."""
+"""The device of a job, decided when it is planned: a run begun on one device is not resumed with the bits of another."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from halotile.graphs.rules.words import shown
 
 LOCAL_CUDA = "local-cuda"
 MOST_IO_THREADS = 8
-"""Threads of a worker with a GPU that read and write beside it; more find no more to do."""
+"""Threads of a worker with a GPU that read and write beside it; more threads would have no work."""
 SLURM_ALLOC = "slurm-alloc"
 OAR = "oar"
 
 
 def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str:
-    """``cpu`` or ``cuda``: what is written, else GPUs where the cluster has them for its workers.
+    """Return ``cpu`` or ``cuda``: as the job sets it, else GPUs where the cluster has them for its workers.
 
-    In an allocation of Slurm's that is so where each worker gets one of its own.
+    In a Slurm allocation, GPUs are used where each worker gets one of its own.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.en
 
 
 def _each_has_one(run: Run, environment: Mapping[str, str]) -> bool:
-    """Whether no two workers would share a GPU of an allocation."""
+    """Return True where no two workers would share a GPU of an allocation."""
     if "SLURM_JOB_NODELIST" not in environment:
         return False  # the cluster refuses to start
     from halotile.graphs.clusters.launches.slurm_steps import slots_in, workers_in
@@ -59,12 +59,12 @@ def _each_has_one(run: Run, environment: Mapping[str, str]) -> bool:
 
 
 def is_here(cluster: Cluster) -> bool:
-    """Whether the workers are processes of this machine, which share its cores and memory."""
+    """Return True where the workers are processes of this machine, which share its cores and memory."""
     return kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
 
 
 def cluster_for(requested: Cluster, device: str) -> Cluster:
-    """The cluster of a job that this computes: GPUs that nobody asked for are left alone where they would have nothing to do."""
+    """Return the cluster for a job on this device: GPUs that were not asked for are left alone where they would be idle."""
     spoken_for = requested.kind != AUTO or requested.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
     if device != "cpu" or spoken_for or kind_of(requested).name != LOCAL_CUDA:
         return requested
@@ -72,12 +72,12 @@ def cluster_for(requested: Cluster, device: str) -> Cluster:
 
 
 def note_of_cluster(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
-    """What is to be said of GPUs that a job has nothing for, and of CPUs that it leaves alone or does not ask for."""
+    """Return notes on GPUs that the job cannot use, and on CPUs that it leaves idle or does not ask for."""
     return _note_of_gpus(job, cluster, device) + _note_of_cores(cluster)
 
 
 def _note_of_cores(cluster: Cluster) -> tuple[str, ...]:
-    """What is to be said of cores that come with a GPU, and are not asked for besides."""
+    """Return a note on cores that come with a GPU but are not asked for."""
     come_with_it = cluster.gpus and cluster.cores > 1 and "resource_spec" not in cluster.options
     if not come_with_it or kind_of(cluster).name != OAR:
         return ()
@@ -109,12 +109,12 @@ def _note_of_gpus(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
 
 
 def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
-    """The GPUs of this machine that a cluster section means, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs of this machine that a cluster section names, as CUDA_VISIBLE_DEVICES has them.
 
     Raises
     ------
     ConfigError
-        Where there is none, or not the one that is asked for.
+        Where there is no GPU, or not the one that is asked for.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
 
 
 def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
-    """Threads of a worker that read and write the pieces of a block side by side: of CPUs, none beside the one that does.
+    """Return the threads of a worker that read and write the parts of a block in parallel: on CPUs, only the one that computes.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
 
 
 def requested_by(run: Run, cluster: Cluster) -> str:
-    """What of a job asks for GPUs.
+    """Return the key and value of a job that ask for GPUs.
 
     Examples
     --------
@@ -173,12 +173,12 @@ def requested_by(run: Run, cluster: Cluster) -> str:
 
 
 def check_device(run: Run, cluster: Cluster, device: str) -> None:
-    """Refuse a GPU where workers live on this machine and there is none.
+    """Refuse a GPU where workers are on this machine and there is none.
 
     Raises
     ------
     ConfigError
-        Saying why there is none, and what to write.
+        With the reason why there is none, and what to write instead.
     """
     if device == "cpu" or not is_here(cluster):
         return

@@ -1,4 +1,4 @@
-"""What a trial of a device found, as rows: the tiles and batches that were tried, and the precisions."""
+"""Results of a device trial as table rows: the tiles and batches that were tried, and the precisions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from halotile.graphs.jobs.base import Row
 from halotile.graphs.units import rate_text, shape_text
 
 Found = Mapping[str, Any]
-"""What ``Tuned.to_json()`` says."""
+"""The mapping of ``Tuned.to_json()``."""
 
 
 def probe_rows(figures: Mapping[str, Any]) -> list[Row]:
-    """What a plan found out: the precisions, where they were compared, after the tiles that were tried."""
+    """Return the rows of a trial: the tiles that were tried, then the precisions where they were compared."""
     found: Found | None = figures.get("tuned")
     if not found or not found["precisions"]:
         return []
@@ -34,7 +34,7 @@ def _tile(each: Found) -> str:
 
 
 def _cost(each: Found, found: Found) -> str:
-    """Speed, and memory where it is a GPU's own."""
+    """Return speed, and memory where it is that of a GPU."""
     speed = rate_text(found["block_pixels"] / 1e6 / each["seconds"])
     held = f", {bytes_text(each['batch_bytes'])} for them" if each["batch_bytes"] else ""
     chosen = (each["tile"], each["batch"]) == (found["tile"], found["batch"])
@@ -42,7 +42,7 @@ def _cost(each: Found, found: Found) -> str:
 
 
 def _precision(each: Found, found: Found) -> str:
-    """Speed and error.
+    """Return speed and error.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How deep the halo must be: declared by the denoiser, probed from a network, or given and checked."""
+"""Depth of the halo: declared by the denoiser, probed from a network, or given and checked."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from halotile.tasks.trials.probe import check_ragged, probe
 from halotile.tasks.trials.rehearsal import refusal, rehearse
 
 DIFFER = "tiles differ from the whole image"
-"""A note that begins so is kept with the run."""
+"""Start of a note that is kept with the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The halo of a job, where it comes from, and what is to be said about it."""
+    """The halo of a job, its origin, and notes about it."""
 
     depth: Depth
-    """Before and after, for each tiled axis, in pixels."""
+    """Width before and after, for each tiled axis, in pixels."""
     align: int
     origin: str
     probed: tuple[int, int] | None = None
-    """Receptive field and alignment, where they had to be found out."""
+    """Receptive field and alignment, where they had to be probed."""
     notes: tuple[str, ...] = ()
     difference: float = 0.0
-    """How far tiles were from the whole image on a trial, relative to the largest pixel."""
+    """Largest difference between tiles and the whole image in a trial, relative to the largest pixel."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Reach:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """From what became of :func:`~dataclasses.asdict` in a file."""
+        """Build a reach from the JSON of its :func:`~dataclasses.asdict`."""
         return cls(**{name: _with_tuples(value) for name, value in stored.items()})
 
 
@@ -51,7 +51,7 @@ def _with_tuples(value: Any) -> Any:
 
 
 def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, int] | None = None) -> Reach:
-    """The depth of a job's tiles. A resumed run keeps what its first run probed: that is ``known``.
+    """Return the depth of a job's tiles. A resumed run keeps the probed values of its first run as ``known``.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
 
 
 def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ...]) -> Reach:
-    """The reach of a user's network or function after its tiles were compared with a whole image.
+    """Return the reach of a user's network or function after comparing its tiles with a whole image.
 
     Parameters
     ----------
@@ -98,13 +98,13 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
     Returns
     -------
     Reach
-        With a larger alignment, where tiles agree with the whole only then; with the difference, where they do not quite.
+        With a larger alignment, where tiles agree with the whole only then; with the difference, where they do not quite agree.
 
     Raises
     ------
     ConfigError
-        When the tiles show, and nobody said by hand how far it looks, or that seams are allowed; or when the
-        network cannot take the image's far edge.
+        When the tiles show, and neither a depth was given by hand nor seams are allowed; or when the
+        network cannot process the far edge of the image.
     """
     if isinstance(denoiser, ArrayDenoiser):
         if tile.seams != "allow":

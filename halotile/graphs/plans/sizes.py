@@ -1,4 +1,4 @@
-"""The three sizes of a job: the shard that is written, the super-block that is worked on, the tile that is computed."""
+"""The three sizes of a job: the shard that is written, the super-block that a task processes, the tile that is computed."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from halotile.tasks.roles import Roles
 CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
 MOST_FILES = 100_000
-"""Shards grow with an image that would have more of them, as far as memory allows: file systems are slow with millions."""
+"""Number of shards above which they grow with the image, as far as memory allows: file systems are slow with millions of files."""
 SHARES = 12
-"""A shard has at most one of so many parts of what a worker has besides its program: a block reads, computes and encodes one or more."""
+"""A shard is at most this fraction of a worker's memory besides its program: a block reads, computes and encodes one or more."""
 TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
-"""Compute tiles worth considering, the fastest first; the smaller ones where memory is short."""
+"""Candidate compute tiles, the fastest first; the smaller ones are for little memory."""
 GPU_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
-"""Those that are tried on a GPU, where small ones in big batches may be as good, and memory for large ones may be plenty."""
+"""Candidate tiles on a GPU, where small ones in big batches may be as good, and there may be memory for large ones."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
-"""On a CPU. A GPU may have blocks of twice the edge: it outruns the storage, and reads less halo."""
+"""Longest edge of a block on a CPU. A GPU may have blocks of twice the edge: it is faster than the storage, and reads less halo."""
 SMALL_CONVOLUTION = 20480
 BLOCKS_PER_WORKER = 8
-"""Fewer super-blocks than this for each worker, and the last ones leave workers idle."""
+"""With fewer super-blocks than this for each worker, the last ones leave workers idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What is known of the image before sizes are chosen."""
+    """Properties of the image that the sizes depend on."""
 
     shape: tuple[int, ...]
     """Shape of the input, in pixels."""
@@ -52,7 +52,7 @@ class Geometry:
         return len(self.roles.spatial)
 
     def spread(self, field: str, size: Size, other: tuple[int, ...]) -> tuple[int, ...]:
-        """A size given for the tiled axes, as one number for each axis; ``other`` elsewhere."""
+        """Return a size given for the tiled axes, as one number for each axis; ``other`` on the others."""
         spatial = self.roles.spatial
         edges = (size,) * len(spatial) if isinstance(size, int) else tuple(size)
         if len(edges) != len(spatial):
@@ -67,9 +67,9 @@ class Geometry:
 
 
 def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
-    """Inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels.
+    """Return the inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels.
 
-    One that is not given is no longer than a shard that is.
+    A chunk that is not given is no longer than a given shard.
     """
     other = [1] * len(geometry.output_shape)
     if geometry.roles.channel is not None:
@@ -82,16 +82,16 @@ def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
 
 
 class Growth(NamedTuple):
-    """What is known of the shards of a large image before their size is chosen.
+    """Limits on the size of the shards of a large image.
 
     Parameters
     ----------
     most_pixels : int
-        That memory allows in one.
+        Most pixels of a shard that memory allows.
     like : tuple of int, optional
         The shards of the input.
     kept : tuple of int, optional
-        Those of the run that goes on.
+        The shards of the run that is resumed.
     """
 
     most_pixels: int = 0
@@ -103,18 +103,18 @@ NO_GROWTH = Growth()
 
 
 def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mapping[str, Any] | None) -> Growth:
-    """How shards may grow whose pixels take so many bytes while they are computed.
+    """Return the limits for shards whose pixels need so many bytes while they are computed.
 
     Parameters
     ----------
     memory_bytes : int
-        What a worker may use.
+        Memory of a worker.
     itemsize : int
-        Of a pixel.
+        Bytes of a pixel.
     source : Source
-        What is read.
+        The input.
     previous : mapping, optional
-        What the run directory keeps of the run that goes on.
+        The stored plan of the run that is resumed.
     """
     allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
     kept = tuple(previous["identity"]["layout"]["shard"]) if previous else None
@@ -124,7 +124,7 @@ def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mappin
 def choose_shard(
     geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...], growth: Growth = NO_GROWTH
 ) -> tuple[int, ...]:
-    """Shard, in output pixels: a whole number of chunks, no longer than covers the array."""
+    """Return the shard, in output pixels: a whole number of chunks, no longer than covers the array."""
     if size == "auto":
         shard = _grown(geometry, chunk, growth)
     else:
@@ -142,7 +142,7 @@ def choose_shard(
 
 
 def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
-    """The usual shard, or that of the input, twice as long on the tiled axes as often as there are too many of them."""
+    """Return the usual shard, or that of the input, doubled on the tiled axes as often as there are too many of them."""
     shape, spatial = geometry.output_shape, geometry.roles.spatial
 
     def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[
 def _fitting(
     shard: tuple[int, ...] | None, geometry: Geometry, chunk: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """A shard from elsewhere, where it holds whole chunks and differs from them on tiled axes alone."""
+    """Return a given shard where it holds whole chunks and differs from them on tiled axes alone."""
     if shard is None or len(shard) != len(chunk):
         return None
     fits = all(
@@ -191,22 +191,22 @@ def layout_like(
     memory_bytes: int,
     previous: Mapping[str, Any] | None = None,
 ) -> Layout:
-    """The layout of an image that comes of others: its pixels are as large as those of ``source``, where it has its shape.
+    """Return the layout of an image computed from others: its pixels are as large as those of ``source``, where it has its shape.
 
     Parameters
     ----------
     source : Source
-        What it comes of; the axes may be fewer.
+        The image it is computed from; its axes may be fewer.
     wanted : Output
-        How it is to be stored.
+        The requested storage.
     geometry : Geometry
-        Its shape and axes.
+        Shape and axes of the image.
     dtype : dtype
-        What it is computed in: its type, where ``wanted`` says ``auto``.
+        Type of the computation: also the stored type where ``wanted`` has ``auto``.
     memory_bytes : int
-        What a worker may use.
+        Memory of a worker.
     previous : mapping, optional
-        What the run directory keeps of the run that goes on.
+        The stored plan of the run that is resumed.
     """
     chunk = choose_chunk(geometry, wanted)
     axes, alike = len(geometry.shape), source.shape == geometry.shape
@@ -227,7 +227,7 @@ def layout_like(
 
 
 def axes_like(source: Source, count: int) -> tuple[str, ...]:
-    """The axes of an image that comes of others: the last ones of ``source``, or the usual ones where it has fewer.
+    """Return the axes of an image computed from others: the last ones of ``source``, or the usual ones where it has fewer.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def axes_like(source: Source, count: int) -> tuple[str, ...]:
 
 
 def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:
-    """The least super-block, in input pixels: whole shards of output, aligned for the network."""
+    """Return the smallest super-block, in input pixels: whole shards of output, aligned for the network."""
     unit = []
     for i, s in enumerate(shard):
         if i in geometry.roles.spatial:
@@ -251,7 +251,7 @@ def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[int, ...]:
-    """A super-block that was given: refused unless it is a whole number of shards."""
+    """Return a super-block that was given: refused unless it is a whole number of shards."""
     block = geometry.spread("tile.block", size, unit)
     for b, u, n in zip(block, unit, geometry.shape, strict=True):
         if b % u and b < n:
@@ -265,7 +265,7 @@ def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[
 def candidate_blocks(
     geometry: Geometry, unit: tuple[int, ...], workers: int, *, on_gpu: bool = False
 ) -> list[tuple[int, ...]]:
-    """Super-blocks worth considering, largest first: k units on each tiled axis.
+    """Return candidate super-blocks, largest first: k units on each tiled axis.
 
     Larger ones read less halo; but there must be enough of them to keep all workers busy.
     """
@@ -282,9 +282,9 @@ def candidate_blocks(
 
 
 def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
-    """The shortest window on each tiled axis that is computed as the whole image is.
+    """Return the shortest window on each tiled axis that is computed as the whole image is.
 
-    torch gives a convolution over a single image of up to 20480 numbers to another library, which rounds
+    torch passes a convolution over a single image of up to 20480 numbers to another library, which rounds
     differently. An image that is itself no larger is one window.
     """
     image = [geometry.shape[i] for i in geometry.roles.spatial]
@@ -302,13 +302,13 @@ def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
 
 
 def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_gpu: bool = False) -> tuple[Size, ...]:
-    """Compute tiles worth considering, the likeliest first; the one that was given, if one was."""
+    """Return candidate compute tiles, the most promising first; only the given one, if there is one."""
     tiles = GPU_TILES if on_gpu else TILES
     return tiles.get(geometry.dims, (64,)) if size == "auto" else (size,)
 
 
 def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute tile on the tiled axes, in input pixels: no longer than the block or the image, aligned for the network."""
+    """Return the compute tile on the tiled axes, in input pixels: no longer than the block or the image, aligned for the network."""
     spread = geometry.spread("tile.size", size, geometry.shape)
     align = geometry.align
     least = (min(spread[i], block[i], geometry.shape[i]) for i in geometry.roles.spatial)

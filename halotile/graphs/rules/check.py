@@ -1,4 +1,4 @@
-"""A job checked before any image is looked at: every value, and all parts that have to agree."""
+"""Checks of a job before any image is opened: every value, and all parts that have to agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Position = tuple[str | int, ...]
 
 
 def check_job(job: Job) -> None:
-    """Refuse a job with values that no image could make right, or with parts that do not agree.
+    """Refuse a job with values that are wrong for every image, or with parts that do not agree.
 
     Raises
     ------
@@ -55,14 +55,14 @@ def checks_of(kind: JobKind) -> Mapping[tuple[str, str], Check]:
 
 
 def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str]:
-    """Return the faults of parts that have to agree, as far as the parts are known.
+    """Return the faults of parts that have to agree, as far as these parts are known.
 
     Parameters
     ----------
     kind : JobKind
         The kind of job.
     parts : mapping
-        Its sections, lists and values by name; a denoiser that it names, as ``denoiser``.
+        Its sections, lists and values by name; a denoiser that it names is passed as ``denoiser``.
 
     Examples
     --------

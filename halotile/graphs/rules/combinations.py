@@ -1,7 +1,7 @@
-"""Rules for parts of a job that have to agree, as several kinds of jobs share them.
+"""Rules for parts of a job that have to agree, shared by several kinds of jobs.
 
-A rule takes parts of a job by their names and yields faults with their places. One that takes a part
-that is wrong itself is left out.
+A rule takes parts of a job by their names and yields faults with their places. A rule that takes a part
+which is itself wrong is skipped.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from halotile.graphs.rules.words import shown
 from halotile.tasks.denoisers.base import Denoiser
 
 LACKING = {"htcondor": ("queue", "account", "walltime")}
-"""Keys of a cluster section that mean nothing to a kind."""
+"""Keys of a cluster section that have no meaning for a kind of cluster."""
 
 Faults = Iterator[tuple[tuple[str | int, ...], str]]
-"""Places of faults, and messages."""
+"""Places of faults, with their messages."""
 
 
 def apply_rules(rules: Iterable[Rule], parts: Mapping[str, Any]) -> dict[tuple[str | int, ...], str]:
-    """Return the faults that rules find in the parts that are known, by place; the first rule that finds one counts."""
+    """Return the faults that rules find in the known parts, by place; the first rule that finds a fault there counts."""
     found: dict[tuple[str | int, ...], str] = {}
     for rule in rules:
         wanted = inspect.signature(rule).parameters
@@ -36,7 +36,7 @@ def apply_rules(rules: Iterable[Rule], parts: Mapping[str, Any]) -> dict[tuple[s
 
 
 def check_sizes(output: Output, tile: Tile, scale: int) -> Faults:
-    """Sizes that have to be multiples of one another."""
+    """Yield sizes that are not multiples of one another as they have to be."""
     shard, chunk, block = output.shard, output.chunk, tile.block
     if message := _multiple(shard, chunk, "output.chunk", "a shard holds whole chunks"):
         yield ("output", "shard"), message
@@ -45,7 +45,7 @@ def check_sizes(output: Output, tile: Tile, scale: int) -> Faults:
 
 
 def check_depth(tile: Tile, denoiser: Denoiser) -> Faults:
-    """A depth for a denoiser that declares how far it looks."""
+    """Yield a depth that conflicts with a denoiser which declares its receptive field."""
     needed = denoiser.receptive_field()
     if tile.depth == "auto" or tile.seams == "allow" or needed is None:
         return
@@ -62,7 +62,7 @@ def _numbers(size: Size) -> tuple[int, ...]:
 
 
 def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | None:
-    """What is wrong with a size that has to be a multiple of another, where both are told on the same axes."""
+    """Return the fault of a size that has to be a multiple of another, where both are given for the same axes."""
     if isinstance(size, str) or isinstance(unit, str):
         return None
     sizes, units = _numbers(size), _numbers(unit)
@@ -78,7 +78,7 @@ def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | 
 
 
 def _scheduler_of_cluster(cluster: Cluster) -> Faults:
-    """Where a running scheduler is, of which there is one."""
+    """Yield faults of the address of a running scheduler, of which there has to be exactly one."""
     given = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
     if cluster.kind not in ("auto", "scheduler"):
         for key in given:
@@ -96,7 +96,7 @@ def _scheduler_of_cluster(cluster: Cluster) -> Faults:
 
 
 def _keys_of_cluster(cluster: Cluster) -> Faults:
-    """What some batch systems have nothing of."""
+    """Yield keys that do not exist for some batch systems."""
     for key in LACKING.get(cluster.kind, ()):
         if (value := getattr(cluster, key)) is not None:
             yield (
@@ -106,7 +106,7 @@ def _keys_of_cluster(cluster: Cluster) -> Faults:
 
 
 def _gpus_of_cluster(cluster: Cluster) -> Faults:
-    """Which GPUs are said on one machine, how many for each worker elsewhere."""
+    """Yield faults of ``gpus``: a list of GPUs is for one machine, a number for each worker for batch systems."""
     if cluster.kind == "local" and cluster.gpus:
         yield (
             ("cluster", "gpus"),
@@ -121,7 +121,7 @@ def _gpus_of_cluster(cluster: Cluster) -> Faults:
 
 
 def _device_of_run(run: Run) -> Faults:
-    """Formats that CPUs have none of."""
+    """Yield number formats that CPUs do not support."""
     if run.precision == "tf32" and run.device == "cpu":
         yield (
             ("run", "precision"),
@@ -130,7 +130,7 @@ def _device_of_run(run: Run) -> Faults:
 
 
 def _encryption_of_cluster(cluster: Cluster) -> Faults:
-    """Who may be without: nobody beyond loopback."""
+    """Yield a cluster without encryption that is reachable from beyond loopback."""
     remote = cluster.kind not in ("auto", "local", "local-cuda", "scheduler")
     address = cluster.address or ""
     if not cluster.tls and (remote or (address and not is_loopback(host_of(address)))):
@@ -151,4 +151,4 @@ OF_CLUSTERS: tuple[Rule, ...] = (
     _encryption_of_cluster,
     _device_of_run,
 )
-"""Rules of every kind of job."""
+"""Rules for every kind of job."""

@@ -1,4 +1,4 @@
-"""The options of an operator as a job writes them: files for arrays and images, mappings for operators."""
+"""Options of an operator as a job file has them: paths for arrays and images, mappings for operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRITTEN: Mapping[Kind, Any] = {"array": Path, "image": Path, "operators": tuple
 
 
 def stand_ins(operator: type) -> dict[str, Kind]:
-    """What stands for something else in a job: an array or an image by its path, operators by their mappings.
+    """Return the fields that a job writes differently: an array or an image by its path, operators by their mappings.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def _kind_of(hint: Any) -> Kind | None:
 
 @functools.cache
 def as_written(operator: type, own: type | None = None) -> type:
-    """The dataclass of what a job writes of an operator: its options, after the keys of ``own`` that are not its name.
+    """Return the dataclass of an operator in a job file: the keys of ``own`` except its name, then the operator's options.
 
     It refuses what the operator refuses, without opening a file.
 
@@ -84,13 +84,13 @@ def as_written(operator: type, own: type | None = None) -> type:
 
 
 def _attribute(field: str) -> str:
-    """What stands for a field: its key, unless Python has that word for itself."""
+    """Return the key of a field in a dataclass: the field's name, changed where it is a Python keyword."""
     key = job_key(field)
     return field if keyword.iskeyword(key) else key
 
 
 def _own(choice: type) -> list[tuple[str, Any, Any]]:
-    """What a choice has besides its name and its options."""
+    """Return the fields of a choice other than its name and its options."""
     hints = typing.get_type_hints(choice)
     fields = (field for field in dataclasses.fields(choice) if field.name not in ("name", "options"))
     return [
@@ -99,7 +99,7 @@ def _own(choice: type) -> list[tuple[str, Any, Any]]:
 
 
 def _written(hint: Any, kind: Kind | None) -> Any:
-    """The type of what a job writes: a file for an array, a name for an object of Python's."""
+    """Return the type of a value in a job file: a path for an array, a name for a Python object."""
     if kind is not None:
         return _WRITTEN[kind] | None if type(None) in parts(hint) else _WRITTEN[kind]
     return str if {str, Any} == set(parts(hint)) else hint
@@ -110,7 +110,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _tried(value: Any, kind: Kind | None) -> Any:
-    """A value that the operator can be tried with: what a file holds is not known yet."""
+    """Return a value that the operator can be tried with: the content of a file is not known yet."""
     if value is None or kind is None:
         return value
     return {"array": np.ones((1, 1)), "image": Constant((1, 1), np.dtype("float32")), "operators": ()}[kind]

@@ -1,4 +1,4 @@
-"""Kinds of CPUs that have computed blocks of a run."""
+"""CPU kinds that have computed blocks of a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ KEY = "processors"
 
 
 def record_cpu_kind(cpu_kind: str, directory: RunDirectory) -> str:
-    """Record a kind of CPU with the run; return a warning where blocks of another kind stand beside its own, else nothing.
+    """Record a kind of CPU with the run; return a warning where another kind has computed blocks too, else an empty text.
 
     Parameters
     ----------
-    processor : str
-        From :func:`halotile.tasks.devices.cpu_kind.cpu_kind`, on the worker.
+    cpu_kind : str
+        Result of :func:`halotile.tasks.devices.cpu_kind.cpu_kind` on the worker.
     directory : RunDirectory
-        That of the run.
+        Directory of the run.
     """
     known = (directory.whole_plan() or {}).get(KEY, [])
     if cpu_kind in known:

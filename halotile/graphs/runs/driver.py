@@ -1,4 +1,4 @@
-"""The one driver of all kinds of jobs: outputs claimed, passes taken through a cluster, the end reported."""
+"""The driver of all kinds of jobs: claim the outputs, take passes through a cluster, report the end."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from halotile.tasks.block import BadBlock
 
 
 def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None = None) -> Outcome:
-    """Run a plan to its end, or go on with one that was interrupted.
+    """Run a plan to its end, or resume an interrupted run.
 
     Parameters
     ----------
     plan : Plan
-        From :func:`halotile.graphs.plans.make.make_plan`.
+        Result of :func:`halotile.graphs.plans.make.make_plan`.
     observer : callable, optional
         Called with a :class:`Progress` about twice a second.
     cluster : Cluster, optional
-        A running cluster to use; by default the one the job names is started, and ended.
+        A running cluster to use; by default the cluster of the job is started, and ended.
 
     Raises
     ------
     OutputRefused, ResumeRefused
-        When an output is not this job's to write, another run is writing it, or it was moved or removed meanwhile.
+        When an output does not belong to this job, another run is writing it, or it was moved or removed meanwhile.
     InputError
-        When what is read was changed meanwhile.
+        When a file that is read was changed meanwhile.
     Diverged
-        When a solver's numbers grow without bound.
+        When the numbers of a solver grow without bound.
     BlockFailed
-        When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All others of that pass are done.
+        When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All other blocks of that pass are done.
     DiskRefused
-        When the disk is full. What is done stays done.
+        When the disk is full. Blocks that are done stay done.
     Stopped
         When SIGTERM or SIGUSR1 asked the run to drain.
     """
@@ -85,13 +85,13 @@ class _Driver:
         self.cluster = cluster
         self.plan, self.held, self.status = context.plan, context.held, context.status
         self.bad: dict[str, dict[int, BadBlock]] = {}
-        """Blocks of each output that are given up."""
+        """Blocks of each output that have been given up."""
         self.pace: dict[str, float | None] = {}
         """Duration of a block in the last pass of each phase, in seconds."""
         self.under_way: ClusterPass | None = None
 
     def run(self) -> Outcome:
-        """Do what is left, until every byte of the outputs is as it was written."""
+        """Compute the remaining blocks, until every byte of the outputs is as it was written."""
         signals = self.context.signals
         struck = self.held.strike_damaged(signals, thorough=False)
         if self.held.done and self.plan.work.is_outdated(self.context.directory):
@@ -106,7 +106,7 @@ class _Driver:
             self._check_earlier(earlier)
             self.held.finish(signals)
         except BaseException as error:
-            with suppress(OSError):  # a mark that is lost with the disk repeats a block
+            with suppress(OSError):  # a mark that the disk loses repeats a block
                 self.held.sync()
             state = "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
             self.status.end(state, self._progress("stop"), ended_by(error))
@@ -122,7 +122,7 @@ class _Driver:
             self.status.report(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
 
     def _check_earlier(self, earlier: Sequence[Runs]) -> None:
-        """Read every byte that earlier runs wrote, and do again what is damaged: a run that ends well made a whole output."""
+        """Read every byte that earlier runs wrote, and redo damaged blocks: a run that succeeds has a complete output."""
         if not any(earlier):
             return
         with self.status.ticking(lambda: self._progress("check")):
@@ -211,7 +211,7 @@ class _Driver:
 
 
 def _next_of(passes: Generator[Pass | Gather, Sums, None], sums: Sums | None) -> Pass | Gather | None:
-    """Return the next pass of a job, which receives the sums of the one before; None after the last."""
+    """Return the next pass of a job, after sending it the sums of the pass before; None after the last."""
     try:
         return passes.send(sums) if sums is not None else next(passes)
     except StopIteration:

@@ -1,4 +1,4 @@
-"""A claimed output until its run is over: the directory that was claimed, whole, of an input that stayed as it was."""
+"""Claimed outputs during their run: checks that the claimed directories stay in place and complete, and the input unchanged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from halotile.storage.sharded.output import UNREADABLE
 from halotile.storage.stored_array import refusal, unreadable
 
 LOOK_SECONDS = 5.0
-"""How often the output's directory and the input are looked at."""
+"""Interval of the checks of the output's directory and the input."""
 LOOK_SHARE = 0.01
-"""The most of a run's time that this takes."""
+"""Largest share of a run's time for these checks."""
 SILENT_SECONDS = 60.0
-"""How long the system may not tell what became of them before the run ends: a network file system recovers, a ticket is renewed."""
+"""Time without an answer from the file system before the run ends: a network file system recovers, a ticket is renewed."""
 LISTED = 300
-"""The most characters of block numbers in a message."""
+"""Most characters of block numbers in a message."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class HeldOutput:
     Parameters
     ----------
     output : OutputArray
-        What is written.
+        The array that is written.
     journal : Journal
-        What of it is done.
+        Record of its blocks that are done.
     directory : int
-        Its directory, open: as long as it is, no other one gets its number.
+        Its directory, open: as long as it is open, no other directory gets its number.
     """
 
     output: OutputArray
@@ -51,14 +51,14 @@ class HeldOutput:
     directory: int
 
     def check_place(self) -> None:
-        """Refuse to go on where the directory that was claimed is not at its place any more.
+        """Raise where the directory that was claimed is no longer in its place.
 
         Raises
         ------
         OutputRefused
-            When another one is, or none.
+            When another directory is there, or none.
         InputUnreadable
-            When the system does not answer.
+            When the file system does not answer.
         """
         path = self.output.path
         try:
@@ -75,7 +75,7 @@ class HeldOutput:
         )
 
     def damaged(self, numbers: Iterable[int], *, thorough: bool) -> dict[int, list[str]]:
-        """Return the problems of each of these blocks that the output does not hold as it was written."""
+        """Return the problems of each of these blocks that is not stored as it was written."""
         output = self.output
         blocks = map(output_grid(output.layout, output.grid.shape, output.grid.block).block_at, numbers)
         return dict(
@@ -89,7 +89,7 @@ class HeldOutputs:
     Parameters
     ----------
     plan : Plan
-        What is written, and of what.
+        The plan of the run.
     held : tuple of HeldOutput
         Each output.
     """
@@ -101,7 +101,7 @@ class HeldOutputs:
         self._silent_since: float | None = None
         self._at_hand, self._title = held[0].journal, ""
         self._sure = self._at_hand.done.copy()
-        """Blocks of the pass at hand that were done when the input was as it had been."""
+        """Blocks of the current pass that were done when the input was last seen unchanged."""
 
     def journal_of(self, output: OutputArray) -> Journal:
         """Return the journal of an output."""
@@ -109,7 +109,7 @@ class HeldOutputs:
 
     @property
     def done(self) -> int:
-        """Blocks of all outputs that are done."""
+        """Number of blocks of all outputs that are done."""
         return sum(len(each.journal.done) for each in self.held)
 
     def sync(self) -> None:
@@ -118,25 +118,25 @@ class HeldOutputs:
             each.journal.sync()
 
     def begin(self, journal: Journal, title: str) -> None:
-        """Have a pass at hand that notes in ``journal`` what is done; the ``title`` follows on what happened in it."""
+        """Begin a pass that records its blocks in ``journal``; ``title`` follows a message about the pass."""
         if journal is not self._at_hand:
             self._at_hand, self._sure = journal, journal.done.copy()
         self._title = title
 
     def look(self) -> None:
-        """Check now and then: every few seconds, and less often where that takes long."""
+        """Check from time to time: every few seconds, and less often where a check takes long."""
         if time.monotonic() >= self._next:
             self._told(self._check)
 
     def check(self) -> None:
-        """Refuse to go on where the output is not there any more, or the input has changed.
+        """Raise where the output is no longer there, or the input has changed.
 
         Raises
         ------
         OutputRefused, InputError
-            Saying what happened. Blocks that may be of another input are struck from the journal at hand.
+            With what happened. Blocks that may come from another input are removed from the current journal.
         InputUnreadable
-            When the system did not tell for :data:`SILENT_SECONDS`.
+            When the file system did not answer for :data:`SILENT_SECONDS`.
         """
         self._wait_until_told(self._check)
 
@@ -145,7 +145,7 @@ class HeldOutputs:
             time.sleep(LOOK_SECONDS)
 
     def _told(self, look: Callable[[], None]) -> bool:
-        """Whether the system told what a look asks; until it does, blocks stay doubtful."""
+        """Return True where the file system answered a check; until it does, blocks are not certain."""
         began = time.monotonic()
         try:
             look()
@@ -168,34 +168,34 @@ class HeldOutputs:
         self._next = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
 
     def check_place(self) -> None:
-        """Refuse to go on where an output is not at its place any more; as :meth:`HeldOutput.check_place`."""
+        """Raise where an output is no longer in its place; as :meth:`HeldOutput.check_place`."""
         for each in self.held:
             each.check_place()
 
     def strike_all(self) -> None:
-        """Take every block out of the journals."""
+        """Remove every block from the journals."""
         for each in self.held:
             each.journal.strike(list(each.journal.done))
             each.journal.sync()
 
     def strike_damaged(self, signals: Signals, *, thorough: bool, only: Sequence[Runs] | None = None) -> int:
-        """Strike done blocks from the journals where outputs do not hold what was written; return how many there are.
+        """Remove done blocks from the journals where outputs differ from what was written; return their number.
 
         Parameters
         ----------
         signals : Signals
-            What may ask to stop meanwhile.
+            Signals that may ask to stop meanwhile.
         thorough : bool
             Read every byte, not only the checksums in each file.
         only : sequence of Runs, optional
-            Blocks of each output to look at; by default all that are done.
+            Blocks of each output to check; by default all that are done.
 
         Raises
         ------
         OutputRefused
-            When more than half of them are whole and others: nothing is struck.
+            When more than half of them are intact but different: nothing is removed.
         Stopped
-            When a signal asks for it before all of them were looked at; where that is soon done, when it presses.
+            When a signal asks for it before all blocks were checked: any signal if ``thorough``, else only an urgent one.
         """
         looked_at = [each.journal.done for each in self.held] if only is None else only
         found = [
@@ -209,7 +209,7 @@ class HeldOutputs:
     def _damaged(
         self, each: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
     ) -> dict[int, list[str]]:
-        """Return the problems of damaged blocks; refuse an output that is another result."""
+        """Return the problems of damaged blocks; refuse an output that holds another result."""
         looked_at = 0
 
         def until_asked() -> Iterator[int]:
@@ -232,18 +232,18 @@ class HeldOutputs:
         return found
 
     def finish(self, signals: Signals) -> None:
-        """Refuse to call the run finished where its outputs are not what it wrote. The input was checked after each pass.
+        """Refuse to finish the run where its outputs differ from what it wrote. The input was checked after each pass.
 
         Raises
         ------
         OutputRefused
-            As :meth:`check_place` and :meth:`strike_damaged`, and where the metadata are not what was written.
+            As :meth:`check_place` and :meth:`strike_damaged`, and where the metadata differ from what was written.
         DamagedData
-            When shards are not what was written; their blocks are struck from the journal.
+            When shards differ from what was written; their blocks are removed from the journal.
         Stopped
             As :meth:`strike_damaged`.
         InputUnreadable
-            When the system did not give them for :data:`SILENT_SECONDS`.
+            When the file system did not return them for :data:`SILENT_SECONDS`.
         """
         for each in self.held:
             self._wait_until_told(partial(self._check_output, each, signals))
@@ -286,13 +286,13 @@ class HeldOutputs:
 
 
 def repair_command(plan: Plan) -> str:
-    """What repairs the output of a plan."""
+    """Return the command that repairs the output of a plan."""
     imports = " --allow-import" if plan.documents.asked.get("allow_import") else ""
     return f"`recon-cli verify {shlex.quote(str(plan.output))} --repair{imports}`"
 
 
 def _blocks(numbers: Runs) -> str:
-    """How many these are, and which.
+    """Return the count of blocks and their numbers as text.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Outputs that a run may make or replace: its own, or what it was told to."""
+"""Checks of the outputs that a run may create or replace: its own, or those that it was allowed to replace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from halotile.storage.run_directory.number_ranges import Runs
 from halotile.storage.sharded.output import Layout, open_output
 
 HOW = ("version", "run", "cluster", "allow_import", "import_folder")
-"""Parts of every job that do not say what it makes of what."""
+"""Parts of every job that do not affect its result."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class Slot:
 
     @property
     def path(self) -> Path:
-        """Where the output is."""
+        """Path of the output."""
         return self.output.path
 
     @property
     def is_first(self) -> bool:
-        """True for the output that the run directory lies beside."""
+        """True for the output that the run directory belongs to."""
         return self.directory == self.first
 
     @property
     def fingerprint(self) -> str:
-        """Owner of its journal."""
+        """Fingerprint that owns the journal."""
         return journal_fingerprint(self.plan.fingerprint, self.plan.outputs.index(self.output))
 
 
 def journal_fingerprint(fingerprint: str, place: int) -> str:
-    """Return the owner of the journal of an output, by its place among those of a plan."""
+    """Return the fingerprint that owns the journal of an output, by its place among those of a plan."""
     return f"{fingerprint}-{place}" if place else fingerprint
 
 
@@ -67,7 +67,7 @@ def slots_of(plan: Plan) -> tuple[Slot, ...]:
 
 
 def check_output(slot: Slot) -> None:
-    """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
+    """Refuse an output that this job may not create or replace, and one that contains files that the job reads."""
     if not slot.directory.claims_output():
         check_place(str(slot.path), overwrite=slot.output.overwrite)
     elif slot.plan.fresh or not slot.is_first:
@@ -82,7 +82,7 @@ def check_output(slot: Slot) -> None:
 
 
 def check_replaceable(slot: Slot) -> None:
-    """Refuse to start over where that would discard what no run of this job did, or holds, and nobody allowed it.
+    """Refuse to start over where that would discard data that no run of this job wrote, or a result, without permission.
 
     Raises
     ------
@@ -108,11 +108,11 @@ def check_replaceable(slot: Slot) -> None:
 
 
 def _layout_there(slot: Slot) -> Layout:
-    """Return the layout of what the run there wrote, whose sizes may have been decided otherwise."""
+    """Return the layout that the run there wrote, whose sizes may have been decided differently."""
     if written := _written_there(slot):
         return written[0]
     layout = slot.output.layout
-    with suppress(HalotileError):  # a run that was cut off while it started over has lost its plan
+    with suppress(HalotileError):  # a run that was interrupted while it started over has lost its plan
         found = open_output(slot.path)
         if (found.shape, found.dtype, found.ome) == (layout.shape, layout.dtype, layout.ome):
             return found
@@ -120,14 +120,14 @@ def _layout_there(slot: Slot) -> Layout:
 
 
 def _written_there(slot: Slot) -> tuple[Layout, Grid] | None:
-    """Return layout and blocks of an output as the run directory keeps them; None where it keeps none."""
+    """Return layout and blocks of an output from the run directory; None where it does not have them."""
     kept, place = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
     written = written_of(kept) if kept else []
     return written[place] if place < len(written) else None
 
 
 def check_pixels(slot: Slot) -> None:
-    """Refuse to discard another result that was put in the place of the run's own.
+    """Refuse to discard another result that replaced the run's own.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def check_pixels(slot: Slot) -> None:
     layout, grid = written
     found, done = dict[int, list[str]](), Runs()
     owner = journal_fingerprint(kept["fingerprint"], slot.plan.outputs.index(slot.output))
-    with suppress(HalotileError, FileNotFoundError):  # without a journal nobody knows
+    with suppress(HalotileError, FileNotFoundError):  # without a journal the owner is unknown
         journal = Journal.open(slot.directory.journal_path, owner, len(grid), read_only=True)
         done = journal.done
         blocks = map(grid.block_at, done)
@@ -150,7 +150,7 @@ def check_pixels(slot: Slot) -> None:
 
 
 def _is_own(slot: Slot) -> bool:
-    """Return True where the run there was asked for the same as this one, however it was to be computed."""
+    """Return True where the run there had the same job as this one, apart from how it is computed."""
     plan = slot.plan
     if not slot.is_first and slot.directory.read_primary() != str(slot.first.path):
         return False
@@ -164,7 +164,7 @@ def _is_own(slot: Slot) -> bool:
 
 
 def _what_is_made(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a job makes of what, as JSON has it."""
+    """Return the parts of a job that define its result, as JSON has them."""
     how = {*HOW, *plan.kind.how}
     parts = {key: value for key, value in job.items() if key not in how}
     if isinstance(output := parts.get("output"), Mapping):
@@ -174,6 +174,6 @@ def _what_is_made(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_start_over(plan: Plan) -> str:
-    """Return what a run needs to be told to begin anew."""
+    """Return the option with which a run starts over."""
     own = plan.overwrite or _is_own(slots_of(plan)[0])
     return "--fresh" if own else "--fresh and output.overwrite: true"

@@ -1,4 +1,4 @@
-"""Checking an output: every shard there, every checksum right; and doing damaged blocks again."""
+"""Verification of an output: every shard present, every checksum right; and repair of damaged blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from halotile.storage.sharded.output import Layout, open_output
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check found: one line for each problem."""
+    """Result of a check: one line for each problem."""
 
     blocks: int
     checked: int
@@ -37,20 +37,20 @@ class Verdict:
     undone: Runs = field(default_factory=Runs)
     """Blocks that the run has not done, or has given up: there is nothing to check."""
     repairable: bool = True
-    """Whether there is a run directory, which says by what job it was written."""
+    """True where there is a run directory with the job that wrote the output."""
     iterates: bool = False
-    """Whether a repair of blocks has to iterate again, from the start."""
+    """True where a repair of blocks has to iterate again from the start."""
 
     @property
     def sound(self) -> bool:
-        """Whether every block that was done is as it was written, by now."""
+        """True where every block that was done is as it was written, by now."""
         return self.repaired >= len(self.problems)
 
 
 def verify(
     output: str | Path, *, job: Job | None = None, repair: bool = False, observer: Observer | None = None
 ) -> Verdict:
-    """Check every block that the journal calls done, or every shard where there is no journal.
+    """Check every block that the journal records as done, or every shard where there is no journal.
 
     Parameters
     ----------
@@ -59,15 +59,15 @@ def verify(
     job : Job, optional
         The job that wrote it; needed to repair.
     repair : bool
-        Restore the metadata, strike damaged blocks from the journal and run the job again: for them, and for those that are not
-        done, among which are those of a repair that was killed. A reconstruction is iterated again, and then writes them alone.
+        Restore the metadata, remove damaged blocks from the journal and run the job again: for them, and for those that are not
+        done, which include those of a repair that was killed. A reconstruction is iterated again, and then writes only these blocks.
     observer : callable, optional
         Called with the progress of a repair.
 
     Raises
     ------
     OutputRefused
-        When nothing, a file or another Zarr is there, directories stand where a run keeps files, a repair is asked for and
+        When nothing, a file or another Zarr is there, directories are in place of files of a run, a repair is asked for and
         the output has no run directory, or a run is writing it.
     ResumeRefused
         When a repair is asked for and the job is no longer the one that wrote the output.
@@ -92,7 +92,7 @@ def verify(
     written = _outputs(directory, stored)
     problems = tuple(problem for each in written for problem in (*each.metadata(), *each.lines()))
     undone = _undone(written)
-    # Blocks that are not done may be those that an earlier repair struck before it was killed.
+    # Blocks that are not done may be those that an earlier repair removed from the journal before it was killed.
     if not repair or not (problems or undone):
         iterates = bool(stored.get("scratch")) and not directory.state_path.is_dir()
         return Verdict(
@@ -113,7 +113,7 @@ def _keeper(directory: RunDirectory) -> RunDirectory:
 
 @dataclass(frozen=True)
 class _Written:
-    """One output of a run as it is now."""
+    """One output of a run in its current state."""
 
     path: Path
     layout: Layout
@@ -137,7 +137,7 @@ class _Written:
 def _outputs(
     directory: RunDirectory, stored: dict[str, Any], look_at: Sequence[Iterable[int]] | None = None
 ) -> list[_Written]:
-    """Check every output of a run; of blocks those that are done, or those that are named."""
+    """Check every output of a run: the blocks that are done, or the given blocks."""
     found = []
     for place, (layout, grid) in enumerate(written_of(stored)):
         first = directory.path.with_name(directory.path.name.removesuffix(".run"))
@@ -157,7 +157,7 @@ def _total(written: Iterable[_Written]) -> int:
 
 
 def _undone(written: Iterable[_Written]) -> Runs:
-    """Return the blocks that are not done; those of further outputs are numbered on from the first."""
+    """Return the blocks that are not done; the numbers of further outputs continue those of the first."""
     undone, before = Runs(), 0
     for each in written:
         undone.add(before + number for number in each.done.complement(len(each.grid)))
@@ -166,7 +166,7 @@ def _undone(written: Iterable[_Written]) -> Runs:
 
 
 def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return the plan; where it is not as this version writes one, its journal tells whether another version did."""
+    """Return the plan; where it is not in the format of this version, its journal shows whether another version wrote it."""
     try:
         return directory.read_plan()
     except DamagedData:

@@ -88,7 +88,7 @@ class _Opened:
     roles: Roles
     values: tuple[float, float] | None
     given: Denoiser
-    """The denoiser as the job writes it."""
+    """The denoiser as the job has it."""
     denoiser: Denoiser
     noise_level: float | None
 
@@ -204,13 +204,13 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
 
 @dataclass(frozen=True)
 class _Settled:
-    """What a worker does with a block, and what that takes."""
+    """The work on a block, and its memory needs."""
 
     sized: _Sized
     task: DenoiseTask
     needed: Footprint
     tuned: Tuned | None
-    """Findings of a trial of the GPU."""
+    """Result of a trial of the GPU."""
     note: str
     reach: Reach
 

@@ -1,4 +1,4 @@
-"""The passes of a reconstruction: the step size found, the solver iterated, the image written."""
+"""The passes of a reconstruction: compute the step size, iterate the solver, write the image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.step import StepTask, View
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
-"""Phases, beside that of the iterations."""
+"""Phases, besides that of the iterations."""
 BEFORE = " before the first iteration"
 STAGES = {
     NORM: ("read", "forward", "adjoint", "reduce"),
@@ -31,7 +31,7 @@ STAGES = {
     ITERATE: ("read", "forward", "adjoint", "reduce", "write"),
     WRITE: ("read",),
 }
-"""What is done to a block in each phase."""
+"""Operations on a block in each phase."""
 
 Passes = Generator[Pass | Gather, Sums, None]
 
@@ -47,7 +47,7 @@ class ReconstructWork(Inversion):
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
-        """Passes that find the step size, one for the normal form, the iterations, the writing of the image."""
+        """Passes for the step size, one for the normal form, the iterations, and the writing of the image."""
         return (
             PassCount(NORM, self.grid, NORM_ITERATIONS * self.finds_step),
             PassCount(ADJOINT, self.grid, int(self.form.folded is not None)),
@@ -57,11 +57,11 @@ class ReconstructWork(Inversion):
 
     @property
     def keeps_state(self) -> bool:
-        """Keep the solver's images, so that more iterations can follow."""
+        """True where the solver's images are kept, so that more iterations can follow."""
         return self.job.solver.keep_state
 
     def is_outdated(self, directory: RunDirectory) -> bool:
-        """Return True where the output holds the image of another iteration than the one that is asked for."""
+        """Return True where the output holds the image of another iteration than the requested one."""
         return is_behind(directory, self.job.solver, self.solver)
 
     def run(self, at: Place) -> Passes:
@@ -89,7 +89,7 @@ class ReconstructWork(Inversion):
         yield self._writing(iterations)
 
     def _report_mending(self, at: Place) -> None:
-        """Report why a few blocks take a whole run."""
+        """Report why a few blocks need a whole run."""
         if is_gone(at.directory):
             written = counted(last_of(at.directory.read_written()), "iteration")
             at.report(
@@ -98,7 +98,7 @@ class ReconstructWork(Inversion):
             )
 
     def _step_size(self, at: Place) -> Generator[Pass | Gather, Sums, float]:
-        """Return the step size that was asked for, or one over the largest change of the problem's slope."""
+        """Return the requested step size, or the inverse of the largest curvature of the problem."""
         asked = self.job.solver.step
         if isinstance(asked, float | int):
             return float(asked)
@@ -155,7 +155,7 @@ class ReconstructWork(Inversion):
         )
 
     def _title(self, number: int) -> str:
-        """Return which iteration a pass makes, in words that follow on what happened."""
+        """Return the iteration of a pass, as text that follows a message."""
         each, all_of_them = self.form.per_sweep, self.job.solver.iterations
         before = number - self.solver.traits.passes_before
         if before < 0:

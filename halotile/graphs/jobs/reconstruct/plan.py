@@ -100,7 +100,7 @@ def plan_reconstruction(job: Reconstruction, request: PlanRequest) -> Plan:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Operators, measurements and images, as they lie on the disk."""
+    """Operators, measurements and images, opened."""
 
     begun: Begun
     computing: Computing[Reconstruction]
@@ -109,13 +109,13 @@ class _Opened:
     images: Mapping[str, Source]
     """Start and reference, where the job has them."""
     image: Constant
-    """An image of zeros, of the shape and type that is looked for."""
+    """An image of zeros, with the shape and type of the result."""
     denoiser: Denoiser | None
     notes: tuple[str, ...]
 
     @property
     def start(self) -> Source | None:
-        """The image to begin with."""
+        """The image to start from."""
         return self.images.get("start")
 
     @property
@@ -177,7 +177,7 @@ class _Sized:
         return replace(self.layout, dtype=str(self.opened.image.dtype))
 
     def cut(self, block: tuple[int, ...]) -> Cut:
-        """Return the image in super-blocks of this size."""
+        """Return the image cut into super-blocks of this size."""
         opened, computing = self.opened, self.opened.computing
         prior, grid = cut_for_prior(
             self.job,
@@ -240,7 +240,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
 
 @dataclass(frozen=True)
 class _Settled:
-    """The blocks, and what computes the prior on them."""
+    """The blocks, and the tiles that compute the prior on them."""
 
     sized: _Sized
     work: ReconstructWork
@@ -257,7 +257,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         for block in _blocks(sized, previous):
             cut = sized.cut(block)
             if fits(cut, known):
-                break  # or else the smallest, which the plan refuses
+                break  # otherwise the smallest, which the plan refuses
         return cut
 
     def settle(cut: Cut) -> ChosenTiles | None:
@@ -373,7 +373,7 @@ def _check_per_pass(form: Form) -> None:
 
 
 def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
-    """Refuse an image of another shape than the one that is looked for."""
+    """Refuse an image of another shape than that of the result."""
     if source.shape != shape:
         raise InputError(
             f"{key}: {source.path} has shape {list(source.shape)}, and the image has {list(shape)}. "
@@ -382,14 +382,14 @@ def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
 
 
 def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
-    """Return the roles of the axes: the last two are tiled, for operators work on planes."""
+    """Return the roles of the axes: the last two are tiled, because operators work on planes."""
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
     return Roles(axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)
 
 
 def _blocks(sized: _Sized, previous: Mapping[str, Any] | None) -> list[tuple[int, ...]]:
-    """Return the super-blocks to choose from, the best first: a resumed run keeps its own."""
+    """Return candidate super-blocks, the best first: a resumed run keeps its own."""
     geometry, job = sized.geometry, sized.job
     unit = block_unit(geometry, sized.layout.shard)
     if job.tile.block != "auto":

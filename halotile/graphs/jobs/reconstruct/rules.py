@@ -46,19 +46,19 @@ def _every(value: int) -> str | None:
 
 
 MOST_PER_SWEEP = 4
-"""Iterations of a solver in one pass. At the rim of a periodic image each of them reads across the end what the one before made of
+"""Most iterations of a solver in one pass. At the rim of a periodic image each of them reads, across the edge, results of the one before from
 all sides."""
 
 SIGMAS = (1e-15, 1e15)
-"""Noise levels whose inverse square can be computed with in single precision."""
+"""Noise levels whose inverse square can be used in single precision."""
 
 
 @dataclass(frozen=True)
 class NoiseLevel(Above):
-    """A check that one over the square of a number can be computed with."""
+    """A check that the inverse square of a number can be used in computations."""
 
     def __call__(self, value: float | str) -> str | None:
-        """What is wrong with the value, if anything."""
+        """Return the fault of the value, if it has one."""
         low, high = SIGMAS
         if isinstance(value, str) or value <= 0 or not math.isfinite(value) or low <= value <= high:
             return super().__call__(value)
@@ -99,13 +99,13 @@ def _sizes_of_image(output: Output, tile: Tile) -> Faults:
 
 
 def _depth_of_variation(tile: Tile, prior: PriorChoice) -> Faults:
-    # How far it looks does not depend on its strength, which may be wrong itself.
+    # The receptive field does not depend on the strength of the prior, which may be wrong itself.
     if prior.name == "tv" and prior.iterations > 0:
         yield from check_depth(tile, TotalVariation(strength=1.0, iterations=prior.iterations))
 
 
 def _prior_with_its_options(prior: PriorChoice) -> Faults:
-    """What is written for a prior that it does not use."""
+    """Yield options of a prior that it does not use."""
     plugged = prior.name == "pnp"
     if plugged and prior.denoiser is None:
         yield (
@@ -123,13 +123,13 @@ def _prior_with_its_options(prior: PriorChoice) -> Faults:
 
 
 def _traits(name: str) -> Traits:
-    """Return what a solver declares of itself."""
+    """Return the declared traits of a solver."""
     traits: Traits = find("solvers", name).SOLVER.traits
     return traits
 
 
 def _solvers(fits: Callable[[Traits], bool]) -> str:
-    """Return the names of solvers that fit, in words."""
+    """Return the names of solvers that fit, as text."""
     known = [name for name in names("solvers") if (traits := _traits(name)).for_jobs and fits(traits)]
     return " or ".join(filter(None, [", ".join(known[:-1]), *known[-1:]]))
 
@@ -224,7 +224,7 @@ def _one_weight_each(operators: tuple[OperatorChoice, ...]) -> Faults:
 
 
 def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, ...]) -> Faults:
-    """Of a sum, and of those inside of others."""
+    """Yield the weights of a sum, and of sums inside it."""
     parts, weights = options.get("operators", ()), options.get("weights", ())
     if name == "sum" and isinstance(weights, list | tuple) and len(parts) != len(weights):
         yield (
@@ -237,7 +237,7 @@ def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, .
 
 
 def _every_block(run: Run) -> Faults:
-    """Settings of a run that have no meaning for a solver."""
+    """Yield settings of a run that have no meaning for a solver."""
     if run.on_bad_block != "fail":
         yield (
             ("run", "on_bad_block"),

@@ -1,4 +1,4 @@
-"""A reconstruction job and its plan, in words."""
+"""A reconstruction job and its plan as text."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from halotile.graphs.plans.rows import Figures, cost_rows, device_text, output_r
 from halotile.graphs.units import shape_text
 
 SHOWN = 8
-"""Operators that are named one by one; `--json` has all."""
+"""Number of operators that are listed one by one; `--json` has all."""
 
 
 def title(job: Reconstruction) -> str:
-    """A job in a few words."""
+    """Describe a job in a few words."""
     return f"{job.solver.name} with {counted(len(job.operators), 'operator')} to {job.output.path}"
 
 
 def plan_rows(figures: Figures) -> list[Row]:
-    """What ``ReconstructionPlan.summary()`` says, in the order in which it is asked."""
+    """Return the figures of ``Plan.summary()`` as rows, in the order of the questions they answer."""
     return [
         *_operator_rows(figures),
         ("output", str(figures["output"])),
@@ -42,7 +42,7 @@ def plan_rows(figures: Figures) -> list[Row]:
 
 
 def headline(figures: Figures) -> str:
-    """A plan in one line."""
+    """Describe a plan in one line."""
     operators, workers = counted(len(figures["operators"]), "operator"), counted(figures["workers"], "worker")
     form = str(figures["form"]).partition(",")[0]
     each = figures["per_sweep"]
@@ -63,7 +63,7 @@ def _operator_rows(figures: Figures) -> list[Row]:
 
 
 def prior_text(figures: Figures) -> str:
-    """The prior in a word or two.
+    """Describe the prior in a word or two.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def prior_text(figures: Figures) -> str:
 
 
 def _prior(figures: Figures) -> str:
-    """The prior, and what computes it."""
+    """Describe the prior, and the device that computes it."""
     return f"{prior_text(figures)}, {device_text(figures)}" if "tile" in figures else prior_text(figures)
 
 
@@ -89,7 +89,7 @@ def _solver(figures: Figures) -> str:
 
 
 def traffic_text(figures: Figures) -> str:
-    """What an iteration moves, in as many passes as it takes, against what it would in the other number.
+    """Describe the bytes that an iteration moves, in its number of passes, compared with the other number.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The plan of simulated measurements: each opened, sized, then identified together."""
+"""The plan of simulated measurements: each opened and sized, then identified together."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
 
 
 def _check_places(job: Simulation) -> None:
-    """Refuse paths where no measurement can be made."""
+    """Refuse paths where a measurement cannot be written."""
     taken: dict[str, str] = {os.path.realpath(job.reference): "the reference"}
     for number, choice in enumerate(job.operators):
         key = f"operators[{number}].data"
@@ -153,7 +153,7 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
     geometry = Geometry(shape, shape, roles, 1, 1)
     path = Path(os.path.abspath(choice.data))
     wanted = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec)
-    if len(tiled) == 1:  # the sizes of the job are those of planes
+    if len(tiled) == 1:  # the sizes in the job are for planes
         wanted = replace(wanted, shard="auto", chunk="auto")
     layout = layout_like(reference, wanted, geometry, dtype, parse_bytes(job.run.memory_per_worker))
     block, needed = _block(job, geometry, layout, operator, reference)
@@ -175,9 +175,9 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
 def _block(
     job: Simulation, geometry: Geometry, layout: Layout, operator: Operator, reference: Source
 ) -> tuple[tuple[int, ...], int]:
-    """Return the largest block that fits the memory of a worker, or the smallest there is, and what it takes.
+    """Return the largest block that fits the memory of a worker, or the smallest there is, with the memory it needs.
 
-    An operator that sees the whole image measures in one block: it would see all of it again for each.
+    An operator that sees the whole image measures in one block: otherwise it would read the whole image for each block.
     """
     if operator.kind == "whole":
         size = np.dtype(layout.dtype).itemsize
@@ -195,7 +195,7 @@ def _block(
 
 
 def _bytes_of(block: tuple[int, ...], layout: Layout, operator: Operator) -> int:
-    """Return what one block takes: an operator that makes images smaller sees more of them than it writes."""
+    """Return the memory of one block: an operator that reduces images reads more of them than it writes."""
     factor = getattr(operator, "factor", 1)
     window = math.prod(n * factor + 2 * operator.reach for n in block[-2:]) * math.prod(block[:-2])
     return IMPORTS_BYTES + window * np.dtype(layout.dtype).itemsize * WINDOWS_AT_ONCE
