@@ -38,12 +38,12 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
             raise
         except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
             resumable = command.__name__ in RESUMABLE
-            _give_up(error, debug=bool(kwargs.get("debug")), resumable=resumable)
+            _exit_with_message(error, debug=bool(kwargs.get("debug")), resumable=resumable)
 
     return wrapped
 
 
-def _give_up(error: BaseException, *, debug: bool, resumable: bool) -> NoReturn:
+def _exit_with_message(error: BaseException, *, debug: bool, resumable: bool) -> NoReturn:
     if debug:
         import traceback
 
@@ -61,7 +61,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _top(
+def _main_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,

@@ -51,7 +51,7 @@ def exit_code(error: BaseException) -> int:
     >>> exit_code(OutputRefused("in use")), exit_code(DamagedData("cut short")), exit_code(OSError())
     (2, 4, 1)
     """
-    if _is_of_settings(error):
+    if _is_dask_settings_error(error):
         return USAGE
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
@@ -72,12 +72,12 @@ def message_of(error: BaseException, *, resumable: bool = False) -> str:
         )
     text = " ".join(str(error).split())
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if _is_of_settings(error):
+    if _is_dask_settings_error(error):
         return f"error: Dask cannot read its settings ({named}). Correct them: ~/.config/dask, variables DASK_..."
     return f"error: unexpected {named}\nrun again with --debug for the traceback"
 
 
-def _is_of_settings(error: BaseException) -> bool:
+def _is_dask_settings_error(error: BaseException) -> bool:
     """Return True where Dask, which reads the user's settings when it is first imported, could not read them."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.endswith(("/dask/config.py", "/distributed/config.py")) for frame in frames)

@@ -97,7 +97,7 @@ def _check_file(request: PreviewRequest) -> None:
     if not folder.is_dir():
         raise OutputRefused(f"{place}: there is no directory {folder}. Make it first.")
     for image in filter(None, (request.path, request.against)):
-        if "://" not in image and _within(place, Path(image)):
+        if "://" not in image and _is_within(place, Path(image)):
             raise OutputRefused(f"{place}: it is the image {image}, or inside it. Write a name elsewhere.")
     if place.is_dir():
         raise OutputRefused(f"{place}: a directory stands there. Write another name.")
@@ -105,7 +105,7 @@ def _check_file(request: PreviewRequest) -> None:
         raise OutputRefused(f"{place}: something stands there. Write another name, or --overwrite.")
 
 
-def _within(place: Path, image: Path) -> bool:
+def _is_within(place: Path, image: Path) -> bool:
     there = place.resolve()
     return image.resolve() in (there, *there.parents)
 
@@ -181,11 +181,11 @@ def _png(request: PreviewRequest, images: list[Planes], tick: Callable[[float], 
     each = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
     return (
         f"{request.file}: {size_text(drawn.shape)}{each}; black is {drawn.low:g}, white {drawn.high:g}"
-        f"{_which(images[0])}"
+        f"{_plane_text(images[0])}"
     )
 
 
-def _which(planes: Planes) -> str:
+def _plane_text(planes: Planes) -> str:
     """Describe the plane, where there are others."""
     shown = {**planes.at, **dict.fromkeys(planes.loops, 0)}
     places = ", ".join(f"{axis}={shown[axis]}" for axis in planes.source.axes if axis in shown)

@@ -117,8 +117,8 @@ def _merged(error: Any, values: Mapping[str, Any], schema: type) -> dict[tuple[s
             key = str(location[0])
             faults[location] = f"missing; write {description_of(schema, key) or expected(hints[key])}"
         else:
-            path = _existing(location, values)
-            faults.setdefault(path, _wrong(path, values, schema, entry))
+            path = _place_in_values(location, values)
+            faults.setdefault(path, _type_fault(path, values, schema, entry))
     return faults
 
 
@@ -132,7 +132,7 @@ def _lowered(message: str) -> str:
     return message.rstrip(".")
 
 
-def _existing(location: tuple[str | int, ...], values: Any) -> tuple[str | int, ...]:
+def _place_in_values(location: tuple[str | int, ...], values: Any) -> tuple[str | int, ...]:
     """Return the part of pydantic's location that is a place in the configuration."""
     for length, key in enumerate(location):
         inside = isinstance(values, dict) and key in values
@@ -143,7 +143,7 @@ def _existing(location: tuple[str | int, ...], values: Any) -> tuple[str | int, 
     return location
 
 
-def _wrong(
+def _type_fault(
     path: tuple[str | int, ...], values: Mapping[str, Any], schema: type, entry: Mapping[str, Any]
 ) -> str:
     value: Any = values

@@ -95,7 +95,7 @@ def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str],
         }
     made = _inlined(schema)
     for key, entry in made["properties"].items():
-        _bound(entry, checks.get((section, key)))
+        _add_bounds(entry, checks.get((section, key)))
     for key, part in named_in(schema).items():
         described = made["properties"][key]["description"]
         choice = _section_schema(key, part, checks) | {"description": described}
@@ -103,7 +103,7 @@ def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str],
     return made
 
 
-def _bound(entry: dict[str, Any], check: object) -> None:
+def _add_bounds(entry: dict[str, Any], check: object) -> None:
     """Write the bounds that a check sets for a number beside its type, at every level of the entry."""
     if entry.get("type") in ("integer", "number"):
         if isinstance(check, AtLeast):
@@ -114,7 +114,7 @@ def _bound(entry: dict[str, Any], check: object) -> None:
         entry["enum"] = check.names
     for inner in (*entry.get("anyOf", ()), entry.get("items")):
         if isinstance(inner, dict):
-            _bound(inner, check)
+            _add_bounds(inner, check)
 
 
 def _choice_schema(
@@ -129,7 +129,7 @@ def _choice_schema(
     described = parameters_of(declared)
     for key, entry in schema["properties"].items():
         entry.setdefault("description", _OWN.get(key) or described.get(key, ""))
-        _bound(entry, checks.get((section, key)))
+        _add_bounds(entry, checks.get((section, key)))
     description = (declared.__doc__ or name).strip().splitlines()[0]
     return schema | {
         "title": name,

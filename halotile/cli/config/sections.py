@@ -106,7 +106,7 @@ class _Check:
         values = self._values(self.kind.values) if self.kind.values else None
         plain = {f.name: getattr(values, f.name) for f in dataclasses.fields(values)} if values else {}
         self._checks()
-        self._together(built, plain)
+        self._check_rules(built, plain)
         return {key: value for key, value in built.items() if value is not None} | plain
 
     def _unknown_parts(self) -> None:
@@ -242,7 +242,7 @@ class _Check:
                 if isinstance(value, dict):
                     yield (self.written[section], number, key), value.get(key)
 
-    def _together(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    def _check_rules(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
         """Record the faults of parts that do not agree."""
         known = {**{name: part for name, part in built.items() if part is not None}, **plain}
         for name, schema in self.kind.sections.items():

@@ -32,7 +32,7 @@ def growth(rows: Sequence[Row], floor: float) -> int:
     >>> growth([{"misfit": misfit} for misfit in (9.0, 1.0, 5.0, 5.01)], 0.0)
     0
     """
-    return max(0, len(_grown(rows, floor)) - 1)
+    return max(0, len(_growing_values(rows, floor)) - 1)
 
 
 def divergence(rows: Sequence[Row], floor: float) -> str:
@@ -54,10 +54,10 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
     where = f"iteration {row['iteration']:.0f}"
     if wild := [name for name, value in row.items() if not math.isfinite(value)]:
         return f"{where}: {wild[0]} is {row[wild[0]]}"
-    grown = _grown(rows, floor)
+    grown = _growing_values(rows, floor)
     if _leaps(grown):
         grown = grown[-LEAPS - 1 :]
-    elif not _goes_on(grown):
+    elif not _keeps_growing(grown):
         return ""
     told = OBJECTIVE if OBJECTIVE in row else MISFIT
     first = [row for row in rows if MISFIT in row][-len(grown)]
@@ -65,7 +65,7 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
     return f"{where}: in {iterations} the {told} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
 
 
-def _grown(rows: Sequence[Row], floor: float) -> list[float]:
+def _growing_values(rows: Sequence[Row], floor: float) -> list[float]:
     """Return the objective from the row where it began to grow to the last row; only the last value where it does not grow."""
     values = [max(row.get(OBJECTIVE, row[MISFIT]), floor) for row in rows if MISFIT in row]
     first = len(values) - 1
@@ -79,7 +79,7 @@ def _leaps(grown: Sequence[float]) -> bool:
     return len(last) > LEAPS and all(after > LEAP * before for before, after in itertools.pairwise(last))
 
 
-def _goes_on(grown: Sequence[float]) -> bool:
+def _keeps_growing(grown: Sequence[float]) -> bool:
     if len(grown) <= LONG or grown[-1] < FAR * grown[0]:
         return False
     middle = grown[len(grown) // 2]

@@ -131,9 +131,9 @@ class Iterations:
     @property
     def done(self) -> int:
         """Number of iterations so far. The state counts passes: the images between them are not stored."""
-        return max(0, self._at(self.state.iteration))
+        return max(0, self._iteration_of(self.state.iteration))
 
-    def _at(self, sweep: int) -> int:
+    def _iteration_of(self, sweep: int) -> int:
         """Return the number of the iteration that a pass ends with; 0 and below for passes before the first iteration."""
         return self.problem.per_sweep * (sweep - self.solver.traits.passes_before)
 
@@ -158,7 +158,7 @@ class Iterations:
             raise Diverged(f"{wrong}. {self._describe_kept()}. {shorter(self.problem.step_size)}")
         self.state = after
         self.rows.append(row)
-        self.aside = self._good()
+        self.aside = self._last_good_iteration()
         self.digests = {
             name: [digest, *self.digests.get(name, [])][: self.vectors.copies[name]]
             for name, digest in digests.items()
@@ -234,7 +234,7 @@ class Iterations:
             parts.append(stored.values)
         paths = [self.vectors.path(name, self.state.iteration + 1) for name in self.vectors.copies]
         done = yield self._pass(self._task(step, read), self._books("", paths))
-        return _merged([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
+        return _merge_sums([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
 
     def _stage_pass(self, stage: Stage, ahead: tuple[Shared, ...]) -> Pass | Gather:
         """Return the pass that computes and stores a stage. The images ``ahead`` are read before it computes."""
@@ -311,7 +311,7 @@ class Iterations:
         )
 
     def _row(self, sums: Mapping[str, float], after: State) -> Row:
-        row: Row = {"iteration": self._at(after.iteration)}
+        row: Row = {"iteration": self._iteration_of(after.iteration)}
         if MISFIT in sums:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {
@@ -328,7 +328,7 @@ class Iterations:
             row["psnr"] = 10 * math.log10(self.target.peak**2 / error)
         return row
 
-    def _good(self) -> int | None:
+    def _last_good_iteration(self) -> int | None:
         """Return the iteration whose image was the last before the objective began to grow; None where it does not grow.
 
         A row has the misfit of the image that its iteration began with. So the good image is two iterations old when the
@@ -353,7 +353,7 @@ class Iterations:
     def _describe_kept(self) -> str:
         """Describe which earlier image is kept, and where."""
         if self.aside:
-            good = self._at(self.aside)
+            good = self._iteration_of(self.aside)
             return f"The image of iteration {good}, before it grew, is kept in {self.vectors.aside('x')}"
         has_one = self.done and "x" in self.vectors.copies
         where = f" in {self.vectors.path('x', self.state.iteration)}" if has_one else ""
@@ -362,7 +362,7 @@ class Iterations:
         return f"The image of iteration {self.done} is kept{where}"
 
 
-def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def _merge_sums(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return the sums of several passes as one mapping: values noted by several of them are added up."""
     merged: dict[str, float] = {}
     for part in parts:

@@ -77,14 +77,14 @@ class Stages:
         staged = given
 
         def mapped(image: Readable) -> Readable:
-            before = self._ask(staged.before(image))
+            before = self._add_stage(staged.before(image))
             if staged.within is None:
                 return before
             return Total((staged.within(image), before), (1.0, 1.0))
 
         return mapped
 
-    def _ask(self, wanted: Readable | Contributions) -> Shared:
+    def _add_stage(self, wanted: Readable | Contributions) -> Shared:
         number = len(self.requested)
         path = self.vectors.folder / f"stage.{number}"
         create_metadata(path, self.vectors.layout, self.vectors.disk)

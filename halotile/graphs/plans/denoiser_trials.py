@@ -83,7 +83,9 @@ def tried(
         When it needs more memory than a worker has.
     """
     begun = previous["identity"] if previous else None
-    call = partial(_tried, denoiser, tile, image, begun and begun.get("probed"), is_new=previous is None)
+    call = partial(
+        _try_denoiser, denoiser, tile, image, begun and begun.get("probed"), is_new=previous is None
+    )
     if not denoiser.tried_apart:
         with no_more_than_free():
             return call()
@@ -116,7 +118,7 @@ def compared(
     with report_if_slow(report, f"comparing tiles of {title} with larger windows"):
         for at_once in (True, False):
             try:
-                found = bounded(partial(_difference, sizes, at_once=at_once), title, run)
+                found = bounded(partial(_measure_difference, sizes, at_once=at_once), title, run)
             except (MemoryRefused, CodeEnded, Uncomparable) as error:
                 note = f"{UNCOMPARED}: {error}"
             else:
@@ -136,7 +138,7 @@ def bounded(call: Callable[[], T], title: str, run: Run) -> T:
     """
     limit_bytes = parse_bytes(run.memory_per_worker)
     try:
-        return call_bounded(partial(_told, call), limit_bytes)
+        return call_bounded(partial(_translate_memory_error, call), limit_bytes)
     except MemoryError as error:
         raise _refusal(title, limit_bytes, "needs more than that to be tried") from error
     except NoAnswer as error:
@@ -149,7 +151,7 @@ def bounded(call: Callable[[], T], title: str, run: Run) -> T:
         ) from None
 
 
-def _told(call: Callable[[], T]) -> T:
+def _translate_memory_error(call: Callable[[], T]) -> T:
     """Translate any library's error for exhausted memory into one that can leave this process."""
     try:
         return call()
@@ -159,7 +161,7 @@ def _told(call: Callable[[], T]) -> T:
         raise
 
 
-def _difference(task: DenoiseTask, *, at_once: bool) -> float:
+def _measure_difference(task: DenoiseTask, *, at_once: bool) -> float:
     question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
     origin = origin_of(task.denoiser, "bits", *question)
     if origin is not None and (known := recall(origin)) is not None:
@@ -171,7 +173,7 @@ def _difference(task: DenoiseTask, *, at_once: bool) -> float:
     return found
 
 
-def _tried(
+def _try_denoiser(
     denoiser: Denoiser,
     tile: Tile,
     image: tuple[int, ...],
@@ -181,20 +183,20 @@ def _tried(
 ) -> Tried:
     code = denoiser.check()
     if not denoiser.tried_apart:
-        return Tried(code, _reach(denoiser, tile, image, probed, code, is_new))
+        return Tried(code, _find_reach(denoiser, tile, image, probed, code, is_new))
     # What is imported only while it runs is not in the key: no result is stored for it.
     loaded = loaded_code()
     origin = origin_of(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
     if origin is not None and (known := recall(origin)) is not None:
         return Tried(code, Reach.from_json(known))
     with threads(min(cores_here(), MOST_THREADS)):
-        reach = _reach(denoiser, tile, image, probed, code, is_new)
+        reach = _find_reach(denoiser, tile, image, probed, code, is_new)
     if origin is not None and loaded_code() == loaded:
         keep(origin, asdict(reach))
     return Tried(code, reach)
 
 
-def _reach(
+def _find_reach(
     denoiser: Denoiser,
     tile: Tile,
     image: tuple[int, ...],

@@ -44,11 +44,11 @@ def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.en
     if cluster.gpus:
         return "cuda"
     kind = kind_of(cluster, environment).name
-    gpus = kind == LOCAL_CUDA or (kind == SLURM_ALLOC and _each_has_one(run, environment))
+    gpus = kind == LOCAL_CUDA or (kind == SLURM_ALLOC and _each_worker_has_gpu(run, environment))
     return "cuda" if gpus else "cpu"
 
 
-def _each_has_one(run: Run, environment: Mapping[str, str]) -> bool:
+def _each_worker_has_gpu(run: Run, environment: Mapping[str, str]) -> bool:
     """Return True where no two workers would share a GPU of an allocation."""
     if "SLURM_JOB_NODELIST" not in environment:
         return False  # the cluster refuses to start

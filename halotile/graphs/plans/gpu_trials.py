@@ -135,7 +135,7 @@ def choose_tiles(
     begun = previous["identity"] if previous is not None else {}
     if previous is not None and "tile" in begun and begun["device"] == task.device:
         known = remembered(previous)
-        task = _as_started(task, job.tile, geometry, begun, known)
+        task = _task_as_started(task, job.tile, geometry, begun, known)
     if not probe and (task.device == "cpu" or previous is not None):
         return ChosenTiles(task, known)
     if previous is not None and task.device != "cpu":  # a probe of a run that has begun changes nothing
@@ -192,7 +192,7 @@ def _with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
     return replace(task, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
 
 
-def _as_started(
+def _task_as_started(
     task: DenoiseTask, tile: Tile, geometry: Geometry, begun: Mapping[str, Any], known: Tuned | None
 ) -> DenoiseTask:
     """Return the task as the run began, except for what the job sets now: whether it is another job is checked elsewhere."""

@@ -36,7 +36,7 @@ def notes_of(
     """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
     return (
         *((of_trial,) if of_trial else ()),
-        *_found(noise_level, reach),
+        *_trial_notes(noise_level, reach),
         *_metadata(original, layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
@@ -72,7 +72,7 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
     return (f"{told}: {'; and '.join(reasons)}",)
 
 
-def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
+def _trial_notes(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
     """Return a note on the estimated noise level and receptive field."""
     estimated = (
         () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole image",)

@@ -126,7 +126,7 @@ def choose_shard(
 ) -> tuple[int, ...]:
     """Return the shard, in output pixels: a whole number of chunks, no longer than covers the array."""
     if size == "auto":
-        shard = _grown(geometry, chunk, growth)
+        shard = _grow_shard(geometry, chunk, growth)
     else:
         wanted = geometry.spread("output.shard", size, chunk)
         shard = tuple(
@@ -141,7 +141,7 @@ def choose_shard(
     return shard
 
 
-def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
+def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
     """Return the usual shard, or that of the input, doubled on the tiled axes as often as there are too many of them."""
     shape, spatial = geometry.output_shape, geometry.roles.spatial
 
@@ -158,9 +158,9 @@ def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[
     shard = times(chunk, SHARD_CHUNKS)
     if files(shard) <= MOST_FILES:
         return shard
-    if kept := _fitting(growth.kept, geometry, chunk):
+    if kept := _fitting_shard(growth.kept, geometry, chunk):
         return kept
-    like = _fitting(growth.like, geometry, chunk)
+    like = _fitting_shard(growth.like, geometry, chunk)
     if like and math.prod(like) <= growth.most_pixels and files(like) < files(shard):
         shard = like
     while files(shard) > MOST_FILES and (larger := times(shard, 2)) != shard:
@@ -170,7 +170,7 @@ def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[
     return shard
 
 
-def _fitting(
+def _fitting_shard(
     shard: tuple[int, ...] | None, geometry: Geometry, chunk: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     """Return a given shard where it holds whole chunks and differs from them on tiled axes alone."""

@@ -62,7 +62,7 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
         return Count(run.workers)
     if kind == DEFAULT:
         return (
-            _of_this_machine(run, environment)
+            _workers_of_this_machine(run, environment)
             if device == "cpu"
             else Count(USUAL, "which share the first GPU")
         )
@@ -81,7 +81,7 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
     return Count(USUAL, "as many as are asked for: run.workers")
 
 
-def _of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
+def _workers_of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
     cores, memory = cores_here(environment), machine_bytes()
     room = workers_that_fit(memory, max(parse_bytes(run.memory_per_worker), IMPORTS_BYTES))
     if cores <= room:

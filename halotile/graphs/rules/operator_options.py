@@ -64,14 +64,16 @@ def as_written(operator: type, own: type | None = None) -> type:
     halotile.errors.ConfigError: boundary is 'round': write one of circular, reflect, replicate, zero, valid.
     """
     hints, kinds = typing.get_type_hints(operator), stand_ins(operator)
-    written = _own(own) if own else []
+    written = _own_fields(own) if own else []
     for field in dataclasses.fields(operator):
         key = job_key(field.name)
-        written.append((_attribute(field.name), _written(hints[field.name], kinds.get(key)), _default(field)))
+        written.append(
+            (_attribute_name(field.name), _written_type(hints[field.name], kinds.get(key)), _default(field))
+        )
 
     def check(self: Any) -> None:
-        values = {f.name: getattr(self, _attribute(f.name)) for f in dataclasses.fields(operator)}
-        operator(**{name: _tried(value, kinds.get(job_key(name))) for name, value in values.items()})
+        values = {f.name: getattr(self, _attribute_name(f.name)) for f in dataclasses.fields(operator)}
+        operator(**{name: _trial_value(value, kinds.get(job_key(name))) for name, value in values.items()})
 
     namespace = {
         "__post_init__": check,
@@ -83,13 +85,13 @@ def as_written(operator: type, own: type | None = None) -> type:
     )
 
 
-def _attribute(field: str) -> str:
+def _attribute_name(field: str) -> str:
     """Return the key of a field in a dataclass: the field's name, changed where it is a Python keyword."""
     key = job_key(field)
     return field if keyword.iskeyword(key) else key
 
 
-def _own(choice: type) -> list[tuple[str, Any, Any]]:
+def _own_fields(choice: type) -> list[tuple[str, Any, Any]]:
     """Return the fields of a choice other than its name and its options."""
     hints = typing.get_type_hints(choice)
     fields = (field for field in dataclasses.fields(choice) if field.name not in ("name", "options"))
@@ -98,7 +100,7 @@ def _own(choice: type) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _written(hint: Any, kind: Kind | None) -> Any:
+def _written_type(hint: Any, kind: Kind | None) -> Any:
     """Return the type of a value in a job file: a path for an array, a name for a Python object."""
     if kind is not None:
         return _WRITTEN[kind] | None if type(None) in parts(hint) else _WRITTEN[kind]
@@ -109,7 +111,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return dataclasses.field(default=field.default, default_factory=field.default_factory)
 
 
-def _tried(value: Any, kind: Kind | None) -> Any:
+def _trial_value(value: Any, kind: Kind | None) -> Any:
     """Return a value that the operator can be tried with: the content of a file is not known yet."""
     if value is None or kind is None:
         return value

@@ -165,12 +165,12 @@ class BlockPass:
         self.status.watch.in_flight = stream.in_flight
         present = workers_of(cluster.client)
         try:
-            for answers in stream.answers(self._todo(), self.left()):
+            for answers in stream.answers(self._remaining(), self.left()):
                 for answer in sorted(answers, key=lambda answer: answer.error is not None):
-                    self._take(answer, stream)
+                    self._process_answer(answer, stream)
                 self._watch(stream)
                 if not answers and stream.silent_seconds > SILENCE_SECONDS:
-                    self._look_at(cluster, stream)
+                    self._check_workers(cluster, stream)
             # A scheduler that the user started may have sent a lost worker's tasks elsewhere by itself.
             self.untidy |= not present <= workers_of(cluster.client)
         finally:
@@ -178,7 +178,7 @@ class BlockPass:
             self.untidy |= stream.lost > 0
             stream.abandon()
 
-    def _look_at(self, cluster: Cluster, stream: Stream) -> None:
+    def _check_workers(self, cluster: Cluster, stream: Stream) -> None:
         """Check for workers: where all are lost, others may be waiting in a queue, and the blocks are not the cause."""
         if (missing := cluster.missing()) is not None:
             cluster.check()
@@ -187,26 +187,26 @@ class BlockPass:
                 self.status.report(f"no worker is there: {missing}")
         self._missing = missing
 
-    def _todo(self) -> Iterator[int]:
+    def _remaining(self) -> Iterator[int]:
         todo = self.journal.done.complement(len(self.task.grid))
         return itertools.filterfalse(self.bad.__contains__, iter(todo))
 
-    def _take(self, answer: Answer, stream: Stream) -> None:
+    def _process_answer(self, answer: Answer, stream: Stream) -> None:
         """Process an answer: good blocks go into the journal, bad ones back into the stream."""
         if answer.error is not None:
-            self._lost(answer, stream)
+            self._handle_failed_task(answer, stream)
             return
         receipt: Receipt = answer.result
         self._mark(receipt, stream)
         self.status.count(receipt)
-        self._note_batch(receipt.batch)
+        self._report_batch(receipt.batch)
         self.status.note_cpu_kind(receipt.cpu_kind)
         for bad in receipt.bad:
             self._retry(bad, stream)
         begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
         stream.hand_back(number for number in answer.numbers if number not in begun)
 
-    def _note_batch(self, batch: int) -> None:
+    def _report_batch(self, batch: int) -> None:
         """Report a worker that computes fewer tiles at once for lack of memory; a resumed run begins with that number."""
         before = self.status.batch or self.task.batch
         if 0 < batch < before:
@@ -220,13 +220,13 @@ class BlockPass:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._disk_is_full(f"{error} (the journal)", stream)
+            self._stop_at_full_disk(f"{error} (the journal)", stream)
 
-    def _disk_is_full(self, error: str, stream: Stream) -> None:
+    def _stop_at_full_disk(self, error: str, stream: Stream) -> None:
         self.disk_error = error
         stream.drain()
 
-    def _lost(self, answer: Answer, stream: Stream) -> None:
+    def _handle_failed_task(self, answer: Answer, stream: Stream) -> None:
         """Handle a task that failed as a whole. If it was a single block, that block is the cause."""
         error = answer.error
         # Failures caused by blocks come in a receipt: this worker could not be set up, and none after it will be.
@@ -250,7 +250,7 @@ class BlockPass:
         with suppress(InputUnreadable):
             self.held.check_place()  # where the output is gone, no block is the cause
         if bad.kind == "disk":
-            self._disk_is_full(bad.error, stream)
+            self._stop_at_full_disk(bad.error, stream)
             return
         tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
         # Input that was refused once is refused again.

@@ -80,9 +80,11 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     with ExitStack() as held:
         try:
             for slot in slots:
-                with _waiting(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
+                with _report_wait(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
                     held.enter_context(slot.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
-            with _waiting(f"waiting for the workers of an earlier run in {first.path}", signals) as cut_short:
+            with _report_wait(
+                f"waiting for the workers of an earlier run in {first.path}", signals
+            ) as cut_short:
                 WorkerLock(first).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
             opened = []
             for output, journal in zip(plan.outputs, _open(slots), strict=True):
@@ -100,7 +102,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
 
 
 @contextmanager
-def _waiting(what: str, signals: Signals) -> Iterator[Callable[[], bool]]:
+def _report_wait(what: str, signals: Signals) -> Iterator[Callable[[], bool]]:
     """Report a wait that takes a while; the context yields a function that returns True once a signal has ended the wait."""
     try:
         with report_if_slow(log_line, what):

@@ -79,7 +79,7 @@ def damaged_blocks(
         return check_block(path, layout, block.core, digest(block.number), thorough=thorough)
 
     threads = _threads_for(layout) if thorough else cores_here()
-    found = _side_by_side(check, blocks, threads, at_once=thorough)
+    found = _check_in_parallel(check, blocks, threads, at_once=thorough)
     return ((number, problems) for number, problems in found if problems)
 
 
@@ -113,7 +113,7 @@ def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
 
     digests = []
     blocks = output_grid(layout, grid.shape, grid.block)
-    for _, (problems, digest) in _side_by_side(inspect, blocks, cores_here()):
+    for _, (problems, digest) in _check_in_parallel(inspect, blocks, cores_here()):
         if problems:
             raise DamagedData(problems[0])
         digests.append(digest)
@@ -126,7 +126,7 @@ def _threads_for(layout: Layout) -> int:
     return max(1, min(cores_here(), HELD_BYTES // shard_bytes))
 
 
-def _side_by_side(
+def _check_in_parallel(
     look: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
 ) -> Iterator[tuple[int, T]]:
     """Return the result of checking each block, in their order: in several threads if ``at_once``, or once a check has to wait for the disk."""

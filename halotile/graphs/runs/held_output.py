@@ -100,7 +100,7 @@ class HeldOutputs:
         self._next = time.monotonic() + LOOK_SECONDS
         self._silent_since: float | None = None
         self._at_hand, self._title = held[0].journal, ""
-        self._sure = self._at_hand.done.copy()
+        self._certain = self._at_hand.done.copy()
         """Blocks of the current pass that were done when the input was last seen unchanged."""
 
     def journal_of(self, output: OutputArray) -> Journal:
@@ -120,13 +120,13 @@ class HeldOutputs:
     def begin(self, journal: Journal, title: str) -> None:
         """Begin a pass that records its blocks in ``journal``; ``title`` follows a message about the pass."""
         if journal is not self._at_hand:
-            self._at_hand, self._sure = journal, journal.done.copy()
+            self._at_hand, self._certain = journal, journal.done.copy()
         self._title = title
 
     def look(self) -> None:
         """Check from time to time: every few seconds, and less often where a check takes long."""
         if time.monotonic() >= self._next:
-            self._told(self._check)
+            self._is_checked(self._check)
 
     def check(self) -> None:
         """Raise where the output is no longer there, or the input has changed.
@@ -138,13 +138,13 @@ class HeldOutputs:
         InputUnreadable
             When the file system did not answer for :data:`SILENT_SECONDS`.
         """
-        self._wait_until_told(self._check)
+        self._wait_until_checked(self._check)
 
-    def _wait_until_told(self, look: Callable[[], None]) -> None:
-        while not self._told(look):
+    def _wait_until_checked(self, look: Callable[[], None]) -> None:
+        while not self._is_checked(look):
             time.sleep(LOOK_SECONDS)
 
-    def _told(self, look: Callable[[], None]) -> bool:
+    def _is_checked(self, look: Callable[[], None]) -> bool:
         """Return True where the file system answered a check; until it does, blocks are not certain."""
         began = time.monotonic()
         try:
@@ -163,7 +163,7 @@ class HeldOutputs:
         began = time.monotonic()
         self.check_place()
         self._check_input()
-        self._sure = self._at_hand.done.copy()
+        self._certain = self._at_hand.done.copy()
         now = time.monotonic()
         self._next = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
 
@@ -246,7 +246,7 @@ class HeldOutputs:
             When the file system did not return them for :data:`SILENT_SECONDS`.
         """
         for each in self.held:
-            self._wait_until_told(partial(self._check_output, each, signals))
+            self._wait_until_checked(partial(self._check_output, each, signals))
             each.journal.secure()
 
     def _check_output(self, each: HeldOutput, signals: Signals) -> None:
@@ -272,7 +272,7 @@ class HeldOutputs:
         if not changed:
             return
         doubtful = self._at_hand.done.copy()
-        doubtful.discard(self._sure)
+        doubtful.discard(self._certain)
         self._at_hand.strike(doubtful)
         again = (
             f"; {_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again"
@@ -280,7 +280,7 @@ class HeldOutputs:
             else ""
         )
         raise InputError(
-            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._sure)} done before that{again}. "
+            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._certain)} done before that{again}. "
             "Put it back as it was, with its times, and run again to go on, or run with --fresh to start over."
         )
 

@@ -90,7 +90,7 @@ def check_replaceable(slot: Slot) -> None:
         With what to write to replace it.
     """
     own = _is_own(slot)
-    stranger = find_stranger(slot.path, _layout_there(slot)) if own else ""
+    stranger = find_stranger(slot.path, _existing_layout(slot)) if own else ""
     check_place(str(slot.path), overwrite=True, may_lack_metadata=own and not stranger)
     if slot.output.overwrite:
         return
@@ -107,9 +107,9 @@ def check_replaceable(slot: Slot) -> None:
         )
 
 
-def _layout_there(slot: Slot) -> Layout:
+def _existing_layout(slot: Slot) -> Layout:
     """Return the layout that the run there wrote, whose sizes may have been decided differently."""
-    if written := _written_there(slot):
+    if written := _existing_output(slot):
         return written[0]
     layout = slot.output.layout
     with suppress(HalotileError):  # a run that was interrupted while it started over has lost its plan
@@ -119,7 +119,7 @@ def _layout_there(slot: Slot) -> Layout:
     return layout
 
 
-def _written_there(slot: Slot) -> tuple[Layout, Grid] | None:
+def _existing_output(slot: Slot) -> tuple[Layout, Grid] | None:
     """Return layout and blocks of an output from the run directory; None where it does not have them."""
     kept, place = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
     written = written_of(kept) if kept else []
@@ -134,7 +134,7 @@ def check_pixels(slot: Slot) -> None:
     OutputRefused
         With what to write to replace it.
     """
-    kept, written = slot.first.whole_plan(), _written_there(slot)
+    kept, written = slot.first.whole_plan(), _existing_output(slot)
     if slot.output.overwrite or kept is None or written is None:
         return
     layout, grid = written
@@ -160,10 +160,10 @@ def _is_own(slot: Slot) -> bool:
         asked = None
     if asked is None:
         return (slot.first.whole_plan() or {}).get("fingerprint") == plan.fingerprint
-    return _what_is_made(plan, asked) == _what_is_made(plan, plan.documents.asked)
+    return _result_of(plan, asked) == _result_of(plan, plan.documents.asked)
 
 
-def _what_is_made(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
+def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a job that define its result, as JSON has them."""
     how = {*HOW, *plan.kind.how}
     parts = {key: value for key, value in job.items() if key not in how}

@@ -52,7 +52,7 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             for number in self.heeded:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it for SIGHUP
-                    self._before[number] = signal.signal(number, self._ask)
+                    self._before[number] = signal.signal(number, self._request_drain)
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         return self
@@ -61,7 +61,7 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _ask(self, number: int, _: FrameType | None) -> None:
+    def _request_drain(self, number: int, _: FrameType | None) -> None:
         if self.requested:  # where a drain takes too long, a batch system sends SIGTERM after its warning
             self._again |= time.monotonic() - self._since > TWICE_SECONDS
             return

@@ -242,7 +242,7 @@ class Stream:
             elif time.monotonic() - self._heard > self.stall_seconds:
                 raise Stalled(
                     f"no block came back for {self.stall_seconds:g} s; {len(self._in_flight)} tasks are in flight, "
-                    f"with blocks {self._words_in_flight()}. If single blocks take this long, raise run.stall_seconds."
+                    f"with blocks {self._describe_in_flight()}. If single blocks take this long, raise run.stall_seconds."
                 )
             else:
                 if self.draining:
@@ -296,7 +296,7 @@ class Stream:
         """Return the blocks that were submitted and have not returned."""
         return list(itertools.chain.from_iterable(self._in_flight.values()))
 
-    def _words_in_flight(self) -> str:
+    def _describe_in_flight(self) -> str:
         numbers = sorted(self.in_flight())
         return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 

@@ -75,7 +75,7 @@ def verify(
     path = Path(os.path.abspath(output))
     if not path.name or (path.exists() and not path.is_dir()):
         raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
-    directory = _keeper(RunDirectory(run_directory_of(path)))
+    directory = _directory_of_run(RunDirectory(run_directory_of(path)))
     directory.check_files()
     stored = _plan_of(directory)
     if stored is None:
@@ -105,7 +105,7 @@ def verify(
     return Verdict(_total(after), done, problems, len(problems) - left, _undone(after))
 
 
-def _keeper(directory: RunDirectory) -> RunDirectory:
+def _directory_of_run(directory: RunDirectory) -> RunDirectory:
     """Return the directory that keeps the run, also from beside a further output of it."""
     first = directory.read_primary()
     return RunDirectory(Path(first)) if first else directory

@@ -72,7 +72,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         except BaseException as error:
             self._publish(_failures, error)
             with _ready:
-                _let_go(self.token)
+                _release_lock(self.token)
             raise
         if starting:
             asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._publish, _runners, runner)
@@ -101,7 +101,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
             _failures.pop(self.token, None)
             _over.add(self.token)
             _ready.notify_all()
-            _let_go(self.token)
+            _release_lock(self.token)
         give_memory_back()
 
 
@@ -147,7 +147,7 @@ def run_blocks(
     finally:
         with _ready:
             _busy[token] -= 1
-            _let_go(token)
+            _release_lock(token)
 
 
 def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
@@ -169,7 +169,7 @@ def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
     return None
 
 
-def _let_go(token: str) -> None:
+def _release_lock(token: str) -> None:
     """Release the lock of a job that is over and idle, unless another job works in the same directory."""
     if token in _runners or _busy[token]:
         return

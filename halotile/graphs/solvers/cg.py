@@ -76,21 +76,21 @@ class ConjugateGradients(SolverBase):
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Return one step along the direction, and the next direction. The first pass only computes the residual."""
         if state.iteration == 0:
-            return self._anew(problem, Total((problem.start,), (1.0,)))
+            return self._restart(problem, Total((problem.start,), (1.0,)))
         alpha, beta = _coefficients(state.numbers)
         x, r, p, q = (read(name, 0) for name in ("x", "r", "p", "q"))
         ahead = Total((x, p), (1.0, alpha))
         if _is_due(problem, state.numbers):
-            return self._anew(problem, problem.held(ahead))
+            return self._restart(problem, problem.held(ahead))
         residual = Total((r, q), (1.0, -alpha))
-        return self._made(problem, ahead, residual, Total((residual, p), (1.0, beta)))
+        return self._make_step(problem, ahead, residual, Total((residual, p), (1.0, beta)))
 
-    def _anew(self, problem: Problem, x: Readable) -> Step:
+    def _restart(self, problem: Problem, x: Readable) -> Step:
         """Return the recomputed residual, and the direction along it."""
         residual = problem.held(Total((problem.gradient(x),), (-1.0,)))
-        return self._made(problem, x, residual, residual)
+        return self._make_step(problem, x, residual, residual)
 
-    def _made(self, problem: Problem, x: Readable, r: Readable, p: Readable) -> Step:
+    def _make_step(self, problem: Problem, x: Readable, r: Readable, p: Readable) -> Step:
         direction = problem.held(p)
         q = problem.normal(direction)
         pairs = {RR: (r, r), PQ: (direction, q), RQ: (r, q), QQ: (q, q)}

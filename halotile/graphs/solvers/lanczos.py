@@ -42,12 +42,12 @@ class Lanczos(SolverBase):
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Return the next vector, and the normal operator applied to it."""
-        v = problem.held(problem.start if state.iteration == 0 else self._after(state, read))
+        v = problem.held(problem.start if state.iteration == 0 else self._next_vector(state, read))
         w = problem.normal(v)
         pairs = {VV: (v, v), VW: (v, w), WW: (w, w)}
         return Step({"v": v, "w": w}, tuple(Sum(name, "dot", *pair) for name, pair in pairs.items()))
 
-    def _after(self, state: State, read: Vectors) -> Total:
+    def _next_vector(self, state: State, read: Vectors) -> Total:
         last = recurrence(state)[-1]
         parts = [("w", 0, 1.0), ("v", 0, -last.alpha), ("v", 1, -last.back)]
         if state.iteration == 1:

@@ -59,14 +59,17 @@ def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operato
     meant = stand_ins(kind)
     try:
         operator: Operator = kind(
-            **{fields[key]: _given(value, meant.get(key), job) for key, value in choice.options.items()}
+            **{
+                fields[key]: _option_value(value, meant.get(key), job)
+                for key, value in choice.options.items()
+            }
         )
     except TypeError as error:
         raise ConfigError(f"operator {choice.name}: {error}.") from None
     return operator
 
 
-def _given(value: Any, kind: Kind | None, job: Imports | None) -> Any:
+def _option_value(value: Any, kind: Kind | None, job: Imports | None) -> Any:
     """Return a value of a job as the operator takes it; a script may pass it in that form already."""
     if kind == "operators":
         return tuple(_nested(inner, job) for inner in value)
@@ -204,12 +207,12 @@ def image_shape(
         When a measurement does not belong to that image.
     """
     if given != "auto":
-        if wrong := _misfits(operators, data, tuple(given)):
+        if wrong := _shape_fault(operators, data, tuple(given)):
             raise InputError(wrong)
         return tuple(given)
     tried: dict[Shape, str] = {}
     for shape in (*others, *_candidates(operators, data)):
-        if (message := _misfits(operators, data, shape)) is None:
+        if (message := _shape_fault(operators, data, shape)) is None:
             return shape
         tried.setdefault(shape, message)
     if not tried:
@@ -240,7 +243,7 @@ def _candidates(operators: tuple[Operator, ...], data: tuple[Source, ...]) -> It
         yield (*source.shape[:-2], *(n * factor for n in source.shape[-2:]))
 
 
-def _misfits(operators: tuple[Operator, ...], data: tuple[Source, ...], shape: Shape) -> str | None:
+def _shape_fault(operators: tuple[Operator, ...], data: tuple[Source, ...], shape: Shape) -> str | None:
     """Return the fault of this shape of the image, if it has one."""
     for number, (operator, source) in enumerate(zip(operators, data, strict=True)):
         try:

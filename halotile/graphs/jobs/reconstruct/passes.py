@@ -66,7 +66,7 @@ class ReconstructWork(Inversion):
 
     def run(self, at: Place) -> Passes:
         """Yield all passes."""
-        self._report_mending(at)
+        self._report_repair(at)
         step_size = yield from self._step_size(at)
         problem = yield from self._problem(at, step_size)
         iterations = self._iterations(at, self.solver, ITERATE, problem, self.prior.reach())
@@ -86,9 +86,9 @@ class ReconstructWork(Inversion):
             why = ": rounding keeps its residual from getting shorter" if spent else ""
             at.report(f"{self.solver.name} is done {counted(left_out, 'iteration')} early{why}")
         at.directory.write_written(iterations.rows)
-        yield self._writing(iterations)
+        yield self._write_pass(iterations)
 
-    def _report_mending(self, at: Place) -> None:
+    def _report_repair(self, at: Place) -> None:
         """Report why a few blocks need a whole run."""
         if is_gone(at.directory):
             written = counted(last_of(at.directory.read_written()), "iteration")
@@ -164,7 +164,7 @@ class ReconstructWork(Inversion):
         which = f"iteration {first}" if each == 1 else f"iterations {first} to {last}"
         return f" in {which} of {all_of_them}"
 
-    def _writing(self, iterations: Iterations) -> Pass:
+    def _write_pass(self, iterations: Iterations) -> Pass:
         """Return the pass that writes the image."""
         image = iterations.image()
         task = StepTask(

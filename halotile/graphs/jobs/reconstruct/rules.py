@@ -36,7 +36,7 @@ def _tolerance(value: float) -> str | None:
     return AtLeast(0)(value)
 
 
-def _every(value: int) -> str | None:
+def _checkpoint_interval(value: int) -> str | None:
     if value > MOST_PER_SWEEP:
         return (
             f"{value} is too large: so many iterations look far beside each block, and compute more than they save; "
@@ -79,7 +79,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("solver", "iterations"): AtLeast(1),
     ("solver", "step"): Above(0),
     ("solver", "tol"): _tolerance,
-    ("solver", "checkpoint_every"): _every,
+    ("solver", "checkpoint_every"): _checkpoint_interval,
     ("", "shape"): _shape,
     ("", "start"): filled,
     ("", "reference"): filled,
