@@ -189,9 +189,9 @@ def preview(
     from halotile.cli.preview import PreviewRequest
     from halotile.cli.preview import preview as draw
 
-    other = os.fspath(against) if against is not None else None
+    second = os.fspath(against) if against is not None else None
     request = PreviewRequest(
-        os.fspath(path), Path(file), size, region, plane, other, values, level, dataset, overwrite
+        os.fspath(path), Path(file), size, region, plane, second, values, level, dataset, overwrite
     )
     draw(request, quiet=True)
     return Path(file)

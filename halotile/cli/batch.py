@@ -181,16 +181,16 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
     """
     files = BatchFiles(RunDirectory(directory))
     paths = [files.log_path, *(sorted((directory / WORKERS).glob("*.*")) if with_workers else ())]
-    known = [path for path in paths if path.is_file() and path.stat().st_size]
-    if files.read() is None and not known:
+    logs = [path for path in paths if path.is_file() and path.stat().st_size]
+    if files.read() is None and not logs:
         raise ConfigError(
             f"{directory}: this run was not submitted, and has no workers on other machines: there are no logs."
         )
-    if not known:
+    if not logs:
         raise ConfigError(
             f"{directory}: nothing has been printed yet. `recon-cli status {shlex.quote(str(directory))}` tells how it stands."
         )
-    for path in known:
+    for path in logs:
         yield path.name, "\n".join(path.read_text(errors="replace").splitlines()[-max(1, lines) :])
 
 
@@ -199,14 +199,14 @@ def follow_log(directory: Path, lines: int) -> None:
     from halotile.cli.status import QUEUE_SECONDS, read_status
 
     path = BatchFiles(RunDirectory(directory)).log_path
-    seen = 0
+    position = 0
     while True:
         over = read_status(directory).over  # before the last read
         with suppress(FileNotFoundError), path.open("rb") as file:
-            file.seek(seen)
+            file.seek(position)
             text = file.read().decode(errors="replace")
-            shown = text if seen else "".join(text.splitlines(keepends=True)[-lines:])
-            seen = file.tell()
+            shown = text if position else "".join(text.splitlines(keepends=True)[-lines:])
+            position = file.tell()
             if shown:
                 echo(shown.removesuffix("\n"))
         if over:

@@ -172,9 +172,9 @@ def _pages_note(axes: str) -> str:
 
 
 def _pixel_size(facts: dict[str, Any]) -> str:
-    known = [
+    sizes = [
         f"{axis} {size:g} {unit}".rstrip() if unit else f"{axis} {size:g}"
         for axis, size, unit in zip(facts["axes"], facts["scale"], facts["units"], strict=True)
         if unit or size != 1.0
     ]
-    return ", ".join(known) or "not known"
+    return ", ".join(sizes) or "not known"

@@ -82,8 +82,8 @@ def check(request: PreviewRequest) -> None:
 
 
 def _refuse_for_tiff(request: PreviewRequest) -> None:
-    given = {"--size": request.size, "--against": request.against, "--range": request.values}
-    for option, value in given.items():
+    options = {"--size": request.size, "--against": request.against, "--range": request.values}
+    for option, value in options.items():
         if value is not None:
             raise ConfigError(
                 f"{option} with {request.file}: a TIFF keeps every pixel and value of one image. "
@@ -106,8 +106,8 @@ def _check_file(request: PreviewRequest) -> None:
 
 
 def _is_within(place: Path, image: Path) -> bool:
-    there = place.resolve()
-    return image.resolve() in (there, *there.parents)
+    resolved = place.resolve()
+    return image.resolve() in (resolved, *resolved.parents)
 
 
 def _suffix(request: PreviewRequest) -> str:
@@ -142,15 +142,15 @@ def parse_plane(text: str | None) -> Mapping[str, int]:
     >>> parse_plane("t=0, c=1")
     {'t': 0, 'c': 1}
     """
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for entry in (text or "").split(",") if text else ():
         match = re.fullmatch(r"\s*([A-Za-z])\s*=\s*(\d+)\s*", entry)
-        if match is None or match[1].lower() in found:
+        if match is None or match[1].lower() in positions:
             raise ConfigError(
                 f"--plane {text}: not a number for each axis. Write it as --plane t=0,c=1, each axis once."
             )
-        found[match[1].lower()] = int(match[2])
-    return found
+        positions[match[1].lower()] = int(match[2])
+    return positions
 
 
 def _opened(

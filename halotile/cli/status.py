@@ -268,20 +268,22 @@ def status_rows(status: RunStatus) -> list[Row]:
 
 def advice(status: RunStatus) -> str:
     """Return advice about a run that is over and not complete; empty where all is well."""
-    again = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
+    command = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
     if status.batch is not None and status.over and status.state != "finished":
         submit = "`recon-cli submit` of the same configuration"
         # A run that never began has nothing to resume.
-        again = (
-            f"{submit}, or {again}" if RunDirectory(status.directory).job_path.is_file() else f"run {submit}"
+        command = (
+            f"{submit}, or {command}"
+            if RunDirectory(status.directory).job_path.is_file()
+            else f"run {submit}"
         )
     if status.driver_gone:
         driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
-        return f"interrupted: the driver ({driver}) is gone; {again}"
+        return f"interrupted: the driver ({driver}) is gone; {command}"
     if status.state == "stopped":
-        return f"stopped: {again} to go on"
+        return f"stopped: {command} to go on"
     if status.state == "failed" and not status.progress.failed:
-        return f"failed: when the cause is mended, {again}"
+        return f"failed: when the cause is mended, {command}"
     return _advice_on_blocks(status) if status.over and status.progress.failed else ""
 
 
@@ -296,21 +298,21 @@ def _advice_on_blocks(status: RunStatus) -> str:
         then = f"only {'this one is' if progress.failed == 1 else 'these are'} redone"
     of_input = bool(bad) and all(block.is_of_input for block in bad)
     cause, option = ("image", " --same-input") if of_input else ("cause", "")
-    again = (
+    command = (
         f"run `recon-cli resume {shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}`"
     )
-    return f"{which}: when the {cause} is mended, {again}; {then}"
+    return f"{which}: when the {cause} is mended, {command}; {then}"
 
 
 def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time.sleep) -> RunStatus:
     """Show the progress of a run until it is over, and before that what it waits for; return the last status."""
-    told = ""
+    shown = ""
     while True:
         status = read_status(directory)
         if status.queued and status.batch is not None:
-            if status.batch.words != told and not isinstance(report, Silence):
-                told = status.batch.words
-                complain(told)
+            if status.batch.words != shown and not isinstance(report, Silence):
+                shown = status.batch.words
+                complain(shown)
             sleep(QUEUE_SECONDS)
             continue
         with report:

@@ -93,15 +93,15 @@ def doctor(
     from halotile.graphs.doctor import compare_workers, examine
 
     choice = _choice(config, cluster, dashboard=False, tls=True)
-    found = list(examine(choice, folder))
-    _show("doctor", found, as_json=as_json)  # starting the cluster takes a while
+    findings = list(examine(choice, folder))
+    _show("doctor", findings, as_json=as_json)  # starting the cluster takes a while
     if start:
         of_workers = list(compare_workers(_order(workers, memory, choice)))
         _show("workers", of_workers, as_json=as_json)
-        found += of_workers
+        findings += of_workers
     if as_json:
-        print_json([vars(finding) for finding in found])
-    if any(finding.verdict == "missing" for finding in found):
+        print_json([vars(finding) for finding in findings])
+    if any(finding.verdict == "missing" for finding in findings):
         raise typer.Exit(exits.FAILED)
 
 

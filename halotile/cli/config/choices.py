@@ -49,14 +49,14 @@ def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[st
 
 
 def _name(found: Findings, path: KeyPath, named: Named, name: Any) -> str | None:
-    known = named.names
-    one_of = f"write one of {', '.join(known)}"
+    accepted = named.names
+    one_of = f"write one of {', '.join(accepted)}"
     if name is None:
         found.fault((*path[:-1], "name"), f"missing; {one_of}")
     elif not isinstance(name, str):
         found.fault(path, f"{shown(name)} is not {expected(str)}; {one_of}")
-    elif name not in known:
-        near = nearest(name, known)
+    elif name not in accepted:
+        near = nearest(name, accepted)
         found.fault(
             path, f"no {named.word} is called {name}; " + (f"did you mean {near}?" if near else one_of)
         )
@@ -116,12 +116,12 @@ def _nested(found: Findings, path: KeyPath, named: Named, values: Any) -> Any:
     """Return the operators inside another operator, as mappings."""
     if not isinstance(values, list):
         return values
-    made = []
+    mappings = []
     for number, value in enumerate(values):
         place = (*path, number)
         if not isinstance(value, dict):
             found.fault(place, f"{shown(value)} is not a mapping; write `{{name: ..., ...}}`")
             continue
         chosen = read_choice(found, place, replace(named, is_nested=True), value)
-        made.append({"name": chosen.name, **chosen.values} if chosen else value)
-    return made
+        mappings.append({"name": chosen.name, **chosen.values} if chosen else value)
+    return mappings

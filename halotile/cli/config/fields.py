@@ -43,11 +43,11 @@ def check_fields(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fau
     """
     hints = field_types(schema)
     unknown = [_unknown(key, hints) for key in values if key not in hints]
-    known = {key: value for key, value in values.items() if key in hints}
-    meant = {nearest(key, hints) for key in values if key not in hints} - known.keys()
-    built, found = _build(schema, known)
+    known_values = {key: value for key, value in values.items() if key in hints}
+    meant = {nearest(key, hints) for key in values if key not in hints} - known_values.keys()
+    built, value_faults = _build(schema, known_values)
     # A misspelt key is one fault, not two.
-    faults = unknown + [(path, message) for path, message in found if not (path and path[0] in meant)]
+    faults = unknown + [(path, message) for path, message in value_faults if not (path and path[0] in meant)]
     return (None if faults else built), faults
 
 
@@ -59,22 +59,24 @@ def _build(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fault]]:
     """
     from pydantic import ValidationError
 
-    hints, left = field_types(schema), dict(values)
+    hints, remaining = field_types(schema), dict(values)
     faults: dict[tuple[str | int, ...], str] = {}
-    settled: set[str] = set()
+    faulty_keys: set[str] = set()
     while True:
         try:
             # As JSON: there pydantic's strict mode still takes a list for a tuple.
-            return _adapter(schema).validate_json(json.dumps(left), strict=True), list(faults.items())
+            return _adapter(schema).validate_json(json.dumps(remaining), strict=True), list(faults.items())
         except ValidationError as error:
-            found = {p: m for p, m in _merged(error, left, schema).items() if not p or p[0] not in settled}
-        faults |= found
-        minded = {str(path[0]) for path in found if path}
+            new_faults = {
+                p: m for p, m in _merged(error, remaining, schema).items() if not p or p[0] not in faulty_keys
+            }
+        faults |= new_faults
+        minded = {str(path[0]) for path in new_faults if path}
         if not minded:
             return None, list(faults.items())
-        settled |= minded
-        left = {key: value for key, value in left.items() if key not in minded}
-        left |= {key: _stand_in(hints[key]) for key in minded & set(required_keys(schema))}
+        faulty_keys |= minded
+        remaining = {key: value for key, value in remaining.items() if key not in minded}
+        remaining |= {key: _stand_in(hints[key]) for key in minded & set(required_keys(schema))}
 
 
 def _stand_in(annotation: Any) -> Any:
@@ -99,8 +101,8 @@ def _unknown(key: str, hints: Collection[str]) -> Fault:
     near = nearest(key, hints)
     if near:
         return (key,), f"unknown key; did you mean {near}?"
-    known = f"write one of {', '.join(hints)}" if hints else "there are no options"
-    return (key,), f"unknown key; {known}"
+    advice = f"write one of {', '.join(hints)}" if hints else "there are no options"
+    return (key,), f"unknown key; {advice}"
 
 
 def _merged(error: Any, values: Mapping[str, Any], schema: type) -> dict[tuple[str | int, ...], str]:

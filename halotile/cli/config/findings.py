@@ -59,9 +59,9 @@ class Findings:
 
     def problems(self) -> list[Problem]:
         """Return all faults, with the files that do not exist, in the order of the document; those of the command line come last."""
-        made = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
+        outputs = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
         for path, file in self._files.items():
-            if "://" not in file and file not in made and not os.path.exists(file):
+            if "://" not in file and file not in outputs and not os.path.exists(file):
                 self.fault(path, missing(file), InputError)
         return sorted(self._problems, key=_line)
 

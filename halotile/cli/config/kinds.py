@@ -160,8 +160,8 @@ def paths_in(schema: type) -> dict[str, str]:
     ({'path': 'read', 'sides': 'read'}, {'path': 'own'})
     """
     hints = get_type_hints(schema, include_extras=True)
-    found = {key: {*_marks(hint)} & {READ, OWN} for key, hint in hints.items()}
-    return {key: marks.pop() for key, marks in found.items() if marks}
+    marks_of = {key: {*_marks(hint)} & {READ, OWN} for key, hint in hints.items()}
+    return {key: marks.pop() for key, marks in marks_of.items() if marks}
 
 
 def _marks(hint: Any) -> list[Any]:

@@ -48,13 +48,13 @@ class Flags:
 
     def over(self, document: Document) -> Document:
         """Return a document with these options applied."""
-        said: list[tuple[KeyPath, Any, str]] = [
+        overrides: list[tuple[KeyPath, Any, str]] = [
             (("run", "workers"), self.workers, "--workers"),
             (("cluster", "kind"), self.cluster, "--cluster"),
             (("cluster", "dashboard"), None if self.dashboard else False, "--no-dashboard"),
             (("cluster", "tls"), None if self.tls else False, "--no-tls"),
         ]
-        for path, value, place in said:
+        for path, value, place in overrides:
             if value is not None:
                 document = document.put(path, value, place)
         return document

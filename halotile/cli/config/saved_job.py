@@ -27,11 +27,11 @@ def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
     belongs = run_beside(Path(job.place))
     if os.path.realpath(belongs) == os.path.realpath(directory):
         return job
-    here = _output_beside(directory)
-    if here is None or os.path.lexists(job.place) or os.path.lexists(belongs):
-        raise ConfigError(_refusal(directory, job.place, here))
-    _move_job(RunDirectory(Path(os.path.realpath(directory))), here)
-    return job.moved_to(str(here))
+    output = _output_beside(directory)
+    if output is None or os.path.lexists(job.place) or os.path.lexists(belongs):
+        raise ConfigError(_refusal(directory, job.place, output))
+    _move_job(RunDirectory(Path(os.path.realpath(directory))), output)
+    return job.moved_to(str(output))
 
 
 def _output_beside(directory: Path) -> Path | None:

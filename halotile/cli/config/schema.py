@@ -31,11 +31,11 @@ def config_schema() -> dict[str, Any]:
     >>> schema["properties"]["job"]["enum"]
     ['denoise', 'reconstruct', 'simulate']
     """
-    known = kind_names()
-    kinds = [_job_schema(name, keys_of(name)) for name in known]
+    job_names = kind_names()
+    kinds = [_job_schema(name, keys_of(name)) for name in job_names]
     common = {
         "version": {"const": VERSION, "description": "Version of this format."},
-        "job": {"enum": known, "description": "Kind of job."},
+        "job": {"enum": job_names, "description": "Kind of job."},
     }
     return {
         "$schema": DIALECT,
@@ -72,15 +72,15 @@ def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
 
 def _attribute_docs(job: type) -> dict[str, str]:
     """Return the strings below the fields of a job, by name."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for each in reversed(job.__mro__[:-1]):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in itertools.pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 text = ast.literal_eval(below.value)
-                found[ast.unparse(field.target)] = " ".join(str(text).split())
-    return found
+                docs[ast.unparse(field.target)] = " ".join(str(text).split())
+    return docs
 
 
 def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str], Check]) -> dict[str, Any]:
@@ -93,14 +93,14 @@ def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str],
             "required": ["name"],
             "anyOf": [choice for choice in choices if choice],
         }
-    made = _inlined(schema)
-    for key, entry in made["properties"].items():
+    section_schema = _inlined(schema)
+    for key, entry in section_schema["properties"].items():
         _add_bounds(entry, checks.get((section, key)))
     for key, part in named_in(schema).items():
-        described = made["properties"][key]["description"]
+        described = section_schema["properties"][key]["description"]
         choice = _section_schema(key, part, checks) | {"description": described}
-        made["properties"][key] = {"description": described, "anyOf": [choice, {"type": "null"}]}
-    return made
+        section_schema["properties"][key] = {"description": described, "anyOf": [choice, {"type": "null"}]}
+    return section_schema
 
 
 def _add_bounds(entry: dict[str, Any], check: object) -> None:
@@ -166,12 +166,12 @@ def _inlined(schema: type) -> dict[str, Any]:
     """Return the schema of one dataclass, without titles that only repeat its keys."""
     from pydantic import TypeAdapter
 
-    made = TypeAdapter(schema).json_schema()
+    inlined = TypeAdapter(schema).json_schema()
     # The rest of the docstring is for programmers; editors show this line.
-    made["description"] = (schema.__doc__ or "").strip().splitlines()[0] if schema.__doc__ else ""
-    properties: Mapping[str, dict[str, Any]] = made.get("properties", {})
+    inlined["description"] = (schema.__doc__ or "").strip().splitlines()[0] if schema.__doc__ else ""
+    properties: Mapping[str, dict[str, Any]] = inlined.get("properties", {})
     for field in properties.values():
         field.pop("title", None)
         if "description" in field:
             field["description"] = " ".join(field["description"].split())
-    return made
+    return inlined

@@ -42,22 +42,22 @@ def check_config(
     makes_data : bool
         The measurements will be written by the job.
     """
-    found = Findings(document, base, makes_data=makes_data)
-    kind = _head(found, document.tree)
+    findings = Findings(document, base, makes_data=makes_data)
+    kind = _head(findings, document.tree)
     if kind is not None and find_kind(kind.schema.kind).makes_data:
-        found.makes_data = True
-    check = _Check(found, document.tree, kind) if kind else None
+        findings.makes_data = True
+    check = _Check(findings, document.tree, kind) if kind else None
     parts = check.parts() if check else {}
-    problems = found.problems()
+    problems = findings.problems()
     return (kind.schema(**parts) if kind and not problems else None), problems
 
 
 def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[Problem]]:
     """Return the cluster section of a document, or every problem of that section; other sections are not checked."""
-    found = Findings(document, base)
+    findings = Findings(document, base)
     tree = {key: value for key, value in document.tree.items() if key == "cluster"}
-    parts = _Check(found, tree, JobKeys(Cluster, {"cluster": Cluster})).parts()
-    problems = found.problems()
+    parts = _Check(findings, tree, JobKeys(Cluster, {"cluster": Cluster})).parts()
+    problems = findings.problems()
     return (None if problems else parts.get("cluster", Cluster())), problems
 
 
@@ -67,18 +67,18 @@ def _head(found: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
         found.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
     elif version != VERSION or isinstance(version, bool | float):
         found.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
-    known = kind_names()
-    if isinstance(kind, str) and kind in known:
+    kinds = kind_names()
+    if isinstance(kind, str) and kind in kinds:
         try:
             return keys_of(kind)
         except HalotileError as error:
             found.fault(("job",), str(error))
             return None
     if kind is None:
-        found.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in known)}")
-        return max(map(keys_of, known), key=lambda keys: len({*keys.keys} & tree.keys()))
-    near = nearest(str(kind), known)
-    hint = f"did you mean {near}?" if near else f"write one of {', '.join(known)}"
+        found.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in kinds)}")
+        return max(map(keys_of, kinds), key=lambda keys: len({*keys.keys} & tree.keys()))
+    near = nearest(str(kind), kinds)
+    hint = f"did you mean {near}?" if near else f"write one of {', '.join(kinds)}"
     found.fault(("job",), f"no job is called {shown(kind)}; {hint}")
     return keys_of(near) if near else None
 
@@ -118,9 +118,9 @@ class _Check:
 
     def _key_of(self, part: str) -> str:
         """Return the key that a part is written under: the content of a misspelt section is checked as well."""
-        known = self.kind.keys
-        others = (key for key in self.tree if key not in (*known, *HEAD, *FLAGS))
-        misspelt = next((key for key in others if nearest(key, known) == part), part)
+        keys = self.kind.keys
+        unknown = (key for key in self.tree if key not in (*keys, *HEAD, *FLAGS))
+        misspelt = next((key for key in unknown if nearest(key, keys) == part), part)
         return part if part in self.tree else misspelt
 
     def _unknown(self, key: str, here: Iterable[str]) -> str:
@@ -152,10 +152,10 @@ class _Check:
         }
         plain = {name: value for name, value in values.items() if name not in nested}
         built, faults = check_fields(schema, self._with_paths((key,), schema, plain))
-        known = field_types(schema)
+        field_names = field_types(schema)
         for path, message in faults:
-            unknown = len(path) == 1 and path[0] not in known
-            self.found.fault((key, *path), self._unknown(str(path[0]), known) if unknown else message)
+            unknown = len(path) == 1 and path[0] not in field_names
+            self.found.fault((key, *path), self._unknown(str(path[0]), field_names) if unknown else message)
         wrong = any(self.found.is_wrong((key, name)) for name in nested)
         return dataclasses.replace(built, **nested) if built is not None and not wrong else None
 
@@ -188,19 +188,21 @@ class _Check:
                 (key,), f"{shown(values)} is not a list; write entries below it, such as `{entry}`"
             )
             return None
-        made = []
+        choices = []
         for number, value in enumerate(values):
             if isinstance(value, dict):
                 chosen = read_choice(self.found, (key, number), Named(schema), value)
-                made.append(_as_choice(schema, chosen) if chosen and chosen.declared else None)
+                choices.append(_as_choice(schema, chosen) if chosen and chosen.declared else None)
             else:
                 self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
-        return None if self.found.is_wrong((key,)) else tuple(made)
+        return None if self.found.is_wrong((key,)) else tuple(choices)
 
     def _values(self, schema: type) -> Any:
         """Return the values outside all sections, as their dataclass."""
-        known = field_types(schema)
-        keys = {self.written[name]: name for name in known if self.tree.get(self.written[name]) is not None}
+        field_names = field_types(schema)
+        keys = {
+            self.written[name]: name for name in field_names if self.tree.get(self.written[name]) is not None
+        }
         values = self._with_paths((), schema, {name: self.tree[key] for key, name in keys.items()})
         built, faults = check_fields(schema, values)
         for path, message in faults:
@@ -244,14 +246,16 @@ class _Check:
 
     def _check_rules(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
         """Record the faults of parts that do not agree."""
-        known = {**{name: part for name, part in built.items() if part is not None}, **plain}
+        known_parts = {**{name: part for name, part in built.items() if part is not None}, **plain}
         for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
-                known[name] = schema()
+                known_parts[name] = schema()
         if "denoiser" in self.kind.sections or "denoiser" in self.declared:
-            known.pop("denoiser", None)
-            known |= {name: made for name, made in self.declared.items() if made is not None}
-        for (part, *rest), message in apply_rules(self.rules, known).items():
+            known_parts.pop("denoiser", None)
+            known_parts |= {
+                name: instance for name, instance in self.declared.items() if instance is not None
+            }
+        for (part, *rest), message in apply_rules(self.rules, known_parts).items():
             path = (self.written[str(part)], *rest)
             if not self.found.is_wrong(path[:2]):
                 self.found.fault(path, message)

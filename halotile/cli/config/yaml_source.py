@@ -53,29 +53,29 @@ class Document:
         """
         tree = _put(self.tree, path, 0, value, place)
         places = {at: where for at, where in self.places.items() if at[: len(path)] != path}
-        made = {path[:length]: place for length in range(1, len(path)) if path[:length] not in places}
-        return replace(self, tree=tree, places=places | made | {path: place})
+        new_places = {path[:length]: place for length in range(1, len(path)) if path[:length] not in places}
+        return replace(self, tree=tree, places=places | new_places | {path: place})
 
 
 def _put(branch: Any, path: KeyPath, depth: int, value: Any, place: str) -> Any:
     """Return a branch with the value of a path replaced, and its siblings unchanged."""
     if depth == len(path):
         return value
-    key, here = path[depth], path[:depth]
+    key, parent = path[depth], path[:depth]
     if isinstance(key, int):
-        entries = _entries(branch, here, key, place)
+        entries = _entries(branch, parent, key, place)
         entries[key] = _put(entries[key], path, depth + 1, value, place)
         return entries
     if isinstance(branch, list):
         raise ConfigError(
-            f"{place}: {dotted(here)} is a list: write which of its entries, such as {dotted((*here, 0, key))}."
+            f"{place}: {dotted(parent)} is a list: write which of its entries, such as {dotted((*parent, 0, key))}."
             if not key.isdigit()
-            else f"{place}: {dotted(here)} is a list: write {dotted((*here, int(key), *path[depth + 1 :]))}."
+            else f"{place}: {dotted(parent)} is a list: write {dotted((*parent, int(key), *path[depth + 1 :]))}."
         )
     if branch is not None and not isinstance(branch, dict):
         raise ConfigError(
-            f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a section: "
-            f"nothing can be set inside it. Set {dotted(here)} itself."
+            f"{place}: {dotted(parent)} is {json.dumps(branch, default=str)}, not a section: "
+            f"nothing can be set inside it. Set {dotted(parent)} itself."
         )
     section = dict(branch or {})
     section[key] = _put(section.get(key), path, depth + 1, value, place)
@@ -216,22 +216,22 @@ class _Walk:
         return self._scalar(node, tag, path)
 
     def _mapping(self, node: Any, path: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key, place = self._key(key_node), self._place(key_node)
             below = (*path, key)
             if _tag(key_node) not in _PLAIN_TAGS:
                 self.problems.append(Problem(place, below, _not_a_key(key_node)))
                 continue
-            if key in found:
+            if key in mapping:
                 earlier = self.places[below].rpartition(":")[2]
                 self.problems.append(
                     Problem(place, below, f"written twice, first on line {earlier}; keep one")
                 )
                 continue
             self.places[below] = place
-            found[key] = self.value(value_node, below)
-        return found
+            mapping[key] = self.value(value_node, below)
+        return mapping
 
     def _key(self, node: Any) -> str:
         if type(node).__name__ != "ScalarNode":

@@ -35,19 +35,19 @@ class GivenUp:
 
 def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
     """Return the blocks that the last run in a directory has given up, by number; those of earlier runs were tried again since."""
-    found: dict[int, GivenUp] = {}
+    blocks: dict[int, GivenUp] = {}
     for event in run.read_events():
         # A full disk or a power cut may have left an incomplete line.
         kind = event.get("event")
         number = event.get("block") if kind == "bad block" else None
         if kind == "begin":
-            found.clear()
+            blocks.clear()
         elif isinstance(number, int):
             index = event.get("index")
-            found[number] = GivenUp(
+            blocks[number] = GivenUp(
                 number, tuple(index) if isinstance(index, list) else (), str(event.get("error", "?"))
             )
-    return tuple(found[number] for number in sorted(found))
+    return tuple(blocks[number] for number in sorted(blocks))
 
 
 def rows_of(bad: Sequence[GivenUp]) -> list[Row]:

@@ -57,10 +57,10 @@ class BatchJob:
     def corrected(self, recorded: Mapping[str, Any]) -> tuple[str, str] | None:
         """Return the state and its reason, where the run's own record is older than its batch job; None where that record is valid."""
         updated = float(recorded.get("updated", 0.0))
-        said = updated >= max(self.submitted, self.began)
+        is_current = updated >= max(self.submitted, self.began)
         if self.state is not None:
             at_work = self.state.split()[0] in _AT_WORK
-            if not (at_work and said):
+            if not (at_work and is_current):
                 return QUEUED, ""
             if self.failure is None:  # otherwise its job is about to end
                 return None
@@ -68,7 +68,7 @@ class BatchJob:
             return "stopped", CANCELLED
         if self.failure is not None and recorded.get("state") != "finished":
             return "failed", self.failure
-        if not said and self.known:
+        if not is_current and self.known:
             return (
                 "failed",
                 "its batch job ended before the run began: `recon-cli logs` shows what it printed",
@@ -87,11 +87,11 @@ def batch_job(directory: Path) -> BatchJob | None:
         record = None
     if record is None or not {"number", "attempts", "submitted", "began"} <= record.keys():
         return None
-    number, state, known = record["number"], None, True
+    number, state, has_answer = record["number"], None, True
     try:
         state = slurm.state_of(number) if number else None
     except ClusterFailed:
-        known = False
+        has_answer = False
     return BatchJob(
-        number, record["attempts"], record["submitted"], record["began"], state, known, files.failure()
+        number, record["attempts"], record["submitted"], record["began"], state, has_answer, files.failure()
     )

@@ -56,8 +56,8 @@ def iteration_text(figures: Mapping[str, float]) -> str:
     '3 of 20: change 0.0123, PSNR 27.31 dB'
     """
     count = f"{figures['iteration']:.0f} of {figures['iterations']:.0f}"
-    said = describe_figures(figures)
-    return f"{count}: {said}" if said else count
+    text = describe_figures(figures)
+    return f"{count}: {text}" if text else count
 
 
 def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) -> dict[str, Any]:

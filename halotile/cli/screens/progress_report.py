@@ -142,25 +142,25 @@ def phase_word(progress: Progress) -> str:
 
 def counts(progress: Progress) -> str:
     """Return the number of blocks done, with those of an earlier run, and those that failed, shown separately."""
-    apart = [f"{progress.resumed:,} resumed"] if progress.resumed else []
-    apart += [f"{progress.retried:,} retried"] if progress.retried else []
-    apart += [f"{progress.failed:,} failed"] if progress.failed else []
+    extras = [f"{progress.resumed:,} resumed"] if progress.resumed else []
+    extras += [f"{progress.retried:,} retried"] if progress.retried else []
+    extras += [f"{progress.failed:,} failed"] if progress.failed else []
     return f"{progress.done:,} of {counted(progress.total, 'block')}" + (
-        f" ({', '.join(apart)})" if apart else ""
+        f" ({', '.join(extras)})" if extras else ""
     )
 
 
 def figures(progress: Progress) -> list[str]:
     """Return progress and speed; values that are not known yet are left out."""
-    found = [f"{percent(progress.done, progress.total):.0f} %"]
+    parts = [f"{percent(progress.done, progress.total):.0f} %"]
     if progress.done > progress.resumed and progress.seconds > 0:
-        found += [rate_text(progress.megapixels_per_second), f"{progress.megabytes_per_second:.0f} MB/s"]
+        parts += [rate_text(progress.megapixels_per_second), f"{progress.megabytes_per_second:.0f} MB/s"]
         if progress.done < progress.total:
-            found.append(f"{seconds_text(progress.eta_seconds)} left")
-    found.append(counted(progress.workers, "worker"))
+            parts.append(f"{seconds_text(progress.eta_seconds)} left")
+    parts.append(counted(progress.workers, "worker"))
     if progress.peak_memory_bytes:
-        found.append(f"{bytes_text(progress.peak_memory_bytes)} peak")
-    return found
+        parts.append(f"{bytes_text(progress.peak_memory_bytes)} peak")
+    return parts
 
 
 def image(progress: Progress, width: int) -> RenderableType:

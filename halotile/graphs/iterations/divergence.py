@@ -59,10 +59,10 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
         grown = grown[-LEAPS - 1 :]
     elif not _keeps_growing(grown):
         return ""
-    told = OBJECTIVE if OBJECTIVE in row else MISFIT
+    quantity = OBJECTIVE if OBJECTIVE in row else MISFIT
     first = [row for row in rows if MISFIT in row][-len(grown)]
     iterations = f"{row['iteration'] - first['iteration']:.0f} iterations"
-    return f"{where}: in {iterations} the {told} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
+    return f"{where}: in {iterations} the {quantity} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
 
 
 def _growing_values(rows: Sequence[Row], floor: float) -> list[float]:

@@ -182,14 +182,19 @@ class Iterations:
         return Shared(self.vectors.open(name, self.state.iteration))
 
     def _resumed(self) -> tuple[State, list[Row], int | None, dict[str, list[str]]]:
-        kept = self.checkpoint.read()
-        if kept is None:
+        stored = self.checkpoint.read()
+        if stored is None:
             return self.solver.init(self.problem), [], None, {}
-        if kept["fingerprint"] != self.fingerprint:
+        if stored["fingerprint"] != self.fingerprint:
             raise ResumeRefused(
                 f"{self.vectors.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
             )
-        return State(kept["iteration"], kept["numbers"]), kept["rows"], kept.get("aside"), kept["digests"]
+        return (
+            State(stored["iteration"], stored["numbers"]),
+            stored["rows"],
+            stored.get("aside"),
+            stored["digests"],
+        )
 
     def _check_vectors(self) -> None:
         """Refuse to resume from images that differ from what was written: they cannot be computed again."""
@@ -240,15 +245,20 @@ class Iterations:
         """Return the pass that computes and stores a stage. The images ``ahead`` are read before it computes."""
         books = self._books(f".{stage.number}", [stage.path])
         if isinstance(stage.wanted, Contributions):
-            wanted = stage.wanted
+            contributions = stage.wanted
             adding = Adding(
-                ADJOINT, str(self.parts), wanted.image, wanted.wants, stage.writer, self.import_folder
+                ADJOINT,
+                str(self.parts),
+                contributions.image,
+                contributions.wants,
+                stage.writer,
+                self.import_folder,
             )
             return Gather(
                 self.words.phase,
                 adding,
-                wanted.numbered(),
-                math.prod(wanted.shape) * wanted.image.dtype.itemsize,
+                contributions.numbered(),
+                math.prod(contributions.shape) * contributions.image.dtype.itemsize,
                 self.parts,
                 books,
                 number=self.state.iteration,

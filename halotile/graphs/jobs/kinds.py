@@ -36,8 +36,8 @@ def find_kind(name: str) -> JobKind:
     >>> find_kind("denoise").job.__name__
     'Denoising'
     """
-    found = find("jobs", name)
-    kind = getattr(found, "KIND", found)
+    module = find("jobs", name)
+    kind = getattr(module, "KIND", module)
     if not isinstance(kind, JobKind):
         raise ConfigError(f"the plug-in {name} declares no KIND of job. Repair or uninstall it.")
     return kind

@@ -171,8 +171,8 @@ def choose_block(
 
 def allowed_bytes(run: Run, machine: int | None) -> int:
     """Return the memory that one worker may need: as the job sets it, and at most its share of a machine of so many bytes."""
-    told = parse_bytes(run.memory_per_worker)
-    return told if machine is None else min(told, share_bytes(machine, run.count))
+    limit = parse_bytes(run.memory_per_worker)
+    return limit if machine is None else min(limit, share_bytes(machine, run.count))
 
 
 def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, ...]) -> bool:

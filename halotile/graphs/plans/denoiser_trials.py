@@ -82,9 +82,9 @@ def tried(
     MemoryRefused
         When it needs more memory than a worker has.
     """
-    begun = previous["identity"] if previous else None
+    identity = previous["identity"] if previous else None
     call = partial(
-        _try_denoiser, denoiser, tile, image, begun and begun.get("probed"), is_new=previous is None
+        _try_denoiser, denoiser, tile, image, identity and identity.get("probed"), is_new=previous is None
     )
     if not denoiser.tried_apart:
         with no_more_than_free():
@@ -118,11 +118,11 @@ def compared(
     with report_if_slow(report, f"comparing tiles of {title} with larger windows"):
         for at_once in (True, False):
             try:
-                found = bounded(partial(_measure_difference, sizes, at_once=at_once), title, run)
+                difference = bounded(partial(_measure_difference, sizes, at_once=at_once), title, run)
             except (MemoryRefused, CodeEnded, Uncomparable) as error:
                 note = f"{UNCOMPARED}: {error}"
             else:
-                return replace(reach, difference=max(found, reach.difference))
+                return replace(reach, difference=max(difference, reach.difference))
     return replace(reach, notes=(*reach.notes, note))
 
 
@@ -164,13 +164,13 @@ def _translate_memory_error(call: Callable[[], T]) -> T:
 def _measure_difference(task: DenoiseTask, *, at_once: bool) -> float:
     question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
     origin = origin_of(task.denoiser, "bits", *question)
-    if origin is not None and (known := recall(origin)) is not None:
-        return float(known)
+    if origin is not None and (stored := recall(origin)) is not None:
+        return float(stored)
     loaded = loaded_code()
-    found = tile_difference(task, at_once=at_once)
+    difference = tile_difference(task, at_once=at_once)
     if origin is not None and loaded_code() == loaded:
-        keep(origin, found)
-    return found
+        keep(origin, difference)
+    return difference
 
 
 def _try_denoiser(
@@ -187,8 +187,8 @@ def _try_denoiser(
     # What is imported only while it runs is not in the key: no result is stored for it.
     loaded = loaded_code()
     origin = origin_of(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
-    if origin is not None and (known := recall(origin)) is not None:
-        return Tried(code, Reach.from_json(known))
+    if origin is not None and (stored := recall(origin)) is not None:
+        return Tried(code, Reach.from_json(stored))
     with threads(min(cores_here(), MOST_THREADS)):
         reach = _find_reach(denoiser, tile, image, probed, code, is_new)
     if origin is not None and loaded_code() == loaded:

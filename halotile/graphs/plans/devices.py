@@ -182,11 +182,11 @@ def check_device(run: Run, cluster: Cluster, device: str) -> None:
     """
     if device == "cpu" or not is_here(cluster):
         return
-    here = gpus_here()
+    gpus = gpus_here()
     if kind_of(cluster).name == LOCAL_CUDA:
-        chosen(cluster, here)
-    if not here.names:
+        chosen(cluster, gpus)
+    if not gpus.names:
         raise ConfigError(
-            f"{requested_by(run, cluster)}, and there is no GPU here: {here.why_none}. Leave it out to compute on CPUs, or start it where there is one "
+            f"{requested_by(run, cluster)}, and there is no GPU here: {gpus.why_none}. Leave it out to compute on CPUs, or start it where there is one "
             "(`recon-cli doctor` looks for them)."
         )

@@ -37,13 +37,13 @@ def documents_of(
     job = job.moved_to(os.path.abspath(job.place))
     parts: dict[str, Any] = {each.name: _written(getattr(job, each.name)) for each in fields(job)}
     parts["run"]["workers"] = requested.workers
-    asked = {"version": 1, "job": job.kind, **parts, **(given or {})}
-    decided = {key: value for key, value in asked.items() if key not in PRIVATE}
+    requested_document = {"version": 1, "job": job.kind, **parts, **(given or {})}
+    decided = {key: value for key, value in requested_document.items() if key not in PRIVATE}
     for key, value in (resolved or {}).items():
         decided[key] = (
             decided[key] | value if isinstance(decided.get(key), dict) and key != "denoiser" else value
         )
-    return Documents(asked, decided)
+    return Documents(requested_document, decided)
 
 
 def _written(part: Any) -> Any:

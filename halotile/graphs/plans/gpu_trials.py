@@ -45,8 +45,8 @@ class NotTried(Exception):
 
 def remembered(previous: Mapping[str, Any]) -> Tuned | None:
     """Return the trial result of a run that began earlier."""
-    found = previous.get("summary", {}).get("tuned")
-    return Tuned.from_json(found) if found else None
+    stored = previous.get("summary", {}).get("tuned")
+    return Tuned.from_json(stored) if stored else None
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None)
     """
     if tiled.device == "cpu":
         return {}
-    begun: int = previous["identity"].get("batch", 0) if previous else 0
+    first_batch: int = previous["identity"].get("batch", 0) if previous else 0
     return {
         "device": tiled.device,
         "tile": list(tiled.tiling.tile),
-        "batch": max(begun, tiled.tiling.batch),
+        "batch": max(first_batch, tiled.tiling.batch),
         "channels_last": tiled.channels_last,
     }
 
@@ -132,10 +132,10 @@ def choose_tiles(
         Try the device whatever is known, and every precision on it.
     """
     known = None
-    begun = previous["identity"] if previous is not None else {}
-    if previous is not None and "tile" in begun and begun["device"] == task.device:
+    identity = previous["identity"] if previous is not None else {}
+    if previous is not None and "tile" in identity and identity["device"] == task.device:
         known = remembered(previous)
-        task = _task_as_started(task, job.tile, geometry, begun, known)
+        task = _task_as_started(task, job.tile, geometry, identity, known)
     if not probe and (task.device == "cpu" or previous is not None):
         return ChosenTiles(task, known)
     if previous is not None and task.device != "cpu":  # a probe of a run that has begun changes nothing
@@ -178,12 +178,12 @@ def chosen_with_tiles(
         return chosen, first
     most = first.tuned.host_bytes
     chosen = choose(replace(first.tuned, host_bytes=most + APART_BYTES))
-    again = settled(chosen)
-    assert again is not None
-    if again.tuned is None:  # the result for larger blocks is used where these cannot be tried
-        again = ChosenTiles(_with_tuned(again.task, first.tuned), first.tuned)
-    tuned = again.tuned or first.tuned
-    return chosen, replace(again, tuned=replace(tuned, host_bytes=max(most, tuned.host_bytes)))
+    second = settled(chosen)
+    assert second is not None
+    if second.tuned is None:  # the result for larger blocks is used where these cannot be tried
+        second = ChosenTiles(_with_tuned(second.task, first.tuned), first.tuned)
+    tuned = second.tuned or first.tuned
+    return chosen, replace(second, tuned=replace(tuned, host_bytes=max(most, tuned.host_bytes)))
 
 
 def _with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
@@ -244,11 +244,11 @@ def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: 
     # The trial may import what this process can.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if task.device != "cpu":
-        here = gpus_here()
-        if not here.names:
-            raise NotTried(f"there is no GPU here to try them on ({here.why_none})")
+        gpus = gpus_here()
+        if not gpus.names:
+            raise NotTried(f"there is no GPU here to try them on ({gpus.why_none})")
         if kind_of(job.cluster).name == LOCAL_CUDA:
-            environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, here)[0]
+            environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, gpus)[0]
     return _in_a_process_of_its_own(job, task, _request(job, task, geometry, compare), environment)
 
 
@@ -269,14 +269,14 @@ def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool
 def _in_a_process_of_its_own(
     job: TiledJob, task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]
 ) -> Tuned:
-    with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as temporary:
+        folder = Path(temporary)
         # A model that a script defines is in no module: it is sent by value.
         requested = cloudpickle.dumps((task, request))
         (folder / REQUEST).write_bytes(pickle.dumps((sys.path, job.import_folder, requested)))
         try:
             ended = subprocess.run(
-                [sys.executable, "-c", _CHILD, made],
+                [sys.executable, "-c", _CHILD, temporary],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -288,11 +288,11 @@ def _in_a_process_of_its_own(
         if ended.returncode or not (folder / REPLY).exists():
             last = _error_in(ended.stderr) or f"exit code {ended.returncode}"
             raise NotTried(f"a trial broke: {last}")
-        found = pickle.loads((folder / REPLY).read_bytes())
-    if isinstance(found, HalotileError):
-        raise found
-    assert isinstance(found, Tuned)
-    return found
+        reply = pickle.loads((folder / REPLY).read_bytes())
+    if isinstance(reply, HalotileError):
+        raise reply
+    assert isinstance(reply, Tuned)
+    return reply
 
 
 def _error_in(said: str) -> str:
@@ -320,9 +320,9 @@ def answer(folder: str) -> None:
 
     import_from(import_folder)
     prepare_process(threads=1)
-    found: Tuned | HalotileError
+    reply: Tuned | HalotileError
     try:
-        found = tune(*pickle.loads(requested))
+        reply = tune(*pickle.loads(requested))
     except HalotileError as error:
-        found = error
-    (Path(folder) / REPLY).write_bytes(pickle.dumps(found))
+        reply = error
+    (Path(folder) / REPLY).write_bytes(pickle.dumps(reply))

@@ -196,7 +196,7 @@ def footprint(
     read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
     # The next window may begin in the space of a result, and the next result finds no room there: one more is counted.
     results = result * (2 + overlap)
-    rest = {
+    common = {
         "weights_bytes": weights_bytes,
         "decode_bytes": io_threads * 2 * math.prod(stored_piece) * itemsize_in,
         "encode_bytes": io_threads * 2 * math.prod(shard) * itemsize_out,
@@ -207,7 +207,7 @@ def footprint(
             read_bytes=read * (1 + sides) + COUNT * pinned(read),
             result_bytes=2 * result + COUNT * pinned(result),
             tiles_bytes=0,
-            **rest,
+            **common,
         )
     copies = 2 if overlap else 1
     return Footprint(
@@ -215,5 +215,5 @@ def footprint(
         read_bytes=read * (1 + sides) * copies,
         result_bytes=results,
         tiles_bytes=int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
-        **rest,
+        **common,
     )

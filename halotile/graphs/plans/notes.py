@@ -95,11 +95,13 @@ def _narrowing(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
     if made.kind not in "iu" or np.can_cast(given, made):
         return ()
     limits = np.iinfo(made)
-    kept = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
+    output_text = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
     if given.kind == "f":
-        return (f"{kept}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
-    theirs = np.iinfo(given)
-    return (f"{kept}, and the input's {given} goes from {theirs.min} to {theirs.max}: the rest is cut off",)
+        return (f"{output_text}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
+    input_limits = np.iinfo(given)
+    return (
+        f"{output_text}, and the input's {given} goes from {input_limits.min} to {input_limits.max}: the rest is cut off",
+    )
 
 
 def _decoding(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:

@@ -70,9 +70,11 @@ def make_denoiser(choice: Any, job: Imports) -> Denoiser:
         allow_imports(f"denoiser {choice.name}", choice.options, job)
     left_out = [key for key in required_keys(kind) if key not in choice.options]
     if left_out:
-        told = "".join(f" {key} is {what}." for key in left_out if (what := description_of(kind, key)))
+        descriptions = "".join(
+            f" {key} is {description}." for key in left_out if (description := description_of(kind, key))
+        )
         raise ConfigError(
-            f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.{told}"
+            f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.{descriptions}"
         )
     try:
         # A file has lists where the options are tuples.
@@ -164,9 +166,9 @@ def check_whole(path: str) -> None:
             continue
         with suppress(DamagedData, ResumeRefused):  # damaged or of another version: its state is unknown
             journal = Journal.look(directory.journal_path)
-            if left := journal.total - len(journal.done):
+            if remaining := journal.total - len(journal.done):
                 raise InputError(
-                    f"{output} is the output of a run that has {left:,} of {counted(journal.total, 'block')} left to do. "
+                    f"{output} is the output of a run that has {remaining:,} of {counted(journal.total, 'block')} left to do. "
                     f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
                 )
 
@@ -177,8 +179,8 @@ def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Rol
     if job.tile.axes != "auto":
         tiled = list(job.tile.axes)
     else:
-        wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
-        tiled = space[-wanted:]
+        dims_wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
+        tiled = space[-dims_wanted:]
     missing = [letter for letter in tiled if letter not in axes]
     if missing:
         raise ConfigError(
@@ -233,9 +235,9 @@ def open_sides(job: Denoising, denoiser: Denoiser, source: Readable, roles: Role
 
 
 def value_range(job: Denoising, dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    given = job.input.range
-    if given != "auto":
-        return (float(given[0]), float(given[1]))
+    requested = job.input.range
+    if requested != "auto":
+        return (float(requested[0]), float(requested[1]))
     return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
 
 
@@ -259,12 +261,12 @@ def check_units(
         if isinstance(denoiser, Leveled) and not is_known
         else None,
     }
-    for key, given in in_units.items():
-        if isinstance(given, int | float) and given > 1:
-            what, instead = ("noise", "auto") if key == "sigma" else ("strength", "sigma: auto beside it")
+    for key, setting in in_units.items():
+        if isinstance(setting, int | float) and setting > 1:
+            quantity, instead = ("noise", "auto") if key == "sigma" else ("strength", "sigma: auto beside it")
             raise ConfigError(
-                f"denoiser.{key} is {given:g}. {describe_range(values, what)} "
-                f"Write {key}: {given / (values[1] - values[0]):.3g}, or {instead}."
+                f"denoiser.{key} is {setting:g}. {describe_range(values, quantity)} "
+                f"Write {key}: {setting / (values[1] - values[0]):.3g}, or {instead}."
             )
 
 

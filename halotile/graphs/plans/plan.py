@@ -302,8 +302,8 @@ class Earlier:
 
 def free_inodes(place: Path) -> int | None:
     """Return the number of files and folders that a file system has room for; None where it does not count them, as btrfs."""
-    found = os.statvfs(place)
-    return found.f_favail if found.f_files else None
+    statistics = os.statvfs(place)
+    return statistics.f_favail if statistics.f_files else None
 
 
 def check_inodes(needed: int, place: Path) -> None:

@@ -15,16 +15,16 @@ Found = Mapping[str, Any]
 
 def probe_rows(figures: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a trial: the tiles that were tried, then the precisions where they were compared."""
-    found: Found | None = figures.get("tuned")
-    if not found or not found["precisions"]:
+    tuned: Found | None = figures.get("tuned")
+    if not tuned or not tuned["precisions"]:
         return []
-    rows = [("", ""), ("tried on", str(found["device"]))]
-    tiles = [_tile(each) for each in found["tried"]]
+    rows = [("", ""), ("tried on", str(tuned["device"]))]
+    tiles = [_tile(each) for each in tuned["tried"]]
     width = max(map(len, tiles)) + 2
-    for place, (tile, each) in enumerate(zip(tiles, found["tried"], strict=True)):
-        rows.append(("tiles" if place == 0 else "", f"{tile:<{width}}{_cost(each, found)}"))
-    for place, each in enumerate(found["precisions"]):
-        rows.append(("precision" if place == 0 else "", f"{each['name']:<10}{_precision(each, found)}"))
+    for place, (tile, each) in enumerate(zip(tiles, tuned["tried"], strict=True)):
+        rows.append(("tiles" if place == 0 else "", f"{tile:<{width}}{_cost(each, tuned)}"))
+    for place, each in enumerate(tuned["precisions"]):
+        rows.append(("precision" if place == 0 else "", f"{each['name']:<10}{_precision(each, tuned)}"))
     rows.append(("", "errors are the largest, of the brightest pixel, against float32 on a processor"))
     return rows
 
@@ -36,9 +36,9 @@ def _tile(each: Found) -> str:
 def _cost(each: Found, found: Found) -> str:
     """Return speed, and memory where it is that of a GPU."""
     speed = rate_text(found["block_pixels"] / 1e6 / each["seconds"])
-    held = f", {bytes_text(each['batch_bytes'])} for them" if each["batch_bytes"] else ""
+    memory = f", {bytes_text(each['batch_bytes'])} for them" if each["batch_bytes"] else ""
     chosen = (each["tile"], each["batch"]) == (found["tile"], found["batch"])
-    return f"{speed}{held}{' (chosen)' if chosen and len(found['tried']) > 1 else ''}"
+    return f"{speed}{memory}{' (chosen)' if chosen and len(found['tried']) > 1 else ''}"
 
 
 def _precision(each: Found, found: Found) -> str:

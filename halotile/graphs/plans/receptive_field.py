@@ -65,13 +65,13 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
         origin = "probed"
     if tile.depth == "auto":
         return Reach(((needed, needed),) * dims, align, origin, probed)
-    given = (tile.depth,) * dims if isinstance(tile.depth, int) else tuple(tile.depth)
-    if len(given) != dims:
+    widths = (tile.depth,) * dims if isinstance(tile.depth, int) else tuple(tile.depth)
+    if len(widths) != dims:
         raise ConfigError(
             f"tile.depth is {tile.depth}: write one number, or one for each of the {dims} tiled axes."
         )
-    depth = tuple((d, d) for d in given)
-    if min(given) >= needed:
+    depth = tuple((d, d) for d in widths)
+    if min(widths) >= needed:
         return Reach(depth, align, "given", probed)
     if tile.seams == "allow":
         return Reach(
@@ -79,10 +79,10 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
             align,
             "given",
             probed,
-            (f"depth {min(given)} is below the receptive field {needed}: seams will show",),
+            (f"depth {min(widths)} is below the receptive field {needed}: seams will show",),
         )
     raise ConfigError(
-        f"tile.depth is {min(given)} but {denoiser.title}'s receptive field is {needed}: seams would show. "
+        f"tile.depth is {min(widths)} but {denoiser.title}'s receptive field is {needed}: seams would show. "
         f"Write depth: {needed}, or depth: auto, or seams: allow."
     )
 
@@ -110,14 +110,14 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
         if tile.seams != "allow":
             denoiser.check_depth(reach.depth)
         return reach
-    known = denoiser.probed(*reach.probed) if reach.probed else denoiser
-    if known.alignment > 1:
-        check_ragged(known, image)
+    probed = denoiser.probed(*reach.probed) if reach.probed else denoiser
+    if probed.alignment > 1:
+        check_ragged(probed, image)
     if tile.seams == "allow":
         return reach
-    found = rehearse(known, reach.depth, image, search=reach.probed is not None)
+    rehearsal = rehearse(probed, reach.depth, image, search=reach.probed is not None)
     if reach.probed is not None:
-        if not found.agrees:
-            raise refusal(denoiser, found, image)
-        reach = replace(reach, align=found.alignment, probed=(reach.probed[0], found.alignment))
-    return replace(reach, difference=found.difference)
+        if not rehearsal.agrees:
+            raise refusal(denoiser, rehearsal, image)
+        reach = replace(reach, align=rehearsal.alignment, probed=(reach.probed[0], rehearsal.alignment))
+    return replace(reach, difference=rehearsal.difference)

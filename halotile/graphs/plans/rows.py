@@ -36,10 +36,10 @@ def tiles_text(figures: Figures) -> str:
     if (list(figures["tile"]), figures["batch"]) != (list(tuned["tile"]), tuned["batch"]):
         return text  # other than the trial chose
     count = len(tuned["tried"])
-    found = f"the fastest of {count} tried" if count > 1 else "tried"
+    reason = f"the fastest of {count} tried" if count > 1 else "tried"
     if tuned["records"]:
-        found += ", recorded"
-    return f"{text}: {found} on {tuned['device']}, {rate_text(tuned['megapixels_per_second'])} there"
+        reason += ", recorded"
+    return f"{text}: {reason} on {tuned['device']}, {rate_text(tuned['megapixels_per_second'])} there"
 
 
 def cost_rows(figures: Figures) -> list[Row]:

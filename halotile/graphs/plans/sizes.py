@@ -71,11 +71,13 @@ def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
 
     A chunk that is not given is no longer than a given shard.
     """
-    other = [1] * len(geometry.output_shape)
+    other_axes = [1] * len(geometry.output_shape)
     if geometry.roles.channel is not None:
-        other[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
+        other_axes[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
     usual = CHUNK.get(geometry.dims, 64)
-    chunk = geometry.spread("output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(other))
+    chunk = geometry.spread(
+        "output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(other_axes)
+    )
     if wanted.chunk == "auto" and wanted.shard != "auto":
         chunk = tuple(map(min, chunk, geometry.spread("output.shard", wanted.shard, chunk)))
     return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))
@@ -117,8 +119,8 @@ def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mappin
         The stored plan of the run that is resumed.
     """
     allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
-    kept = tuple(previous["identity"]["layout"]["shard"]) if previous else None
-    return Growth(max(0, allowed) // max(4, itemsize), source.shards, kept)
+    previous_shard = tuple(previous["identity"]["layout"]["shard"]) if previous else None
+    return Growth(max(0, allowed) // max(4, itemsize), source.shards, previous_shard)
 
 
 def choose_shard(
@@ -128,9 +130,9 @@ def choose_shard(
     if size == "auto":
         shard = _grow_shard(geometry, chunk, growth)
     else:
-        wanted = geometry.spread("output.shard", size, chunk)
+        requested = geometry.spread("output.shard", size, chunk)
         shard = tuple(
-            min(s, -(-n // c) * c) for s, c, n in zip(wanted, chunk, geometry.output_shape, strict=True)
+            min(s, -(-n // c) * c) for s, c, n in zip(requested, chunk, geometry.output_shape, strict=True)
         )
     for s, c in zip(shard, chunk, strict=True):
         if s % c:
@@ -158,8 +160,8 @@ def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> t
     shard = times(chunk, SHARD_CHUNKS)
     if files(shard) <= MOST_FILES:
         return shard
-    if kept := _fitting_shard(growth.kept, geometry, chunk):
-        return kept
+    if previous_shard := _fitting_shard(growth.kept, geometry, chunk):
+        return previous_shard
     like = _fitting_shard(growth.like, geometry, chunk)
     if like and math.prod(like) <= growth.most_pixels and files(like) < files(shard):
         shard = like
@@ -296,8 +298,8 @@ def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
     while math.prod(least) <= SMALL_CONVOLUTION:
         room = [i for i, n in enumerate(image) if least[i] < n]
         i = min(room, key=lambda axis: least[axis])
-        others = math.prod(least) // least[i]
-        least[i] = min(image[i], SMALL_CONVOLUTION // others + 1)
+        other_lengths = math.prod(least) // least[i]
+        least[i] = min(image[i], SMALL_CONVOLUTION // other_lengths + 1)
     return tuple(least)
 
 

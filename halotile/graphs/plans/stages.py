@@ -90,13 +90,13 @@ def compute_on(job: J, denoiser: Denoiser | None) -> Computing[J]:
     ConfigError
         For a GPU where there is none.
     """
-    asked = job.run.precision
+    precision_requested = job.run.precision
     if denoiser is None:
-        remark = f"run.precision is {asked}, which is for networks: this job has none"
+        remark = f"run.precision is {precision_requested}, which is for networks: this job has none"
         device, precision = "cpu", "float32"
-        notes: tuple[str, ...] = (remark,) if asked != "float32" else ()
+        notes: tuple[str, ...] = (remark,) if precision_requested != "float32" else ()
     else:
-        device, precision, notes = computed_by(denoiser, device_of(job.run, job.cluster), asked)
+        device, precision, notes = computed_by(denoiser, device_of(job.run, job.cluster), precision_requested)
         check_device(job.run, job.cluster, device)
     cluster = cluster_for(job.cluster, device)
     job, requested = with_workers(job, cluster, device)

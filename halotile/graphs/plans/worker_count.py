@@ -148,16 +148,16 @@ def check_allocation(run: Run, cluster: Cluster, environment: Mapping[str, str] 
         return
     from halotile.graphs.clusters.launches.slurm_steps import slots_in
 
-    wanted = parse_bytes(run.memory_per_worker)
+    needed = parse_bytes(run.memory_per_worker)
     nodes = {slot.node: slot for slot in slots_in(environment, run.count)}.values()
-    room = {slot.node: slot.memory_bytes // wanted for slot in nodes if slot.memory_bytes is not None}
+    room = {slot.node: slot.memory_bytes // needed for slot in nodes if slot.memory_bytes is not None}
     tight = next((slot for slot in nodes if room.get(slot.node, slot.of) < slot.of), None)
     if tight is None or tight.memory_bytes is None:
         return
     fit = sum(min(slot.of, room.get(slot.node, slot.of)) for slot in nodes)
     raise MemoryRefused(
         f"run.memory_per_worker is {run.memory_per_worker}, and {counted(tight.of, 'worker')} on {tight.node} may take "
-        f"{bytes_text(wanted * tight.of)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
+        f"{bytes_text(needed * tight.of)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
         f"Write run.memory_per_worker: {tight.memory_bytes // tight.of // 2**20}MiB, "
         + (f"run.workers: {fit}, " if fit else "")
         + "or ask Slurm for more memory."

@@ -36,13 +36,13 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
         raise ConfigError(
             f'{name} is {shown(written)}: that is neither a {first} nor a mapping. Write {{"{first}": ...}}.'
         )
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as every section is
+    keys = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as every section is
     for key in values:
-        if key not in known:
-            near = nearest(str(key), known)
+        if key not in keys:
+            near = nearest(str(key), keys)
             raise ConfigError(
                 f"{name} has no key {key!r}; "
-                + (f"did you mean {near}?" if near else f"write some of {', '.join(known)}.")
+                + (f"did you mean {near}?" if near else f"write some of {', '.join(keys)}.")
             )
     # A job is a value: its lists become tuples, whether they were given as lists or tuples.
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})

@@ -36,13 +36,13 @@ def check_job(job: Job) -> None:
     halotile.errors.ConfigError: run.workers: 0 is too small; write at least 1
     """
     kind = kind_of(job)
-    found = dict(_value_faults(job, checks_of(kind)))
-    if not found:
+    faults_found = dict(_value_faults(job, checks_of(kind)))
+    if not faults_found:
         parts = {
             name: getattr(job, name) for name, hint in get_type_hints(type(job)).items() if hint is not Any
         }
-        found = disagreements(kind, {name: part for name, part in parts.items() if name != "denoiser"})
-    faults = [f"{dotted(position)}: {message}" for position, message in found.items()]
+        faults_found = disagreements(kind, {name: part for name, part in parts.items() if name != "denoiser"})
+    faults = [f"{dotted(position)}: {message}" for position, message in faults_found.items()]
     if len(faults) > 1:
         faults.insert(0, f"{len(faults)} problems in the job; nothing was started")
     if faults:

@@ -27,12 +27,12 @@ Faults = Iterator[tuple[tuple[str | int, ...], str]]
 
 def apply_rules(rules: Iterable[Rule], parts: Mapping[str, Any]) -> dict[tuple[str | int, ...], str]:
     """Return the faults that rules find in the known parts, by place; the first rule that finds a fault there counts."""
-    found: dict[tuple[str | int, ...], str] = {}
+    faults: dict[tuple[str | int, ...], str] = {}
     for rule in rules:
-        wanted = inspect.signature(rule).parameters
-        if wanted.keys() <= parts.keys():
-            found = dict(rule(**{name: parts[name] for name in wanted})) | found
-    return found
+        parameters = inspect.signature(rule).parameters
+        if parameters.keys() <= parts.keys():
+            faults = dict(rule(**{name: parts[name] for name in parameters})) | faults
+    return faults
 
 
 def check_sizes(output: Output, tile: Tile, scale: int) -> Faults:
@@ -79,16 +79,16 @@ def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | 
 
 def _scheduler_of_cluster(cluster: Cluster) -> Faults:
     """Yield faults of the address of a running scheduler, of which there has to be exactly one."""
-    given = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
+    keys = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
     if cluster.kind not in ("auto", "scheduler"):
-        for key in given:
+        for key in keys:
             yield (
                 ("cluster", key),
                 f"is for cluster scheduler, and cluster.kind is {cluster.kind}; write kind: scheduler, or leave it out",
             )
-    elif len(given) > 1:
+    elif len(keys) > 1:
         yield ("cluster", "address"), "is there twice, with scheduler_file; leave one of them out"
-    elif cluster.kind == "scheduler" and not given and ADDRESS not in os.environ:
+    elif cluster.kind == "scheduler" and not keys and ADDRESS not in os.environ:
         yield (
             ("cluster", "address"),
             "missing; write that of the running scheduler, such as tls://10.0.0.7:8786, or scheduler_file: FILE",

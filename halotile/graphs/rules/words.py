@@ -57,8 +57,8 @@ def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | 
     by_lower = {known.lower(): known for known in words}
     if alike := next((known for known in ALIKE.get(word.lower(), ()) if known in by_lower), None):
         return by_lower[alike]
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
-    return by_lower[found[0]] if found else None
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
+    return by_lower[matches[0]] if matches else None
 
 
 def parts(annotation: Any) -> list[Any]:

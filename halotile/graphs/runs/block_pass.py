@@ -110,9 +110,9 @@ class BlockPass:
         self.held.begin(self.journal, self.wanted.title)
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
-        with ExitStack() as held:
+        with ExitStack() as stack:
             with self.status.ticking(partial(self.progress, preparing)):
-                held.enter_context(prepared(cluster.client, plugin))
+                stack.enter_context(prepared(cluster.client, plugin))
             self.stop_if_asked()
             if cluster.dashboard:
                 self._show(cluster)
@@ -203,8 +203,8 @@ class BlockPass:
         self.status.note_cpu_kind(receipt.cpu_kind)
         for bad in receipt.bad:
             self._retry(bad, stream)
-        begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
-        stream.hand_back(number for number in answer.numbers if number not in begun)
+        begun_blocks = {*receipt.done, *(bad.number for bad in receipt.bad)}
+        stream.hand_back(number for number in answer.numbers if number not in begun_blocks)
 
     def _report_batch(self, batch: int) -> None:
         """Report a worker that computes fewer tiles at once for lack of memory; a resumed run begins with that number."""

@@ -77,20 +77,20 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     first = slots[0].directory
     if not first.claims_output():
         check_startable(plan.cluster)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             for slot in slots:
                 with _report_wait(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
-                    held.enter_context(slot.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
+                    stack.enter_context(slot.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
             with _report_wait(
                 f"waiting for the workers of an earlier run in {first.path}", signals
             ) as cut_short:
                 WorkerLock(first).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
             opened = []
             for output, journal in zip(plan.outputs, _open(slots), strict=True):
-                held.enter_context(journal)
+                stack.enter_context(journal)
                 place = os.open(output.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                held.callback(os.close, place)
+                stack.callback(os.close, place)
                 opened.append(HeldOutput(output, journal, place))
         except OSError as error:
             if not is_full(error):
@@ -177,9 +177,9 @@ def _check_nothing_done(slot: Slot) -> None:
     """
     done = len(Journal.look(slot.directory.journal_path).done)
     if done or slot.first.state_path.exists():
-        what = f"{counted(done, 'block')} of it" if done else "scratch arrays"
+        work_done = f"{counted(done, 'block')} of it" if done else "scratch arrays"
         raise OutputRefused(
-            f"{slot.path} is not there, and {slot.directory.path} keeps {what} that an earlier run has done. Put it back to go on, "
+            f"{slot.path} is not there, and {slot.directory.path} keeps {work_done} that an earlier run has done. Put it back to go on, "
             "or run with --fresh to start over."
         )
 
@@ -207,15 +207,15 @@ def _is_journal_of(slot: Slot) -> bool:
 
 def _restore(plan: Plan, directory: RunDirectory) -> None:
     """Write again the files that the directory has lost, or that may change from one run to the next."""
-    kept = directory.whole_plan() or {}
+    stored_plan = directory.whole_plan() or {}
     now = kept_of(plan)
-    if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
-        directory.write_plan(kept | now)
+    if any(stored_plan.get(part) != now[part] for part in ("identity", "same_inputs")):
+        directory.write_plan(stored_plan | now)
     try:
-        asked = directory.read_job()
+        stored_job = directory.read_job()
     except DamagedData:
-        asked = None
-    if asked is None or plan.kind.changes(asked) != plan.kind.changes(plan.documents.asked):
+        stored_job = None
+    if stored_job is None or plan.kind.changes(stored_job) != plan.kind.changes(plan.documents.asked):
         directory.write_job(plan.documents.asked)
         directory.write_config(plan.documents.resolved)
 

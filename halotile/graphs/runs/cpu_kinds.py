@@ -19,14 +19,14 @@ def record_cpu_kind(cpu_kind: str, directory: RunDirectory) -> str:
     directory : RunDirectory
         Directory of the run.
     """
-    known = (directory.whole_plan() or {}).get(KEY, [])
-    if cpu_kind in known:
+    recorded = (directory.whole_plan() or {}).get(KEY, [])
+    if cpu_kind in recorded:
         return ""
     with suppress(OSError):  # a full disk is reported where blocks are written
-        directory.remember(**{KEY: [*known, cpu_kind]})
-    if not known:
+        directory.remember(**{KEY: [*recorded, cpu_kind]})
+    if not recorded:
         return ""
     return (
-        f"blocks of this run come from {len(known) + 1} kinds of CPUs, and their last bits may differ: "
-        f"{cpu_kind}; before: {'; '.join(known)}"
+        f"blocks of this run come from {len(recorded) + 1} kinds of CPUs, and their last bits may differ: "
+        f"{cpu_kind}; before: {'; '.join(recorded)}"
     )

@@ -44,11 +44,11 @@ def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) 
 
 def written_of(kept: Mapping[str, Any]) -> list[tuple[Layout, Grid]]:
     """Return layout and :func:`output_grid` of each output, from what the run directory keeps of the plan."""
-    found = []
+    outputs = []
     for output in kept["outputs"]:
         layout = Layout.from_json(output["layout"])
-        found.append((layout, output_grid(layout, tuple(output["shape"]), tuple(output["block"]))))
-    return found
+        outputs.append((layout, output_grid(layout, tuple(output["shape"]), tuple(output["block"]))))
+    return outputs
 
 
 def damaged_blocks(
@@ -79,8 +79,8 @@ def damaged_blocks(
         return check_block(path, layout, block.core, digest(block.number), thorough=thorough)
 
     threads = _threads_for(layout) if thorough else cores_here()
-    found = _check_in_parallel(check, blocks, threads, at_once=thorough)
-    return ((number, problems) for number, problems in found if problems)
+    checked = _check_in_parallel(check, blocks, threads, at_once=thorough)
+    return ((number, problems) for number, problems in checked if problems)
 
 
 def damaged_among(
@@ -130,20 +130,20 @@ def _check_in_parallel(
     look: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
 ) -> Iterator[tuple[int, T]]:
     """Return the result of checking each block, in their order: in several threads if ``at_once``, or once a check has to wait for the disk."""
-    rest = iter(blocks)
+    remaining = iter(blocks)
     waits = at_once
-    while not waits and (block := next(rest, None)) is not None:
+    while not waits and (block := next(remaining, None)) is not None:
         began = time.perf_counter() - time.thread_time()
-        found = look(block)
+        result = look(block)
         waits = time.perf_counter() - time.thread_time() - began > WAITING_SECONDS
-        yield block.number, found
+        yield block.number, result
     pending: deque[tuple[int, Future[T]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        for more in itertools.chain(rest, itertools.repeat(None)):
-            if more is not None:
-                pending.append((more.number, pool.submit(look, more)))
+        for block_or_none in itertools.chain(remaining, itertools.repeat(None)):
+            if block_or_none is not None:
+                pending.append((block_or_none.number, pool.submit(look, block_or_none)))
             elif not pending:
                 return
-            if more is None or len(pending) >= CHECKED_AT_ONCE:
+            if block_or_none is None or len(pending) >= CHECKED_AT_ONCE:
                 number, future = pending.popleft()
                 yield number, future.result()

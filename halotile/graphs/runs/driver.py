@@ -55,8 +55,8 @@ def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None
         When SIGTERM or SIGUSR1 asked the run to drain.
     """
     directory = RunDirectory(plan.run_directory)
-    with Signals() as signals, claim(plan, signals) as held:
-        context = RunContext(plan, held, directory, signals, Status(directory, plan, observer))
+    with Signals() as signals, claim(plan, signals) as outputs:
+        context = RunContext(plan, outputs, directory, signals, Status(directory, plan, observer))
         return _Driver(context, cluster).run()
 
 
@@ -141,8 +141,8 @@ class _Driver:
             Session(self.plan.run, self.plan.cluster, self.status, self.cluster) as session,
         ):
             sums = None
-            while (wanted := _next_of(passes, sums)) is not None:
-                sums = self._do(wanted, session)
+            while (next_pass := _next_of(passes, sums)) is not None:
+                sums = self._do(next_pass, session)
 
     def _do(self, wanted: Pass | Gather, session: Session) -> Sums:
         if isinstance(wanted.books, OutputArray):

@@ -108,11 +108,11 @@ class GatherPass:
         self.status.count_memory(part.peak_memory_bytes)
 
     def _results(self, cluster: Cluster) -> list[Part]:
-        wanted = self.wanted
-        (total,) = plan_calls(wanted.work, wanted.terms, SPLIT_EVERY, cluster.workers, wanted.read_bytes)
-        kept = delayed(wanted.work.keep)(total, dask_key_name=f"write-{total.key}")
+        gather = self.wanted
+        (total,) = plan_calls(gather.work, gather.terms, SPLIT_EVERY, cluster.workers, gather.read_bytes)
+        write = delayed(gather.work.keep)(total, dask_key_name=f"write-{total.key}")
         options = self.context.plan.run
-        futures = cluster.client.compute([kept], optimize_graph=False, retries=options.retries)
+        futures = cluster.client.compute([write], optimize_graph=False, retries=options.retries)
         return results(cluster.client, futures, options.stall_seconds, between=self._between)
 
     def _between(self) -> None:

@@ -64,13 +64,13 @@ class HeldOutput:
         try:
             if os.path.samestat(os.stat(path), os.fstat(self.directory)):
                 return
-            what = "is no longer the directory that the run began to write"
+            change = "is no longer the directory that the run began to write"
         except GONE as error:
-            what = f"was moved or removed ({error.strerror})"
+            change = f"was moved or removed ({error.strerror})"
         except OSError as error:
             raise refusal(f"{path}: it cannot be looked at", error) from error
         raise OutputRefused(
-            f"{path} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
+            f"{path} {change}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
             "to start over."
         )
 
@@ -198,13 +198,13 @@ class HeldOutputs:
             When a signal asks for it before all blocks were checked: any signal if ``thorough``, else only an urgent one.
         """
         looked_at = [each.journal.done for each in self.held] if only is None else only
-        found = [
+        damaged_of_outputs = [
             self._damaged(each, numbers, signals, thorough=thorough)
             for each, numbers in zip(self.held, looked_at, strict=True)
         ]
-        for each, damaged in zip(self.held, found, strict=True):
+        for each, damaged in zip(self.held, damaged_of_outputs, strict=True):
             each.journal.strike(damaged)
-        return sum(map(len, found))
+        return sum(map(len, damaged_of_outputs))
 
     def _damaged(
         self, each: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
@@ -223,13 +223,13 @@ class HeldOutputs:
                 looked_at += 1
                 yield number
 
-        found = each.damaged(until_asked(), thorough=thorough)
-        if others := other_pixels(found, looked_at):
+        problems = each.damaged(until_asked(), thorough=thorough)
+        if difference := other_pixels(problems, looked_at):
             raise OutputRefused(
-                f"{each.output.path} is not what this run wrote there: {others}. {REPLACE} "
+                f"{each.output.path} is not what this run wrote there: {difference}. {REPLACE} "
                 f"{repair_command(self.plan)} does these blocks again in its place."
             )
-        return found
+        return problems
 
     def finish(self, signals: Signals) -> None:
         """Refuse to finish the run where its outputs differ from what it wrote. The input was checked after each pass.
@@ -257,30 +257,30 @@ class HeldOutputs:
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 f"{repair_command(self.plan)} restores them."
             )
-        found = self._damaged(each, each.journal.done, signals, thorough=False)
-        if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
+        problems = self._damaged(each, each.journal.done, signals, thorough=False)
+        if damaged := [number for number, lines in problems.items() if UNREADABLE not in "".join(lines)]:
             each.journal.strike(damaged)
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."
             )
-        for line, *_ in found.values():
+        for line, *_ in problems.values():
             raise unreadable(line)
 
     def _check_input(self) -> None:
-        changed = [f"{source.path} {what}" for source in self.plan.sources if (what := source.change())]
+        changed = [f"{source.path} {change}" for source in self.plan.sources if (change := source.change())]
         if not changed:
             return
         doubtful = self._at_hand.done.copy()
         doubtful.discard(self._certain)
         self._at_hand.strike(doubtful)
-        again = (
+        advice = (
             f"; {_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again"
             if doubtful
             else ""
         )
         raise InputError(
-            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._certain)} done before that{again}. "
+            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._certain)} done before that{advice}. "
             "Put it back as it was, with its times, and run again to go on, or run with --fresh to start over."
         )
 

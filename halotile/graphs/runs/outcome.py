@@ -65,11 +65,11 @@ def ended_by(error: BaseException) -> str:
 
 def describe_full_disk(plan: Plan, error: str, done: int) -> str:
     """Describe the effect of a full disk, and the space that the remaining blocks need."""
-    left = plan.output_bytes * (plan.blocks - done) / plan.blocks
+    remaining_bytes = plan.output_bytes * (plan.blocks - done) / plan.blocks
     free = shutil.disk_usage(plan.output).free
     return (
         f"the disk ran full: {error}. {done:,} of {counted(plan.blocks, 'block')} are safe; "
-        f"the others take up to {bytes_text(left)}, and {plan.output} has {bytes_text(free)} free. "
+        f"the others take up to {bytes_text(remaining_bytes)}, and {plan.output} has {bytes_text(free)} free. "
         "Free some space and run again."
     )
 
@@ -87,17 +87,17 @@ def describe_bad_blocks(plan: Plan, grid: Grid, bad: tuple[BadBlock, ...]) -> st
         f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {first_line(b.error)}"
         for b in bad[:5]
     ]
-    more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
+    unlisted = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
     refused = all(b.kind == "input" for b in bad)
     retries = plan.run.retries
     its = "its" if len(bad) == 1 else "their"
     why = f"for {its} input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
-    others = "; the others are done" if len(bad) < len(grid) else ""
+    rest_text = "; the others are done" if len(bad) < len(grid) else ""
     return "\n".join(
         [
-            f"{len(bad):,} of {counted(len(grid), 'block')} failed {why}{others}.",
+            f"{len(bad):,} of {counted(len(grid), 'block')} failed {why}{rest_text}.",
             *lines,
-            *more,
+            *unlisted,
             f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(plan, bad)}",
         ]
     )

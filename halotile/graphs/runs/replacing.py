@@ -113,16 +113,16 @@ def _existing_layout(slot: Slot) -> Layout:
         return written[0]
     layout = slot.output.layout
     with suppress(HalotileError):  # a run that was interrupted while it started over has lost its plan
-        found = open_output(slot.path)
-        if (found.shape, found.dtype, found.ome) == (layout.shape, layout.dtype, layout.ome):
-            return found
+        existing = open_output(slot.path)
+        if (existing.shape, existing.dtype, existing.ome) == (layout.shape, layout.dtype, layout.ome):
+            return existing
     return layout
 
 
 def _existing_output(slot: Slot) -> tuple[Layout, Grid] | None:
     """Return layout and blocks of an output from the run directory; None where it does not have them."""
-    kept, place = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
-    written = written_of(kept) if kept else []
+    stored_plan, place = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
+    written = written_of(stored_plan) if stored_plan else []
     return written[place] if place < len(written) else None
 
 
@@ -134,19 +134,19 @@ def check_pixels(slot: Slot) -> None:
     OutputRefused
         With what to write to replace it.
     """
-    kept, written = slot.first.whole_plan(), _existing_output(slot)
-    if slot.output.overwrite or kept is None or written is None:
+    stored_plan, written = slot.first.whole_plan(), _existing_output(slot)
+    if slot.output.overwrite or stored_plan is None or written is None:
         return
     layout, grid = written
-    found, done = dict[int, list[str]](), Runs()
-    owner = journal_fingerprint(kept["fingerprint"], slot.plan.outputs.index(slot.output))
+    problems, done = dict[int, list[str]](), Runs()
+    owner = journal_fingerprint(stored_plan["fingerprint"], slot.plan.outputs.index(slot.output))
     with suppress(HalotileError, FileNotFoundError):  # without a journal the owner is unknown
         journal = Journal.open(slot.directory.journal_path, owner, len(grid), read_only=True)
         done = journal.done
         blocks = map(grid.block_at, done)
-        found = dict(damaged_blocks(slot.path, layout, blocks, journal.digest, thorough=False))
-    if others := other_pixels(found, len(done)):
-        raise OutputRefused(f"{slot.path} is not what the run wrote there: {others}. {REPLACE}")
+        problems = dict(damaged_blocks(slot.path, layout, blocks, journal.digest, thorough=False))
+    if difference := other_pixels(problems, len(done)):
+        raise OutputRefused(f"{slot.path} is not what the run wrote there: {difference}. {REPLACE}")
 
 
 def _is_own(slot: Slot) -> bool:
@@ -155,12 +155,12 @@ def _is_own(slot: Slot) -> bool:
     if not slot.is_first and slot.directory.read_primary() != str(slot.first.path):
         return False
     try:
-        asked = slot.first.read_job()
+        stored_job = slot.first.read_job()
     except DamagedData:
-        asked = None
-    if asked is None:
+        stored_job = None
+    if stored_job is None:
         return (slot.first.whole_plan() or {}).get("fingerprint") == plan.fingerprint
-    return _result_of(plan, asked) == _result_of(plan, plan.documents.asked)
+    return _result_of(plan, stored_job) == _result_of(plan, plan.documents.asked)
 
 
 def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
     parts = {key: value for key, value in job.items() if key not in how}
     if isinstance(output := parts.get("output"), Mapping):
         parts["output"] = {key: value for key, value in output.items() if key != "overwrite"}
-    what: dict[str, Any] = json.loads(json.dumps(plan.kind.essentials(parts)))
-    return what
+    essentials: dict[str, Any] = json.loads(json.dumps(plan.kind.essentials(parts)))
+    return essentials
 
 
 def to_start_over(plan: Plan) -> str:

@@ -115,17 +115,17 @@ class Grouping:
     def learn(self, blocks: int, seconds: float) -> None:
         """Record the duration of a finished task."""
         observed = seconds / max(blocks, 1)
-        known = self.seconds_per_block
-        self.seconds_per_block = observed if known is None else 0.7 * known + 0.3 * observed
+        previous = self.seconds_per_block
+        self.seconds_per_block = observed if previous is None else 0.7 * previous + 0.3 * observed
 
     def size(self, remaining: int) -> int:
         """Return the number of blocks of the next task when ``remaining`` are left."""
         if self.seconds_per_block is None:
-            wanted = self.least
+            size = self.least
         else:
-            wanted = int(min(LARGEST_GROUP, self.target_seconds / max(self.seconds_per_block, 1e-9)))
+            size = int(min(LARGEST_GROUP, self.target_seconds / max(self.seconds_per_block, 1e-9)))
         fair = remaining if self.keeps_all else -(-remaining // (self.workers * SHARES))
-        return max(1, min(max(wanted, self.least), fair))
+        return max(1, min(max(size, self.least), fair))
 
     def limit_seconds(self, blocks: int) -> float | None:
         """Return the time in which a task of so many blocks may begin blocks; None while that is unknown.
@@ -214,8 +214,8 @@ class Stream:
 
     def hand_back(self, numbers: Iterable[int]) -> None:
         """Send these blocks again, which a worker was too slow to begin, to the first free worker."""
-        if left := tuple(numbers):
-            self._again.append(left)
+        if group := tuple(numbers):
+            self._again.append(group)
 
     def answers(
         self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
@@ -323,17 +323,17 @@ class Stream:
         answers = []
         for future in arrived:
             numbers = self._in_flight.pop(future)
-            alone, self._alone = future is self._alone, None
+            was_alone, self._alone = future is self._alone, None
             if results.get(future.key) is not None:
-                answers.append(Answer(numbers, results[future.key], alone=alone))
+                answers.append(Answer(numbers, results[future.key], alone=was_alone))
                 self.grouping.learn(len(numbers), getattr(results[future.key], "seconds", 0.0))
             elif future.status in ("error", "cancelled"):
                 error = self._error_of(future)
                 self.lost += isinstance(error, KilledWorker)
-                if isinstance(error, KilledWorker) and not alone:
+                if isinstance(error, KilledWorker) and not was_alone:
                     self.again(numbers, alone=len(numbers) == 1)
                 else:
-                    answers.append(Answer(numbers, error=error, alone=alone))
+                    answers.append(Answer(numbers, error=error, alone=was_alone))
             else:
                 self.lost += 1
                 self._again.append(numbers)
@@ -344,14 +344,14 @@ class Stream:
         """Return the results of finished futures; None where a result could not be fetched."""
         if not futures:
             return []
-        wanted = {future.key: future for future in futures}
+        by_key = {future.key: future for future in futures}
 
         async def fetch() -> Any:
-            return await self.client.gather(wanted, errors="skip", asynchronous=True)
+            return await self.client.gather(by_key, errors="skip", asynchronous=True)
 
         with answering():
-            kept: dict[str, Any] = self.client.sync(fetch, callback_timeout=RPC_SECONDS)
-        return [kept.get(future.key) for future in futures]
+            gathered: dict[str, Any] = self.client.sync(fetch, callback_timeout=RPC_SECONDS)
+        return [gathered.get(future.key) for future in futures]
 
     @staticmethod
     def _error_of(future: Future) -> BaseException:

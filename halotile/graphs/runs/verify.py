@@ -100,9 +100,9 @@ def verify(
         )
     _repair(path, directory, stored, written, job, observer)
     after = _outputs(directory, stored, look_at=[each.damaged for each in written])
-    left = sum(len(each.lines()) for each in after)
+    remaining = sum(len(each.lines()) for each in after)
     done = sum(len(each.done) for each in after)
-    return Verdict(_total(after), done, problems, len(problems) - left, _undone(after))
+    return Verdict(_total(after), done, problems, len(problems) - remaining, _undone(after))
 
 
 def _directory_of_run(directory: RunDirectory) -> RunDirectory:
@@ -138,7 +138,7 @@ def _outputs(
     directory: RunDirectory, stored: dict[str, Any], look_at: Sequence[Iterable[int]] | None = None
 ) -> list[_Written]:
     """Check every output of a run: the blocks that are done, or the given blocks."""
-    found = []
+    outputs = []
     for place, (layout, grid) in enumerate(written_of(stored)):
         first = directory.path.with_name(directory.path.name.removesuffix(".run"))
         path = Path(stored["outputs"][place]["path"]) if place else first
@@ -148,8 +148,8 @@ def _outputs(
         numbers = journal.done if look_at is None else look_at[place]
         damaged = dict(damaged_blocks(path, layout, map(grid.block_at, numbers), journal.digest))
         prefix = f"{path.name} " if place else ""
-        found.append(_Written(path, layout, grid, beside, owner, journal.done, damaged, prefix))
-    return found
+        outputs.append(_Written(path, layout, grid, beside, owner, journal.done, damaged, prefix))
+    return outputs
 
 
 def _total(written: Iterable[_Written]) -> int:

@@ -36,8 +36,8 @@ class Admm(SolverBase):
         ahead = Shared(moved, problem.prior.reach(), computed=True)
         pulled = Total((ahead, *duals), (1.0,) * (1 + len(duals)))
         denoised = Shared(problem.prior.prox(pulled, size), computed=True)
-        left = Total((ahead, *duals, denoised), (1.0,) * (1 + len(duals)) + (-1.0,))
-        return Step({"z": denoised, "x": ahead, "u": left})
+        dual = Total((ahead, *duals, denoised), (1.0,) * (1 + len(duals)) + (-1.0,))
+        return Step({"z": denoised, "x": ahead, "u": dual})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the state of the next iteration, which has no numbers."""

@@ -99,7 +99,7 @@ class ConjugateGradients(SolverBase):
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state, with the sums that its coefficients come from, its misfit and its relative residual."""
-        known = {name: sums[name] for name in (RR, PQ, RQ, QQ)}
+        coefficients = {name: sums[name] for name in (RR, PQ, RQ, QQ)}
         recomputed = MISFIT in sums  # only a gradient records it
         if recomputed:
             misfit = sums[MISFIT] + problem.misfit_of_zero
@@ -110,15 +110,15 @@ class ConjugateGradients(SolverBase):
         residual = math.sqrt(sums[RR] / first) if first > 0 else 0.0
         before, packed = (state.numbers.get(name, math.inf) for name in (COMPUTED, RESIDUAL))
         was_rounding = residual > PAYS * before and packed < PAYS * residual
-        told = {
+        reported = {
             FIRST: first,
             MISFIT: max(misfit, 0.0),
             RESIDUAL: residual,
             RECOMPUTED: float(recomputed),
             COMPUTED: residual if recomputed else before,
-            SPENT: float(recomputed and (was_rounding or _follows_rounding(problem, known))),
+            SPENT: float(recomputed and (was_rounding or _follows_rounding(problem, coefficients))),
         }
-        return advanced(state, **known, **told)
+        return advanced(state, **coefficients, **reported)
 
 
 def _is_due(problem: Problem, numbers: Mapping[str, float]) -> bool:

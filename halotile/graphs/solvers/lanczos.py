@@ -84,9 +84,9 @@ def recurrence(state: State) -> list[Row]:
         before = state.numbers[f"{VV} {k - 1}"] if k else 0.0
         alpha = vw / vv
         back = rows[-1].scale * vv / before if k else 0.0
-        left = ww - alpha**2 * vv - back**2 * before
-        rows.append(Row(alpha, back, math.sqrt(max(left, TINY * ww) / vv)))
-        if left <= TINY * ww:
+        residual = ww - alpha**2 * vv - back**2 * before
+        rows.append(Row(alpha, back, math.sqrt(max(residual, TINY * ww) / vv)))
+        if residual <= TINY * ww:
             break
     return rows
 

@@ -255,7 +255,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     allowed, machine = parse_bytes(job.run.memory_per_worker), opened.computing.machine_bytes
     output = OutputArray(begun.output, sized.layout, task.grid, job.output.overwrite)
     is_named = isinstance(job.denoiser, DenoiserChoice)
-    given = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
+    given_parts = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
     decided = _decided(task, sized.layout)
     return Plan(
         job=job,
@@ -272,7 +272,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
             free_bytes(begun.output),
             smaller_output="a smaller output.dtype",
         ),
-        documents=documents_of(job, sized.requested, given, decided),
+        documents=documents_of(job, sized.requested, given_parts, decided),
         figures=figures_of(job, task, sized.layout, settled.reach, settled.tuned),
         notes=_notes(settled),
         earlier=earlier,

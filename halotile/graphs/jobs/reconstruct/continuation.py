@@ -67,11 +67,11 @@ class Reached:
     @classmethod
     def of(cls, directory: RunDirectory) -> Reached:
         """Return the iterations that a run directory records."""
-        kept = Checkpoint(directory.state_path / ITERATE / "checkpoint").read()
+        stored = Checkpoint(directory.state_path / ITERATE / "checkpoint").read()
         written = directory.read_written()
         # A run that only repairs its output iterates again, and is behind the iterations that it has reported already.
-        rows = max((kept or {}).get("rows", []), written, key=len)
-        return cls(rows, last_of(written), kept is not None)
+        rows = max((stored or {}).get("rows", []), written, key=len)
+        return cls(rows, last_of(written), stored is not None)
 
     @property
     def iterations(self) -> int:

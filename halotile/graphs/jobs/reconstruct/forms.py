@@ -99,8 +99,8 @@ class Form:
                 "; Fourier transforms where kernels are large" if self.is_fft else "; direct convolutions"
             )
             count = len(self.terms)
-            told = engines if self._engines else ""
-            return f"plain, {count} operator{'s' if count > 1 else ''} there and back{told}"
+            engine_text = engines if self._engines else ""
+            return f"plain, {count} operator{'s' if count > 1 else ''} there and back{engine_text}"
         rows, columns = self.folded.kernel.shape[-2:]
         engine = "Fourier transforms" if self.is_fft else "direct convolution"
         return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"

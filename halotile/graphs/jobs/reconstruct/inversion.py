@@ -122,8 +122,8 @@ class Inversion:
     def scratch_bytes(self) -> int:
         """Size of the solver's images at most."""
         staged = self.state_layout.size_bytes if self.form.apart or self.form.whole else 0
-        aside = self.state_layout.size_bytes if self.solver.traits.takes_steps else 0
-        return self.vectors(self.solver, "").size_bytes + aside + staged
+        spare_copy = self.state_layout.size_bytes if self.solver.traits.takes_steps else 0
+        return self.vectors(self.solver, "").size_bytes + spare_copy + staged
 
     @property
     def scratch_inodes(self) -> int:

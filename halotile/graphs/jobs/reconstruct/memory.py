@@ -93,7 +93,7 @@ def footprint_of_step(
     size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
     before = (form.per_sweep - 1) * (prior.reach() + form.reach)
     step = size * _window(grid, before + prior.reach())
-    seen = size * _window(grid, before + prior.reach() + form.reach)
+    window = size * _window(grid, before + prior.reach() + form.reach)
     read = images_read(solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     denoised = denoised_of(prior)
@@ -102,10 +102,10 @@ def footprint_of_step(
     return StepFootprint(
         imports_bytes=IMPORTS_BYTES + (gpu_bytes(measured) if on_gpu else 0),
         model_bytes=model,
-        vectors_bytes=copies * (read * seen + len(solver.vectors) * core)
+        vectors_bytes=copies * (read * window + len(solver.vectors) * core)
         + 2 * io_threads * shard
         + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
-        operators_bytes=IMAGES_OF_A_GRADIENT * seen + (TRANSFORMS_BYTES if form.is_fft else 0),
+        operators_bytes=IMAGES_OF_A_GRADIENT * window + (TRANSFORMS_BYTES if form.is_fft else 0),
         # On a GPU the tiles are there, and the pixels pass through pinned memory on their way: two parts each way.
         tiles_bytes=2 * COUNT * pinned(step) if on_gpu else tiles,
     )

@@ -142,12 +142,12 @@ def check_masks(operators: Iterable[Operator]) -> None:
 
 def _is_empty(mask: Readable) -> bool:
     """Return True where all of a mask is 0; False for one that is too large to check."""
-    length, *rest = mask.shape
-    if length * math.prod(rest) > LOOKED_AT:
+    length, *other_axes = mask.shape
+    if length * math.prod(other_axes) > LOOKED_AT:
         return False
-    rows = max(1, STRIP // math.prod(rest))
+    rows = max(1, STRIP // math.prod(other_axes))
     strips = (
-        Region((first, *(0 for _ in rest)), (min(first + rows, length), *rest))
+        Region((first, *(0 for _ in other_axes)), (min(first + rows, length), *other_axes))
         for first in range(0, length, rows)
     )
     return not any(np.any(mask.read(strip)) for strip in strips)

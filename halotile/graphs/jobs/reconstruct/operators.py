@@ -97,13 +97,13 @@ def make_operators(job: Measured) -> tuple[Operator, ...]:
     ConfigError, InputError
         As :func:`make_operator`, with the number of the operator.
     """
-    made = []
+    operators = []
     for number, choice in enumerate(job.operators):
         try:
-            made.append(make_operator(choice, job))
+            operators.append(make_operator(choice, job))
         except (ConfigError, InputError) as error:
             raise type(error)(f"operators[{number}]: {error}") from None
-    return tuple(made)
+    return tuple(operators)
 
 
 def describe_operator(operator: Operator) -> dict[str, Any]:

@@ -82,8 +82,8 @@ class ReconstructWork(Inversion):
                 at.directory.append_iteration(row)
             at.report(f"iteration {row['iteration']:.0f} of {choice.iterations}: {describe_figures(row)}")
         if left_out := choice.iterations - iterations.done:
-            spent = iterations.rows[-1].get(SPENT)
-            why = ": rounding keeps its residual from getting shorter" if spent else ""
+            is_spent = iterations.rows[-1].get(SPENT)
+            why = ": rounding keeps its residual from getting shorter" if is_spent else ""
             at.report(f"{self.solver.name} is done {counted(left_out, 'iteration')} early{why}")
         at.directory.write_written(iterations.rows)
         yield self._write_pass(iterations)
@@ -99,9 +99,9 @@ class ReconstructWork(Inversion):
 
     def _step_size(self, at: Place) -> Generator[Pass | Gather, Sums, float]:
         """Return the requested step size, or the inverse of the largest curvature of the problem."""
-        asked = self.job.solver.step
-        if isinstance(asked, float | int):
-            return float(asked)
+        requested = self.job.solver.step
+        if isinstance(requested, float | int):
+            return float(requested)
         if not self.finds_step:
             return 1.0
         norm = self._iterations(at, Lanczos(), NORM, begun(self.problem()))
@@ -118,12 +118,12 @@ class ReconstructWork(Inversion):
             return self.problem(step_size)
         problem = self.problem()
         zeros = Constant(problem.shape, problem.dtype)
-        made = self._iterations(
+        backprojection = self._iterations(
             at, Backprojection(), ADJOINT, problem.beginning_at(zeros), self.form.fused_reach
         )
-        if not made.is_over(1):
-            yield from made.iterate()
-        return self.problem(step_size, made.image("b"), made.state.numbers[MISFIT])
+        if not backprojection.is_over(1):
+            yield from backprojection.iterate()
+        return self.problem(step_size, backprojection.image("b"), backprojection.state.numbers[MISFIT])
 
     def _iterations(
         self, at: Place, solver: Solver, phase: str, problem: Problem, halo: int = 0

@@ -190,8 +190,8 @@ class _Sized:
             computing.precision,
             self.seals,
         )
-        apart = comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
-        return Cut(prior, grid, replace(self.form, apart=apart))
+        is_apart = comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
+        return Cut(prior, grid, replace(self.form, apart=is_apart))
 
     def work_of(self, cut: Cut, tuned: Tuned | None) -> ReconstructWork:
         """Return the inversion on these blocks."""
@@ -290,7 +290,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
     identity, earlier = relate(job, _identity(settled), begun.previous, request)
     begun_prior = with_denoised(work.prior, lambda denoised: as_it_went(denoised, begun.previous))
-    further = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
+    solver_notes = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
     return Plan(
         job=job,
         work=replace(work, prior=begun_prior),
@@ -302,7 +302,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
         resources=_resources(settled),
         documents=documents_of(job, sized.requested, given_parts(job), decided_parts(work)),
         figures=figures_of(work),
-        notes=_notes(settled, further),
+        notes=_notes(settled, solver_notes),
         earlier=earlier,
     )
 

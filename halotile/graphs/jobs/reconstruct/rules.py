@@ -130,8 +130,8 @@ def _traits(name: str) -> Traits:
 
 def _solvers(fits: Callable[[Traits], bool]) -> str:
     """Return the names of solvers that fit, as text."""
-    known = [name for name in names("solvers") if (traits := _traits(name)).for_jobs and fits(traits)]
-    return " or ".join(filter(None, [", ".join(known[:-1]), *known[-1:]]))
+    fitting = [name for name in names("solvers") if (traits := _traits(name)).for_jobs and fits(traits)]
+    return " or ".join(filter(None, [", ".join(fitting[:-1]), *fitting[-1:]]))
 
 
 def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
@@ -159,7 +159,7 @@ def _step_of_solver(solver: SolverChoice) -> Faults:
 
 
 def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
-    every, left = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
+    every, remainder = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
     if not 1 < every <= MOST_PER_SWEEP:
         return
     place = ("solver", "checkpoint_every")
@@ -174,11 +174,11 @@ def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
             place,
             f"{every} with fuse: false, and a gradient that is stored needs a stored image; write 1, or fuse: auto",
         )
-    elif left:
+    elif remainder:
         yield (
             ("solver", "iterations"),
             f"{solver.iterations} is no multiple of solver.checkpoint_every {every}: the image of the last one would not "
-            f"be stored; write {solver.iterations + every - left}",
+            f"be stored; write {solver.iterations + every - remainder}",
         )
 
 

@@ -57,8 +57,8 @@ def headline(figures: Figures) -> str:
 def _operator_rows(figures: Figures) -> list[Row]:
     pairs = list(zip(figures["operators"], figures["data"], strict=True))
     lines = [f"{name} of {data}" for name, data in pairs[:SHOWN]]
-    if more := Counter(name for name, _ in pairs[SHOWN:]):
-        lines.append("and " + ", ".join(f"{count:,} × {name}" for name, count in more.items()))
+    if unlisted := Counter(name for name, _ in pairs[SHOWN:]):
+        lines.append("and " + ", ".join(f"{count:,} × {name}" for name, count in unlisted.items()))
     return [("" if place else "operators", line) for place, line in enumerate(lines)]
 
 
@@ -109,7 +109,7 @@ def traffic_text(figures: Figures) -> str:
     if figures["iteration_bytes_unfused"] is None:
         return f"{moved} in one pass"
     if figures["passes"] == 1:
-        other = bytes_text(figures["iteration_bytes_unfused"])
-        return f"{moved} in one pass, which computes {twice}; in two, {other}"
-    other = bytes_text(figures["iteration_bytes_fused"])
-    return f"{moved} in two passes; in one, {other}, but {twice}"
+        other_bytes = bytes_text(figures["iteration_bytes_unfused"])
+        return f"{moved} in one pass, which computes {twice}; in two, {other_bytes}"
+    other_bytes = bytes_text(figures["iteration_bytes_fused"])
+    return f"{moved} in two passes; in one, {other_bytes}, but {twice}"

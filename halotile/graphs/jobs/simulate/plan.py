@@ -127,7 +127,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
 
 def _check_places(job: Simulation) -> None:
     """Refuse paths where a measurement cannot be written."""
-    taken: dict[str, str] = {os.path.realpath(job.reference): "the reference"}
+    used_by: dict[str, str] = {os.path.realpath(job.reference): "the reference"}
     for number, choice in enumerate(job.operators):
         key = f"operators[{number}].data"
         if "://" in choice.data or Path(choice.data).suffix.lower() in OTHER_FORMATS:
@@ -136,9 +136,9 @@ def _check_places(job: Simulation) -> None:
                 f"{key} is {choice.data}: measurements are written as Zarr on a disk of this machine. Write {better}, say."
             )
         place = os.path.realpath(choice.data)
-        if place in taken:
-            raise ConfigError(f"{key} is {choice.data}, and so is {taken[place]}. Write another path.")
-        taken[place] = key
+        if place in used_by:
+            raise ConfigError(f"{key} is {choice.data}, and so is {used_by[place]}. Write another path.")
+        used_by[place] = key
 
 
 def _measurement(job: Simulation, number: int, operator: Operator, reference: Source) -> _Measurement:
@@ -152,10 +152,10 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
     roles = Roles(axes_like(reference, len(shape)), tuple(tiled), None)
     geometry = Geometry(shape, shape, roles, 1, 1)
     path = Path(os.path.abspath(choice.data))
-    wanted = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec)
+    storage = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec)
     if len(tiled) == 1:  # the sizes in the job are for planes
-        wanted = replace(wanted, shard="auto", chunk="auto")
-    layout = layout_like(reference, wanted, geometry, dtype, parse_bytes(job.run.memory_per_worker))
+        storage = replace(storage, shard="auto", chunk="auto")
+    layout = layout_like(reference, storage, geometry, dtype, parse_bytes(job.run.memory_per_worker))
     block, needed = _block(job, geometry, layout, operator, reference)
     poisson = job.noise.name == "poisson"
     simulated = Simulated(
