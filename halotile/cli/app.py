@@ -52,8 +52,8 @@ def _exit_with_message(error: BaseException, *, debug: bool, resumable: bool) ->
     raise typer.Exit(exits.exit_code(error)) from None
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from halotile import __version__
 
         echo(f"halotile {__version__}")

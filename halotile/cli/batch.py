@@ -309,13 +309,13 @@ def _umask() -> int:
 
 def _this_machine() -> str:
     """Return the name of this machine that other machines know."""
-    whole = socket.getfqdn()
-    return socket.gethostname() if whole.startswith("localhost") else whole
+    full_name = socket.getfqdn()
+    return socket.gethostname() if full_name.startswith("localhost") else full_name
 
 
-def _await_end(over: Any, what: str) -> None:
+def _await_end(over: Any, name: str) -> None:
     deadline = time.monotonic() + END_SECONDS
     while not over():
         if time.monotonic() > deadline:
-            raise ClusterFailed(f"{what} has been told to end, and has not after {END_SECONDS:g} s.")
+            raise ClusterFailed(f"{name} has been told to end, and has not after {END_SECONDS:g} s.")
         time.sleep(POLL_SECONDS)

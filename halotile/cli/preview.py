@@ -93,20 +93,20 @@ def _refuse_for_tiff(request: PreviewRequest) -> None:
 
 def _check_file(request: PreviewRequest) -> None:
     """Refuse a path that a file must not be written to."""
-    place, folder = request.file, request.file.parent
+    file, folder = request.file, request.file.parent
     if not folder.is_dir():
-        raise OutputRefused(f"{place}: there is no directory {folder}. Make it first.")
+        raise OutputRefused(f"{file}: there is no directory {folder}. Make it first.")
     for image in filter(None, (request.path, request.against)):
-        if "://" not in image and _is_within(place, Path(image)):
-            raise OutputRefused(f"{place}: it is the image {image}, or inside it. Write a name elsewhere.")
-    if place.is_dir():
-        raise OutputRefused(f"{place}: a directory stands there. Write another name.")
-    if os.path.lexists(place) and not request.overwrite:
-        raise OutputRefused(f"{place}: something stands there. Write another name, or --overwrite.")
+        if "://" not in image and _is_within(file, Path(image)):
+            raise OutputRefused(f"{file}: it is the image {image}, or inside it. Write a name elsewhere.")
+    if file.is_dir():
+        raise OutputRefused(f"{file}: a directory stands there. Write another name.")
+    if os.path.lexists(file) and not request.overwrite:
+        raise OutputRefused(f"{file}: something stands there. Write another name, or --overwrite.")
 
 
-def _is_within(place: Path, image: Path) -> bool:
-    resolved = place.resolve()
+def _is_within(path: Path, image: Path) -> bool:
+    resolved = path.resolve()
     return image.resolve() in (resolved, *resolved.parents)
 
 
@@ -163,8 +163,8 @@ def _opened(
     return choose_planes(source, at, region)
 
 
-def _refuse_other_shape(request: PreviewRequest, one: Planes, other: Planes) -> None:
-    shapes = [dict(zip(p.source.axes, p.source.shape, strict=True)) for p in (one, other)]
+def _refuse_other_shape(request: PreviewRequest, first: Planes, second: Planes) -> None:
+    shapes = [dict(zip(p.source.axes, p.source.shape, strict=True)) for p in (first, second)]
     sizes = [(shape["y"], shape["x"]) for shape in shapes]
     if sizes[0] != sizes[1]:
         raise ConfigError(
@@ -178,9 +178,9 @@ def _png(request: PreviewRequest, images: list[Planes], tick: Callable[[float], 
 
     edge = None if request.region is not None else request.size or SIZE
     drawn = write_png(request.file, images, edge=edge, values=request.values, tick=tick)
-    each = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
+    averaging = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
     return (
-        f"{request.file}: {size_text(drawn.shape)}{each}; black is {drawn.low:g}, white {drawn.high:g}"
+        f"{request.file}: {size_text(drawn.shape)}{averaging}; black is {drawn.low:g}, white {drawn.high:g}"
         f"{_plane_text(images[0])}"
     )
 

@@ -132,8 +132,8 @@ def find_run(path: Path) -> Path:
 
 def run_beside(output: Path) -> Path:
     """Return the path of the run directory of an output, whether or not it exists."""
-    whole = Path(os.path.abspath(output))
-    return whole.parent / f"{whole.name}.run"
+    absolute = Path(os.path.abspath(output))
+    return absolute.parent / f"{absolute.name}.run"
 
 
 def output_of(path: Path) -> Path:

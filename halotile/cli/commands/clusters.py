@@ -109,23 +109,27 @@ def _check_spelling(context: typer.Context) -> None:
     """Refuse a near miss of one of our options: the script would receive it, and the cluster would be different."""
     from halotile.graphs.rules.words import nearest
 
-    own = [name for each in context.command.params for name in each.opts if name.startswith("--")]
+    options = [
+        name for parameter in context.command.params for name in parameter.opts if name.startswith("--")
+    ]
     for word in context.args:
         name = word.partition("=")[0]
         if (
             name in context.meta[_BEFORE]
             and name.startswith("--")
-            and (near := nearest(name, own, likeness=0.75))
+            and (near := nearest(name, options, likeness=0.75))
         ):
             raise ConfigError(
                 f"exec has no {name}; did you mean {near}? What is the script's own comes after --."
             )
 
 
-def _show(title: str, found: Sequence[Finding], *, as_json: bool) -> None:
+def _show(title: str, findings: Sequence[Finding], *, as_json: bool) -> None:
     marks = {"ok": "ok", "note": "note:", "missing": "MISSING:"}
     if not as_json:
-        print_rows(title, [(each.name, f"{marks[each.verdict]} {each.text}") for each in found])
+        print_rows(
+            title, [(finding.name, f"{marks[finding.verdict]} {finding.text}") for finding in findings]
+        )
 
 
 def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool) -> Cluster:

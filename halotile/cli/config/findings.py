@@ -53,9 +53,9 @@ class Findings:
         """Return a path resolved against the configuration's folder; addresses such as s3:// stay."""
         if "://" in path:
             return path
-        whole = self.base / os.path.expanduser(path)
+        resolved = self.base / os.path.expanduser(path)
         # Where a link comes before "..", only the file system can resolve the path.
-        return os.path.realpath(whole) if ".." in whole.parts else str(whole)
+        return os.path.realpath(resolved) if ".." in resolved.parts else str(resolved)
 
     def problems(self) -> list[Problem]:
         """Return all faults, with the files that do not exist, in the order of the document; those of the command line come last."""

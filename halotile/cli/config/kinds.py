@@ -94,8 +94,8 @@ class JobKeys:
     @property
     def keys(self) -> list[str]:
         """Keys at the top of a file, after its head."""
-        own = [f.name for f in dataclasses.fields(self.values)] if self.values else []
-        return [*self.sections, *self.lists, *own]
+        value_keys = [f.name for f in dataclasses.fields(self.values)] if self.values else []
+        return [*self.sections, *self.lists, *value_keys]
 
     def requires(self, key: str) -> bool:
         """Return True where a key has to be written."""
@@ -116,16 +116,16 @@ def keys_of(name: str) -> JobKeys:
     sections: dict[str, Any] = {}
     lists: dict[str, Any] = {}
     plain: list[tuple[str, Any, Any]] = []
-    for each in _own_first(job):
-        hint = hints[each.name]
+    for job_field in _own_first(job):
+        hint = hints[job_field.name]
         section = next((part for part in parts(hint) if dataclasses.is_dataclass(part)), None)
         entry = get_args(hint)[0] if get_origin(hint) is tuple else None
         if section is not None:
-            sections[each.name] = section
+            sections[job_field.name] = section
         elif dataclasses.is_dataclass(entry):
-            lists[each.name] = entry
-        elif each.name not in FLAGS:
-            plain.append((each.name, hint, dataclasses.field(default=each.default)))
+            lists[job_field.name] = entry
+        elif job_field.name not in FLAGS:
+            plain.append((job_field.name, hint, dataclasses.field(default=job_field.default)))
     values = None
     if plain:
         values = dataclasses.make_dataclass(
@@ -141,11 +141,11 @@ def keys_of(name: str) -> JobKeys:
 
 def _own_first(job: type[Job]) -> list[dataclasses.Field[Any]]:
     """Return the fields of a job; those of every job come last, and input comes before output."""
-    shared = {each.name for each in dataclasses.fields(Job)}
+    shared = {shared_field.name for shared_field in dataclasses.fields(Job)}
     order = ("input", "output", "denoiser")
     fields = sorted(
         dataclasses.fields(job),
-        key=lambda each: order.index(each.name) if each.name in order else len(order),
+        key=lambda shared_field: order.index(shared_field.name) if shared_field.name in order else len(order),
     )
     return [f for f in fields if f.name not in shared] + [f for f in fields if f.name in shared]
 

@@ -54,9 +54,9 @@ class Flags:
             (("cluster", "dashboard"), None if self.dashboard else False, "--no-dashboard"),
             (("cluster", "tls"), None if self.tls else False, "--no-tls"),
         ]
-        for path, value, place in overrides:
+        for path, value, origin in overrides:
             if value is not None:
-                document = document.put(path, value, place)
+                document = document.put(path, value, origin)
         return document
 
 
@@ -105,11 +105,11 @@ def _override(document: Document, text: str) -> Document:
             f"--set {text}: not a key and a value. Write it as --set tile.size=256, or for an entry of a list "
             'as --set "operators[0].noise_sigma=0.05".'
         )
-    place = f"--set {key.strip()}"
-    parsed = read_text(value, place)
+    origin = f"--set {key.strip()}"
+    parsed = read_text(value, origin)
     if parsed.problems:
-        raise ConfigError(f"{place}: {parsed.problems[0].message}.")
-    return document.put(path, parsed.tree, place)
+        raise ConfigError(f"{origin}: {parsed.problems[0].message}.")
+    return document.put(path, parsed.tree, origin)
 
 
 def _key_path(key: str) -> KeyPath | None:

@@ -36,20 +36,20 @@ def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
 
 def _output_beside(directory: Path) -> Path | None:
     """Return the output that a run directory lies beside, if there is one."""
-    whole = Path(os.path.realpath(directory))
-    output = whole.with_name(whole.name.removesuffix(".run"))
-    return output if output != whole and output.is_dir() else None
+    real_path = Path(os.path.realpath(directory))
+    output = real_path.with_name(real_path.name.removesuffix(".run"))
+    return output if output != real_path and output.is_dir() else None
 
 
-def _refusal(directory: Path, before: str, here: Path | None) -> str:
+def _refusal(directory: Path, before: str, output: Path | None) -> str:
     """Return the reason why a job is not resumed at the present place of its directory."""
     belongs = f"{directory} belongs to the output {before}: it was moved or copied"
-    if here is None:
+    if output is None:
         return f"{belongs}. Move both back, or run the configuration with the new output.path."
     # Resuming a copy as well would make two runs of one journal.
     return (
         f"{belongs}, and something still stands at the old place. Move that away to go on here, "
-        f"or run the configuration with output.path: {here}."
+        f"or run the configuration with output.path: {output}."
     )
 
 

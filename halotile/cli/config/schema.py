@@ -73,8 +73,8 @@ def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
 def _attribute_docs(job: type) -> dict[str, str]:
     """Return the strings below the fields of a job, by name."""
     docs: dict[str, str] = {}
-    for each in reversed(job.__mro__[:-1]):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+    for base in reversed(job.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in itertools.pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):

@@ -61,25 +61,25 @@ def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[
     return (None if problems else parts.get("cluster", Cluster())), problems
 
 
-def _head(found: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
+def _head(findings: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
     version, kind = tree.get("version"), tree.get("job")
     if "version" not in tree:
-        found.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
+        findings.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
     elif version != VERSION or isinstance(version, bool | float):
-        found.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
+        findings.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
     kinds = kind_names()
     if isinstance(kind, str) and kind in kinds:
         try:
             return keys_of(kind)
         except HalotileError as error:
-            found.fault(("job",), str(error))
+            findings.fault(("job",), str(error))
             return None
     if kind is None:
-        found.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in kinds)}")
+        findings.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in kinds)}")
         return max(map(keys_of, kinds), key=lambda keys: len({*keys.keys} & tree.keys()))
     near = nearest(str(kind), kinds)
     hint = f"did you mean {near}?" if near else f"write one of {', '.join(kinds)}"
-    found.fault(("job",), f"no job is called {shown(kind)}; {hint}")
+    findings.fault(("job",), f"no job is called {shown(kind)}; {hint}")
     return keys_of(near) if near else None
 
 
@@ -123,13 +123,15 @@ class _Check:
         misspelt = next((key for key in unknown if nearest(key, keys) == part), part)
         return part if part in self.tree else misspelt
 
-    def _unknown(self, key: str, here: Iterable[str]) -> str:
+    def _unknown(self, key: str, accepted: Iterable[str]) -> str:
         """Return the message for an unknown key: the key that was meant, here or in another section."""
-        here, sections = list(here), self.kind.sections
+        accepted, sections = list(accepted), self.kind.sections
         elsewhere = [f"{name}.{key}" for name, schema in sections.items() if key in field_types(schema)]
-        meant = " or ".join(elsewhere) or nearest(key, here)
+        meant = " or ".join(elsewhere) or nearest(key, accepted)
         return (
-            f"unknown key; did you mean {meant}?" if meant else f"unknown key; write one of {', '.join(here)}"
+            f"unknown key; did you mean {meant}?"
+            if meant
+            else f"unknown key; write one of {', '.join(accepted)}"
         )
 
     def _section(self, section: str, schema: type) -> Any:
@@ -211,17 +213,19 @@ class _Check:
 
     def _with_paths(self, path: KeyPath, schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return values with absolute paths, and record those that are read."""
-        whole = dict(values)
+        resolved = dict(values)
         for key, mark in paths_in(schema).items():
             value = values.get(key)
             if mark == OWN:
-                whole |= {key: self.found.absolute(value)} if isinstance(value, str) else {}
+                resolved |= {key: self.found.absolute(value)} if isinstance(value, str) else {}
             elif isinstance(value, dict):
-                whole[key] = {name: self.found.read((*path, key, name), file) for name, file in value.items()}
+                resolved[key] = {
+                    name: self.found.read((*path, key, name), file) for name, file in value.items()
+                }
             elif key in values:
                 # Outside sections the key may be misspelt; its file is checked nevertheless.
-                whole[key] = self.found.read((*path, key if path else self.written[key]), value)
-        return whole
+                resolved[key] = self.found.read((*path, key if path else self.written[key]), value)
+        return resolved
 
     def _checks(self) -> None:
         """Record values that the types allow and the job does not."""
@@ -263,7 +267,7 @@ class _Check:
 
 def _as_choice(schema: type, chosen: Chosen) -> Any:
     """Return a choice as its dataclass: its own keys, and all others as options."""
-    own = {field.name for field in dataclasses.fields(schema)} - {"name", "options"}
-    options = {key: value for key, value in chosen.values.items() if key not in own}
-    values = {key: value for key, value in chosen.values.items() if key in own}
+    own_keys = {field.name for field in dataclasses.fields(schema)} - {"name", "options"}
+    options = {key: value for key, value in chosen.values.items() if key not in own_keys}
+    values = {key: value for key, value in chosen.values.items() if key in own_keys}
     return schema(name=chosen.name, **values, options=options)

@@ -82,18 +82,18 @@ def _put(branch: Any, path: KeyPath, depth: int, value: Any, place: str) -> Any:
     return section
 
 
-def _entries(branch: Any, here: KeyPath, number: int, place: str) -> list[Any]:
+def _entries(branch: Any, parent: KeyPath, number: int, place: str) -> list[Any]:
     """Return a copy of a list that has an entry of this number."""
     if not isinstance(branch, list):
         raise ConfigError(
-            f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a list: it has no entry {number}. "
-            f"Set {dotted(here)} itself."
+            f"{place}: {dotted(parent)} is {json.dumps(branch, default=str)}, not a list: it has no entry {number}. "
+            f"Set {dotted(parent)} itself."
         )
     if number >= len(branch):
         count = f"{len(branch)} entries" if len(branch) != 1 else "1 entry"
-        last = f", the last of them {dotted((*here, len(branch) - 1))}" if branch else ""
+        last = f", the last of them {dotted((*parent, len(branch) - 1))}" if branch else ""
         raise ConfigError(
-            f"{place}: {dotted(here)} has {count}{last}: there is no entry {number}. Set {dotted(here)} itself to add one."
+            f"{place}: {dotted(parent)} has {count}{last}: there is no entry {number}. Set {dotted(parent)} itself to add one."
         )
     return list(branch)
 

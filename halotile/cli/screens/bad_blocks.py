@@ -57,4 +57,4 @@ def rows_of(bad: Sequence[GivenUp]) -> list[Row]:
         lines.append(f"and {len(bad) - NAMED:,} more, in events.jsonl with their tracebacks")
     elif bad:
         lines.append("tracebacks are in events.jsonl")
-    return [("" if place else "bad blocks", line) for place, line in enumerate(lines)]
+    return [("" if number else "bad blocks", line) for number, line in enumerate(lines)]

@@ -133,9 +133,9 @@ class Iterations:
         """Number of iterations so far. The state counts passes: the images between them are not stored."""
         return max(0, self._iteration_of(self.state.iteration))
 
-    def _iteration_of(self, sweep: int) -> int:
+    def _iteration_of(self, pass_number: int) -> int:
         """Return the number of the iteration that a pass ends with; 0 and below for passes before the first iteration."""
-        return self.problem.per_sweep * (sweep - self.solver.traits.passes_before)
+        return self.problem.per_sweep * (pass_number - self.solver.traits.passes_before)
 
     def is_over(self, iterations: int, tol: float = 0.0) -> bool:
         """Return True after so many iterations, or once the solver is done."""
@@ -294,8 +294,8 @@ class Iterations:
     def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:
         images = {name: step.images[name] for name in self.vectors.copies}
         written = {
-            id(image): Written(place, self.grid.shape, np.dtype(self.vectors.layout.dtype))
-            for place, image in enumerate(images.values())
+            id(image): Written(number, self.grid.shape, np.dtype(self.vectors.layout.dtype))
+            for number, image in enumerate(images.values())
         }
         named = {name: written[id(image)] for name, image in images.items()}
         sums = [
@@ -381,9 +381,9 @@ def _merge_sums(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return merged
 
 
-def _usual_sums(made: Written, before: Readable, reference: Readable | None) -> list[Sum]:
-    sums = [Sum(CHANGE, "distance", made, before), Sum(LENGTH, "dot", made, made)]
-    return sums + ([Sum(ERROR, "distance", made, reference)] if reference is not None else [])
+def _usual_sums(written: Written, before: Readable, reference: Readable | None) -> list[Sum]:
+    sums = [Sum(CHANGE, "distance", written, before), Sum(LENGTH, "dot", written, written)]
+    return sums + ([Sum(ERROR, "distance", written, reference)] if reference is not None else [])
 
 
 def _prior_sums(density: Readable | None) -> list[Sum]:

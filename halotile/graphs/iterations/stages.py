@@ -84,13 +84,13 @@ class Stages:
 
         return mapped
 
-    def _add_stage(self, wanted: Readable | Contributions) -> Shared:
+    def _add_stage(self, image: Readable | Contributions) -> Shared:
         number = len(self.requested)
         path = self.vectors.folder / f"stage.{number}"
         create_metadata(path, self.vectors.layout, self.vectors.disk)
-        is_sum = isinstance(wanted, Contributions)
+        is_sum = isinstance(image, Contributions)
         shape = self.grid.shape
         grid = Grid(shape, shape, ((0, 0),) * len(shape)) if is_sum else self.grid
         writer = ShardWriter(path, self.vectors.layout, self.vectors.disk)
-        self.requested.append(Stage(number, wanted, grid, writer))
+        self.requested.append(Stage(number, image, grid, writer))
         return Shared(open_source(path))

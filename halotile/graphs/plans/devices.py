@@ -136,7 +136,7 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     places = (
         tuple(range(requested))
         if isinstance(requested, int)
-        else tuple(place for place in requested if isinstance(place, int))
+        else tuple(index for index in requested if isinstance(index, int))
     )
     if not places or max(places) >= len(here.names):
         count = counted(len(here.names), "GPU")
@@ -144,7 +144,7 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
             f"cluster.gpus is {shown(requested)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
             "or how many, or which of them as a list, counted from 0."
         )
-    return tuple(dict.fromkeys(here.names[place] for place in places))
+    return tuple(dict.fromkeys(here.names[index] for index in places))
 
 
 def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:

@@ -35,7 +35,9 @@ def documents_of(
         Keys of sections whose values were decided, by section; for values outside sections the value itself.
     """
     job = job.moved_to(os.path.abspath(job.place))
-    parts: dict[str, Any] = {each.name: _written(getattr(job, each.name)) for each in fields(job)}
+    parts: dict[str, Any] = {
+        job_field.name: _written(getattr(job, job_field.name)) for job_field in fields(job)
+    }
     parts["run"]["workers"] = requested.workers
     requested_document = {"version": 1, "job": job.kind, **parts, **(given or {})}
     decided = {key: value for key, value in requested_document.items() if key not in PRIVATE}
@@ -49,10 +51,10 @@ def documents_of(
 def _written(part: Any) -> Any:
     """Return a part of a job as a file has it: a choice by name as one mapping."""
     if isinstance(part, NamedChoice):
-        own = asdict(part)  # type: ignore[call-overload]  # every choice is a dataclass
-        return {**{key: value for key, value in own.items() if key != "options"}, **own["options"]}
+        choice = asdict(part)  # type: ignore[call-overload]  # every choice is a dataclass
+        return {**{key: value for key, value in choice.items() if key != "options"}, **choice["options"]}
     if is_dataclass(part) and not isinstance(part, type):
-        return {each.name: _written(getattr(part, each.name)) for each in fields(part)}
+        return {item.name: _written(getattr(part, item.name)) for item in fields(part)}
     if isinstance(part, tuple | list):
-        return [_written(each) for each in part]
+        return [_written(item) for item in part]
     return part

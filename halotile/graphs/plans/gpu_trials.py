@@ -193,25 +193,25 @@ def _with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
 
 
 def _task_as_started(
-    task: DenoiseTask, tile: Tile, geometry: Geometry, begun: Mapping[str, Any], known: Tuned | None
+    task: DenoiseTask, tile: Tile, geometry: Geometry, identity: Mapping[str, Any], tuned: Tuned | None
 ) -> DenoiseTask:
     """Return the task as the run began, except for what the job sets now: whether it is another job is checked elsewhere."""
     # As a trial would be asked for with what is written, or as the rule decided.
     edges, batch = task.tiling.tile, task.tiling.batch
     if tile.size == "auto":
-        edges = tuple(begun["tile"])
-    elif known is not None:
+        edges = tuple(identity["tile"])
+    elif tuned is not None:
         edges = fit_tile(geometry, tile.size, task.grid.block)
     if tile.batch == "auto":
-        batch = begun["batch"]
-    elif known is not None:
+        batch = identity["batch"]
+    elif tuned is not None:
         batch = tile.batch
     is_laid_out = tile.channels_last != "auto" and _has_layouts(task, geometry)
     return replace(
         task,
         tiling=replace(task.tiling, tile=edges, batch=batch),
-        channels_last=task.channels_last if is_laid_out else begun["channels_last"],
-        records=known is not None and known.records,
+        channels_last=task.channels_last if is_laid_out else identity["channels_last"],
+        records=tuned is not None and tuned.records,
     )
 
 
@@ -295,7 +295,7 @@ def _in_a_process_of_its_own(
     return reply
 
 
-def _error_in(said: str) -> str:
+def _error_in(output: str) -> str:
     r"""Return the line of a traceback that names its error: the text that CUDA adds after it is of no help.
 
     Examples
@@ -303,8 +303,8 @@ def _error_in(said: str) -> str:
     >>> _error_in("Traceback ...\nRuntimeError: CUDA error: misaligned address\nCompile with `TORCH_USE_CUDA_DSA` ...\n")
     'RuntimeError: CUDA error: misaligned address'
     """
-    named = re.findall(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)\b.*", said, re.MULTILINE)
-    lines = said.strip().splitlines()
+    named = re.findall(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)\b.*", output, re.MULTILINE)
+    lines = output.strip().splitlines()
     return str(named[-1]) if named else lines[-1] if lines else ""
 
 

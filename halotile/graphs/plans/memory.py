@@ -133,7 +133,7 @@ class Footprint:
             "one stored piece of the input": self.decode_bytes,
         }
         largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-        return ", ".join(f"{bytes_text(count)} are {what}" for what, count in largest)
+        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest)
 
 
 def pinned(size: int) -> int:

@@ -90,17 +90,17 @@ def _metadata(source: Source, layout: Layout) -> tuple[str, ...]:
     )
 
 
-def _narrowing(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
+def _narrowing(input_dtype: np.dtype[Any], output_dtype: np.dtype[Any]) -> tuple[str, ...]:
     """Return a note on an output of integers that cannot hold all values of the input."""
-    if made.kind not in "iu" or np.can_cast(given, made):
+    if output_dtype.kind not in "iu" or np.can_cast(input_dtype, output_dtype):
         return ()
-    limits = np.iinfo(made)
-    output_text = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
-    if given.kind == "f":
+    limits = np.iinfo(output_dtype)
+    output_text = f"output.dtype {output_dtype} holds whole numbers from {limits.min} to {limits.max}"
+    if input_dtype.kind == "f":
         return (f"{output_text}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
-    input_limits = np.iinfo(given)
+    input_limits = np.iinfo(input_dtype)
     return (
-        f"{output_text}, and the input's {given} goes from {input_limits.min} to {input_limits.max}: the rest is cut off",
+        f"{output_text}, and the input's {input_dtype} goes from {input_limits.min} to {input_limits.max}: the rest is cut off",
     )
 
 

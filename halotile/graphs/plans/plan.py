@@ -238,14 +238,14 @@ class Plan:
             self._check_disk()
 
     def _check_disk(self) -> None:
-        place, scratch = existing_parent(self.output), self.resources.scratch_bytes
-        check_inodes(self.inodes, place)
+        folder, scratch = existing_parent(self.output), self.resources.scratch_bytes
+        check_inodes(self.inodes, folder)
         if self.output_bytes + scratch <= self.resources.free_disk_bytes:
             return
         besides = f" and scratch arrays {bytes_text(scratch)}" if scratch else ""
         smaller = f", or {self.resources.smaller_output}" if self.resources.smaller_output else ""
         raise DiskRefused(
-            f"the output takes up to {bytes_text(self.output_bytes)}{besides}, and {place} has "
+            f"the output takes up to {bytes_text(self.output_bytes)}{besides}, and {folder} has "
             f"{bytes_text(self.resources.free_disk_bytes)} free. Write output.path on a larger disk{smaller}."
         )
 

@@ -148,10 +148,10 @@ def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> t
     shape, spatial = geometry.output_shape, geometry.roles.spatial
 
     def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
-        whole = (-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
+        covering = (-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
         return tuple(
             min(s * factor, w) if i in spatial else s
-            for i, (s, w) in enumerate(zip(shard, whole, strict=True))
+            for i, (s, w) in enumerate(zip(shard, covering, strict=True))
         )
 
     def files(shard: tuple[int, ...]) -> int:

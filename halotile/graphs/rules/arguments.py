@@ -75,6 +75,6 @@ def cluster_of(written: str | Words | Cluster) -> Cluster:
     ('slurm', ('module load cuda',))
     """
     choice = written if isinstance(written, Cluster) else section("cluster", Cluster, written, "kind")
-    for place, message in apply_rules(OF_CLUSTERS, {"cluster": choice}).items():
-        raise ConfigError(f"{dotted(place)}: {message}")
+    for position, message in apply_rules(OF_CLUSTERS, {"cluster": choice}).items():
+        raise ConfigError(f"{dotted(position)}: {message}")
     return choice

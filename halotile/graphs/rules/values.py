@@ -190,14 +190,12 @@ def _one_line(value: str) -> str | None:
 
 
 def _directives(value: Any) -> str | None:
-    for each in value:
-        if not each.isprintable():
-            return f"{shown(each)} is more than a line; write an entry for each directive"
-        if each.lstrip().startswith("#"):
-            instead = each.lstrip("# ").partition(" ")[2]
-            return (
-                f"{shown(each)} has the mark of a directive before it, which is added; write {shown(instead)}"
-            )
+    for directive in value:
+        if not directive.isprintable():
+            return f"{shown(directive)} is more than a line; write an entry for each directive"
+        if directive.lstrip().startswith("#"):
+            instead = directive.lstrip("# ").partition(" ")[2]
+            return f"{shown(directive)} has the mark of a directive before it, which is added; write {shown(instead)}"
     return None
 
 

@@ -30,7 +30,7 @@ class OpenBooks:
 
     def sums(self) -> Sums:
         """Return the totals of the finished pass."""
-        digests = tuple(self.journal.image_digest(place).hex() for place in range(self.arrays))
+        digests = tuple(self.journal.image_digest(number).hex() for number in range(self.arrays))
         return Sums(add_up(self.ledger.sums), digests)
 
 

@@ -89,9 +89,9 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
             opened = []
             for output, journal in zip(plan.outputs, _open(slots), strict=True):
                 stack.enter_context(journal)
-                place = os.open(output.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                stack.callback(os.close, place)
-                opened.append(HeldOutput(output, journal, place))
+                descriptor = os.open(output.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, descriptor)
+                opened.append(HeldOutput(output, journal, descriptor))
         except OSError as error:
             if not is_full(error):
                 raise
@@ -102,10 +102,10 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
 
 
 @contextmanager
-def _report_wait(what: str, signals: Signals) -> Iterator[Callable[[], bool]]:
+def _report_wait(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
     """Report a wait that takes a while; the context yields a function that returns True once a signal has ended the wait."""
     try:
-        with report_if_slow(log_line, what):
+        with report_if_slow(log_line, operation):
             yield lambda: signals.requested
     except OutputInUse as held:
         if not signals.requested:

@@ -127,21 +127,21 @@ def _threads_for(layout: Layout) -> int:
 
 
 def _check_in_parallel(
-    look: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
+    check: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
 ) -> Iterator[tuple[int, T]]:
     """Return the result of checking each block, in their order: in several threads if ``at_once``, or once a check has to wait for the disk."""
     remaining = iter(blocks)
     waits = at_once
     while not waits and (block := next(remaining, None)) is not None:
         began = time.perf_counter() - time.thread_time()
-        result = look(block)
+        result = check(block)
         waits = time.perf_counter() - time.thread_time() - began > WAITING_SECONDS
         yield block.number, result
     pending: deque[tuple[int, Future[T]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for block_or_none in itertools.chain(remaining, itertools.repeat(None)):
             if block_or_none is not None:
-                pending.append((block_or_none.number, pool.submit(look, block_or_none)))
+                pending.append((block_or_none.number, pool.submit(check, block_or_none)))
             elif not pending:
                 return
             if block_or_none is None or len(pending) >= CHECKED_AT_ONCE:

@@ -96,10 +96,10 @@ class _Driver:
         struck = self.held.strike_damaged(signals, thorough=False)
         if self.held.done and self.plan.work.is_outdated(self.context.directory):
             self.held.strike_all()
-        earlier = [each.journal.done.copy() for each in self.held.held]
+        earlier = [output.journal.done.copy() for output in self.held.held]
         self.status.begin(self.held.done)
         self._report_struck(struck)
-        for warning in filter(None, (each.journal.warning for each in self.held.held)):
+        for warning in filter(None, (output.journal.warning for output in self.held.held)):
             self.status.report(warning)
         try:
             self._finish_passes()
@@ -144,51 +144,51 @@ class _Driver:
             while (next_pass := _next_of(passes, sums)) is not None:
                 sums = self._do(next_pass, session)
 
-    def _do(self, wanted: Pass | Gather, session: Session) -> Sums:
-        if isinstance(wanted.books, OutputArray):
-            assert isinstance(wanted, Pass)
-            return self._write_output(wanted, wanted.books, session)
-        return self._fill_books(wanted, wanted.books, session)
+    def _do(self, next_pass: Pass | Gather, session: Session) -> Sums:
+        if isinstance(next_pass.books, OutputArray):
+            assert isinstance(next_pass, Pass)
+            return self._write_output(next_pass, next_pass.books, session)
+        return self._fill_books(next_pass, next_pass.books, session)
 
-    def _write_output(self, wanted: Pass, output: OutputArray, session: Session) -> Sums:
+    def _write_output(self, next_pass: Pass, output: OutputArray, session: Session) -> Sums:
         journal = self.held.journal_of(output)
         given_up = self.bad.setdefault(str(output.path), {})
         blocks = BlockPass(
-            wanted, journal, self.context, bad=given_up, seconds_per_block=self.pace.get(wanted.phase)
+            next_pass, journal, self.context, bad=given_up, seconds_per_block=self.pace.get(next_pass.phase)
         )
-        self._through(wanted, blocks, len(journal.done), session)
+        self._through(next_pass, blocks, len(journal.done), session)
         given_up.update(blocks.bad)
         if given_up and self.plan.run.on_bad_block == "fail":
-            raise failure_of(self.plan, wanted.grid, given_up)
+            raise failure_of(self.plan, next_pass.grid, given_up)
         return Sums({})
 
-    def _fill_books(self, wanted: Pass | Gather, books: Books, session: Session) -> Sums:
-        grid = wanted.grid if isinstance(wanted, Pass) else ONE_BLOCK
+    def _fill_books(self, next_pass: Pass | Gather, books: Books, session: Session) -> Sums:
+        grid = next_pass.grid if isinstance(next_pass, Pass) else ONE_BLOCK
         with open_books(books, grid, self.plan.fingerprint) as opened:
-            if isinstance(wanted, Gather):
-                gathering = GatherPass(wanted, opened.journal, opened.ledger, self.context)
-                self._through(wanted, gathering, 0, session)
+            if isinstance(next_pass, Gather):
+                gathering = GatherPass(next_pass, opened.journal, opened.ledger, self.context)
+                self._through(next_pass, gathering, 0, session)
                 return opened.sums()
             blocks = BlockPass(
-                wanted,
+                next_pass,
                 opened.journal,
                 self.context,
                 ledger=opened.ledger,
-                seconds_per_block=self.pace.get(wanted.phase),
+                seconds_per_block=self.pace.get(next_pass.phase),
             )
-            self._through(wanted, blocks, len(opened.journal.done), session)
+            self._through(next_pass, blocks, len(opened.journal.done), session)
             if blocks.bad:
                 raise failure_of(self.plan, grid, blocks.bad)
             return opened.sums()
 
     def _through(
-        self, wanted: Pass | Gather, work: BlockPass | GatherPass, done: int, session: Session
+        self, cluster_pass: Pass | Gather, work: BlockPass | GatherPass, done: int, session: Session
     ) -> None:
-        self.status.pass_begins(wanted.phase, wanted.number, done)
+        self.status.pass_begins(cluster_pass.phase, cluster_pass.number, done)
         self.under_way = work
         session.through(work)
         if isinstance(work, BlockPass):
-            self.pace[wanted.phase] = work.seconds_per_block
+            self.pace[cluster_pass.phase] = work.seconds_per_block
         if work.disk_error:
             raise DiskRefused(describe_full_disk(self.plan, work.disk_error, self.held.done))
         if work.untidy:

@@ -105,17 +105,17 @@ class HeldOutputs:
 
     def journal_of(self, output: OutputArray) -> Journal:
         """Return the journal of an output."""
-        return next(each.journal for each in self.held if each.output.path == output.path)
+        return next(held.journal for held in self.held if held.output.path == output.path)
 
     @property
     def done(self) -> int:
         """Number of blocks of all outputs that are done."""
-        return sum(len(each.journal.done) for each in self.held)
+        return sum(len(held.journal.done) for held in self.held)
 
     def sync(self) -> None:
         """Make every journal durable."""
-        for each in self.held:
-            each.journal.sync()
+        for held in self.held:
+            held.journal.sync()
 
     def begin(self, journal: Journal, title: str) -> None:
         """Begin a pass that records its blocks in ``journal``; ``title`` follows a message about the pass."""
@@ -140,15 +140,15 @@ class HeldOutputs:
         """
         self._wait_until_checked(self._check)
 
-    def _wait_until_checked(self, look: Callable[[], None]) -> None:
-        while not self._is_checked(look):
+    def _wait_until_checked(self, check: Callable[[], None]) -> None:
+        while not self._is_checked(check):
             time.sleep(LOOK_SECONDS)
 
-    def _is_checked(self, look: Callable[[], None]) -> bool:
+    def _is_checked(self, check: Callable[[], None]) -> bool:
         """Return True where the file system answered a check; until it does, blocks are not certain."""
         began = time.monotonic()
         try:
-            look()
+            check()
         except InputUnreadable:
             if self._silent_since is None:
                 self._silent_since = began
@@ -169,14 +169,14 @@ class HeldOutputs:
 
     def check_place(self) -> None:
         """Raise where an output is no longer in its place; as :meth:`HeldOutput.check_place`."""
-        for each in self.held:
-            each.check_place()
+        for held in self.held:
+            held.check_place()
 
     def strike_all(self) -> None:
         """Remove every block from the journals."""
-        for each in self.held:
-            each.journal.strike(list(each.journal.done))
-            each.journal.sync()
+        for held in self.held:
+            held.journal.strike(list(held.journal.done))
+            held.journal.sync()
 
     def strike_damaged(self, signals: Signals, *, thorough: bool, only: Sequence[Runs] | None = None) -> int:
         """Remove done blocks from the journals where outputs differ from what was written; return their number.
@@ -197,17 +197,17 @@ class HeldOutputs:
         Stopped
             When a signal asks for it before all blocks were checked: any signal if ``thorough``, else only an urgent one.
         """
-        looked_at = [each.journal.done for each in self.held] if only is None else only
+        looked_at = [held.journal.done for held in self.held] if only is None else only
         damaged_of_outputs = [
-            self._damaged(each, numbers, signals, thorough=thorough)
-            for each, numbers in zip(self.held, looked_at, strict=True)
+            self._damaged(held, numbers, signals, thorough=thorough)
+            for held, numbers in zip(self.held, looked_at, strict=True)
         ]
-        for each, damaged in zip(self.held, damaged_of_outputs, strict=True):
-            each.journal.strike(damaged)
+        for held, damaged in zip(self.held, damaged_of_outputs, strict=True):
+            held.journal.strike(damaged)
         return sum(map(len, damaged_of_outputs))
 
     def _damaged(
-        self, each: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
+        self, held: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
     ) -> dict[int, list[str]]:
         """Return the problems of damaged blocks; refuse an output that holds another result."""
         looked_at = 0
@@ -223,10 +223,10 @@ class HeldOutputs:
                 looked_at += 1
                 yield number
 
-        problems = each.damaged(until_asked(), thorough=thorough)
+        problems = held.damaged(until_asked(), thorough=thorough)
         if difference := other_pixels(problems, looked_at):
             raise OutputRefused(
-                f"{each.output.path} is not what this run wrote there: {difference}. {REPLACE} "
+                f"{held.output.path} is not what this run wrote there: {difference}. {REPLACE} "
                 f"{repair_command(self.plan)} does these blocks again in its place."
             )
         return problems
@@ -245,21 +245,21 @@ class HeldOutputs:
         InputUnreadable
             When the file system did not return them for :data:`SILENT_SECONDS`.
         """
-        for each in self.held:
-            self._wait_until_checked(partial(self._check_output, each, signals))
-            each.journal.secure()
+        for held in self.held:
+            self._wait_until_checked(partial(self._check_output, held, signals))
+            held.journal.secure()
 
-    def _check_output(self, each: HeldOutput, signals: Signals) -> None:
-        each.check_place()
-        output = each.output.path
-        if metadata_problems(output, each.output.layout):
+    def _check_output(self, held: HeldOutput, signals: Signals) -> None:
+        held.check_place()
+        output = held.output.path
+        if metadata_problems(output, held.output.layout):
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 f"{repair_command(self.plan)} restores them."
             )
-        problems = self._damaged(each, each.journal.done, signals, thorough=False)
+        problems = self._damaged(held, held.journal.done, signals, thorough=False)
         if damaged := [number for number, lines in problems.items() if UNREADABLE not in "".join(lines)]:
-            each.journal.strike(damaged)
+            held.journal.strike(damaged)
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."

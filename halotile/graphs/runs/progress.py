@@ -47,10 +47,10 @@ class Progress:
     @property
     def eta_seconds(self) -> float | None:
         """Remaining time at the rate of the blocks that this run itself has done. None before the first."""
-        own = self.done - self.resumed
-        if own <= 0:
+        own_blocks = self.done - self.resumed
+        if own_blocks <= 0:
             return None
-        return (self.total - self.done) * self.seconds / own
+        return (self.total - self.done) * self.seconds / own_blocks
 
     def to_json(self) -> dict[str, Any]:
         """Return the value and the rates derived from it, for status files."""

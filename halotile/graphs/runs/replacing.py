@@ -89,9 +89,9 @@ def check_replaceable(slot: Slot) -> None:
     OutputRefused
         With what to write to replace it.
     """
-    own = _is_own(slot)
-    stranger = find_stranger(slot.path, _existing_layout(slot)) if own else ""
-    check_place(str(slot.path), overwrite=True, may_lack_metadata=own and not stranger)
+    is_own = _is_own(slot)
+    stranger = find_stranger(slot.path, _existing_layout(slot)) if is_own else ""
+    check_place(str(slot.path), overwrite=True, may_lack_metadata=is_own and not stranger)
     if slot.output.overwrite:
         return
     if stranger:
@@ -99,7 +99,7 @@ def check_replaceable(slot: Slot) -> None:
             f"output.path is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
             "write output.overwrite: true to remove all that is there."
         )
-    if not own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
+    if not is_own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
         raise OutputRefused(
             f"output.path is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
@@ -121,9 +121,9 @@ def _existing_layout(slot: Slot) -> Layout:
 
 def _existing_output(slot: Slot) -> tuple[Layout, Grid] | None:
     """Return layout and blocks of an output from the run directory; None where it does not have them."""
-    stored_plan, place = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
+    stored_plan, number = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
     written = written_of(stored_plan) if stored_plan else []
-    return written[place] if place < len(written) else None
+    return written[number] if number < len(written) else None
 
 
 def check_pixels(slot: Slot) -> None:

@@ -36,12 +36,12 @@ class Counts:
     @property
     def total(self) -> int:
         """Number of blocks."""
-        return sum(len(each.grid) * each.times for each in self.passes)
+        return sum(len(phase.grid) * phase.times for phase in self.passes)
 
     @property
     def pixels(self) -> int:
         """Number of pixels."""
-        return sum(math.prod(each.grid.shape) * each.times for each in self.passes)
+        return sum(math.prod(phase.grid.shape) * phase.times for phase in self.passes)
 
     def before(self, phase: str, number: int) -> int:
         """Return the number of blocks of the passes before a given pass of a phase."""

@@ -90,18 +90,25 @@ def verify(
         damaged = dict(damaged_blocks(path, layout, layout.grid))
         return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0, repairable=False)
     written = _outputs(directory, stored)
-    problems = tuple(problem for each in written for problem in (*each.metadata(), *each.lines()))
+    problems = tuple(
+        problem for output_state in written for problem in (*output_state.metadata(), *output_state.lines())
+    )
     undone = _undone(written)
     # Blocks that are not done may be those that an earlier repair removed from the journal before it was killed.
     if not repair or not (problems or undone):
         iterates = bool(stored.get("scratch")) and not directory.state_path.is_dir()
         return Verdict(
-            _total(written), sum(len(each.done) for each in written), problems, 0, undone, iterates=iterates
+            _total(written),
+            sum(len(output_state.done) for output_state in written),
+            problems,
+            0,
+            undone,
+            iterates=iterates,
         )
     _repair(path, directory, stored, written, job, observer)
-    after = _outputs(directory, stored, look_at=[each.damaged for each in written])
-    remaining = sum(len(each.lines()) for each in after)
-    done = sum(len(each.done) for each in after)
+    after = _outputs(directory, stored, look_at=[output_state.damaged for output_state in written])
+    remaining = sum(len(output_state.lines()) for output_state in after)
+    done = sum(len(output_state.done) for output_state in after)
     return Verdict(_total(after), done, problems, len(problems) - remaining, _undone(after))
 
 
@@ -139,29 +146,29 @@ def _outputs(
 ) -> list[_Written]:
     """Check every output of a run: the blocks that are done, or the given blocks."""
     outputs = []
-    for place, (layout, grid) in enumerate(written_of(stored)):
+    for number, (layout, grid) in enumerate(written_of(stored)):
         first = directory.path.with_name(directory.path.name.removesuffix(".run"))
-        path = Path(stored["outputs"][place]["path"]) if place else first
+        path = Path(stored["outputs"][number]["path"]) if number else first
         beside = RunDirectory(run_directory_of(path))
-        owner = journal_fingerprint(stored["fingerprint"], place)
+        owner = journal_fingerprint(stored["fingerprint"], number)
         journal = Journal.open(beside.journal_path, owner, len(grid), read_only=True)
-        numbers = journal.done if look_at is None else look_at[place]
+        numbers = journal.done if look_at is None else look_at[number]
         damaged = dict(damaged_blocks(path, layout, map(grid.block_at, numbers), journal.digest))
-        prefix = f"{path.name} " if place else ""
+        prefix = f"{path.name} " if number else ""
         outputs.append(_Written(path, layout, grid, beside, owner, journal.done, damaged, prefix))
     return outputs
 
 
 def _total(written: Iterable[_Written]) -> int:
-    return sum(len(each.grid) for each in written)
+    return sum(len(output.grid) for output in written)
 
 
 def _undone(written: Iterable[_Written]) -> Runs:
     """Return the blocks that are not done; the numbers of further outputs continue those of the first."""
     undone, before = Runs(), 0
-    for each in written:
-        undone.add(before + number for number in each.done.complement(len(each.grid)))
-        before += len(each.grid)
+    for output in written:
+        undone.add(before + number for number in output.done.complement(len(output.grid)))
+        before += len(output.grid)
     return undone
 
 
@@ -188,10 +195,10 @@ def _repair(
     plan = make_plan(job)
     check_same_job(plan, stored)
     with directory.lock():
-        for each in written:
-            restore_metadata(each.path, each.layout)
-            with Journal.open(each.directory.journal_path, each.owner, len(each.grid)) as journal:
-                journal.strike(each.damaged)
+        for output in written:
+            restore_metadata(output.path, output.layout)
+            with Journal.open(output.directory.journal_path, output.owner, len(output.grid)) as journal:
+                journal.strike(output.damaged)
     run(plan, observer=observer)
 
 

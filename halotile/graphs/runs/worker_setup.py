@@ -89,9 +89,9 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         runner.stages.check()
         return runner
 
-    def _publish(self, where: dict[str, Any], what: Any) -> None:
+    def _publish(self, where: dict[str, Any], value: Any) -> None:
         with _ready:
-            where[self.token] = what
+            where[self.token] = value
             _ready.notify_all()
 
     def teardown(self, worker: Any) -> None:

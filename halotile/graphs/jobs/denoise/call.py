@@ -116,7 +116,7 @@ def denoise(
     job = Denoising(
         input=Input(
             path=_path("source", source),
-            sides={name: _path(f"sides[{name!r}]", place) for name, place in (sides or {}).items()},
+            sides={name: _path(f"sides[{name!r}]", path) for name, path in (sides or {}).items()},
         ),
         output=Output(path=_path("output", output), overwrite=overwrite),
         denoiser=choice,
@@ -135,11 +135,11 @@ def denoise(
         return run(make_plan(job, fresh=fresh), observer=observe)
 
 
-def _path(argument: str, place: Any) -> str:
+def _path(argument: str, path: Any) -> str:
     """Return a path as absolute text, so that the run can be resumed from any folder."""
-    if not isinstance(place, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike):
         raise ConfigError(
-            f"{argument} is of type {type(place).__name__}, and denoise goes from disk to disk. "
+            f"{argument} is of type {type(path).__name__}, and denoise goes from disk to disk. "
             "Give a path; for arrays use halotile.map_overlap."
         )
-    return whole_path(argument, place)
+    return whole_path(argument, path)

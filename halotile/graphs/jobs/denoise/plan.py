@@ -234,16 +234,16 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         with report_if_slow(request.report, trying(chosen[0])):
             return choose_tiles(job, chosen[0], sized.geometry, previous, probe=request.probe)
 
-    def fits(_: tuple[DenoiseTask, Footprint], made: ChosenTiles) -> bool:
-        needed = sized.footprint_of(made.task, made.tuned)
+    def fits(_: tuple[DenoiseTask, Footprint], chosen_tiles: ChosenTiles) -> bool:
+        needed = sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
         return needed.total_bytes <= allowed_bytes(job.run, computing.machine_bytes)
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
-    (task, needed), made = chosen_with_tiles(choose, settle, fits, is_free=is_free)
-    if made is not None:
-        task, needed = made.task, sized.footprint_of(made.task, made.tuned)
+    (task, needed), chosen_tiles = chosen_with_tiles(choose, settle, fits, is_free=is_free)
+    if chosen_tiles is not None:
+        task, needed = chosen_tiles.task, sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
     reach = compared(sized.reach, task, job.tile, previous, run=job.run, report=request.report)
-    tuned, note = (made.tuned, made.note) if made else (None, "")
+    tuned, note = (chosen_tiles.tuned, chosen_tiles.note) if chosen_tiles else (None, "")
     return _Settled(sized, task, needed, tuned, note, reach)
 
 

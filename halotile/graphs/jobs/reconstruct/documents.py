@@ -16,7 +16,7 @@ from halotile.graphs.plans.opening import describe_denoiser
 
 def given_parts(job: Reconstruction) -> dict[str, Any]:
     """Return the parts that a job file writes differently: objects that only a script can pass are described."""
-    prior = {each.name: getattr(job.prior, each.name) for each in fields(job.prior)}
+    prior = {prior_field.name: getattr(job.prior, prior_field.name) for prior_field in fields(job.prior)}
     denoiser = job.prior.denoiser
     if isinstance(denoiser, DenoiserChoice):
         prior["denoiser"] = {"name": denoiser.name, **denoiser.options}

@@ -55,10 +55,10 @@ def measurement(
     """
     if is_physics(operator):
         operator, options = "deepinv", {"physics": operator, **options}
-    place = whole_path("data", data)
+    path = whole_path("data", data)
     if isinstance(operator, str):
         plain = {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in options.items()}
-        choice = OperatorChoice(name=operator, data=place, noise_sigma=noise_sigma, options=plain)
+        choice = OperatorChoice(name=operator, data=path, noise_sigma=noise_sigma, options=plain)
     elif options:
         raise ConfigError(
             f"{next(iter(options))} is given beside an operator, which has its options already. Leave it out."
@@ -70,10 +70,10 @@ def measurement(
     else:
         choice = OperatorChoice(
             name=operator.name,
-            data=place,
+            data=path,
             noise_sigma=noise_sigma,
             options={"operator": operator},
         )
-    whole = whole_choice(choice)
-    make_operator(whole)
-    return whole
+    absolute = whole_choice(choice)
+    make_operator(absolute)
+    return absolute

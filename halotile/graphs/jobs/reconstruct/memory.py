@@ -55,7 +55,7 @@ class StepFootprint:
             "the operators": self.operators_bytes,
         }
         largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-        return ", ".join(f"{bytes_text(count)} are {what}" for what, count in largest)
+        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest)
 
 
 def footprint_of_step(
@@ -129,8 +129,8 @@ def footprint_of_operator(
 
 def bytes_of_operator(operator: Operator, image: Shape, size: int, measured: int) -> int:
     """Return the bytes that an operator which sees the whole image holds while it works, for pixels of ``size`` bytes."""
-    own = getattr(operator, "memory_bytes", None)
-    return own(image) if own else COPIES * (size * math.prod(image) + measured)
+    declared = getattr(operator, "memory_bytes", None)
+    return declared(image) if declared else COPIES * (size * math.prod(image) + measured)
 
 
 def _window(grid: Grid, halo: int) -> int:

@@ -156,12 +156,12 @@ class ReconstructWork(Inversion):
 
     def _title(self, number: int) -> str:
         """Return the iteration of a pass, as text that follows a message."""
-        each, all_of_them = self.form.per_sweep, self.job.solver.iterations
+        per_pass, all_of_them = self.form.per_sweep, self.job.solver.iterations
         before = number - self.solver.traits.passes_before
         if before < 0:
             return BEFORE
-        first, last = before * each + 1, (before + 1) * each
-        which = f"iteration {first}" if each == 1 else f"iterations {first} to {last}"
+        first, last = before * per_pass + 1, (before + 1) * per_pass
+        which = f"iteration {first}" if per_pass == 1 else f"iterations {first} to {last}"
         return f" in {which} of {all_of_them}"
 
     def _write_pass(self, iterations: Iterations) -> Pass:

@@ -126,8 +126,8 @@ class _Opened:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Measurements, start, reference, and the images that operators read."""
-        own = (source for operator in self.operators for source in sources_in(operator))
-        return (*self.data, *self.images.values(), *own)
+        operator_sources = (source for operator in self.operators for source in sources_in(operator))
+        return (*self.data, *self.images.values(), *operator_sources)
 
 
 def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
@@ -276,12 +276,14 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         return sized.work_of(cut, tuned).step_footprint().total_bytes <= allowed
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
-    cut, made = chosen_with_tiles(choose, settle, lambda cut, made: fits(cut, made.tuned), is_free=is_free)
+    cut, chosen_tiles = chosen_with_tiles(
+        choose, settle, lambda cut, chosen_tiles: fits(cut, chosen_tiles.tuned), is_free=is_free
+    )
     trial = denoising_of(cut, sized.state_layout, (), output)
     reach = compared(sized.reach, trial, job.tile, previous, run=job.run, report=request.report)
-    if made is not None:
-        cut = replace(cut, prior=with_denoised(cut.prior, partial(sized_as, task=made.task)))
-    tuned, note = (made.tuned, made.note) if made else (None, "")
+    if chosen_tiles is not None:
+        cut = replace(cut, prior=with_denoised(cut.prior, partial(sized_as, task=chosen_tiles.task)))
+    tuned, note = (chosen_tiles.tuned, chosen_tiles.note) if chosen_tiles else (None, "")
     return _Settled(sized, sized.work_of(cut, tuned), note, reach)
 
 

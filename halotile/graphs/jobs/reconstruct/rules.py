@@ -162,16 +162,16 @@ def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
     every, remainder = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
     if not 1 < every <= MOST_PER_SWEEP:
         return
-    place = ("solver", "checkpoint_every")
+    position = ("solver", "checkpoint_every")
     if not _traits(solver.name).is_memoryless:
         yield (
-            place,
+            position,
             f"{every} with solver {solver.name}, which has to know more of an iteration than its image; write 1, or "
             f"solver.name: {_solvers(lambda traits: traits.is_memoryless)}",
         )
     elif fuse is False:
         yield (
-            place,
+            position,
             f"{every} with fuse: false, and a gradient that is stored needs a stored image; write 1, or fuse: auto",
         )
     elif remainder:
@@ -223,17 +223,17 @@ def _one_weight_each(operators: tuple[OperatorChoice, ...]) -> Faults:
         yield from _weights_in(choice.name, choice.options, ("operators", number))
 
 
-def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, ...]) -> Faults:
+def _weights_in(name: str, options: Mapping[str, Any], position: tuple[str | int, ...]) -> Faults:
     """Yield the weights of a sum, and of sums inside it."""
     parts, weights = options.get("operators", ()), options.get("weights", ())
     if name == "sum" and isinstance(weights, list | tuple) and len(parts) != len(weights):
         yield (
-            (*place, "weights"),
+            (*position, "weights"),
             f"has {counted(len(weights), 'number')} for {counted(len(parts), 'operator')}; write one for each",
         )
     for number, part in enumerate(parts):
         if isinstance(part, Mapping):
-            yield from _weights_in(part.get("name", ""), part, (*place, "operators", number))
+            yield from _weights_in(part.get("name", ""), part, (*position, "operators", number))
 
 
 def _every_block(run: Run) -> Faults:

@@ -100,7 +100,7 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
     read = images_read(solver)
     image = size * math.prod(grid.shape)
     written = len(solver.vectors) * image
-    whole = _gathered(form, image)
+    gathered = _gathered(form, image)
 
     def moved(halo: int) -> int:
         acted_on = 0 if solver.traits.prior_by == "slope" else halo
@@ -108,10 +108,10 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
             0 if not solver.traits.reads_measurements else _measured(grid, form, size, acted_on)
         )
 
-    fused = (moved(wide) + written + whole) // form.per_sweep
+    fused = (moved(wide) + written + gathered) // form.per_sweep
     if form.per_sweep > 1:
         return Traffic(fused, traffic_of(grid, form.once, prior, solver, dtype).unfused)
-    if not wide or whole:
+    if not wide or gathered:
         return Traffic(fused, None)
     # The prior's pass reads the gradient and the images, each with its halo.
     return Traffic(fused, moved(0) + image + (1 + read) * size * pixels_read(grid, View(wide)) + written)
@@ -127,7 +127,7 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
     """Return the bytes read of the measurements, or of the images that they were folded into."""
     if form.folded is not None:
         return size * pixels_read(grid, View(halo + (form.per_sweep - 1) * (halo + form.reach)))
-    whole = math.prod(grid.shape)
+    pixels = math.prod(grid.shape)
     return sum(
         round(
             term.measurement.dtype.itemsize
@@ -138,7 +138,7 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
                 ),
             )
             * math.prod(term.measurement.shape)
-            / whole
+            / pixels
         )
         for term in form.near
     )

@@ -45,8 +45,8 @@ def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
     operators, workers = counted(len(figures["operators"]), "operator"), counted(figures["workers"], "worker")
     form = str(figures["form"]).partition(",")[0]
-    each = figures["per_sweep"]
-    passes = "of" if each == 1 else f"in passes of {each} over"
+    per_pass = figures["per_sweep"]
+    passes = "of" if per_pass == 1 else f"in passes of {per_pass} over"
     return (
         f"{figures['solver']}: {shape_text(figures['shape'])} {figures['dtype']} from {operators} ({form} form), "
         f"prior {prior_text(figures)}; {counted(figures['iterations'], 'iteration')} {passes} "
@@ -59,7 +59,7 @@ def _operator_rows(figures: Figures) -> list[Row]:
     lines = [f"{name} of {data}" for name, data in pairs[:SHOWN]]
     if unlisted := Counter(name for name, _ in pairs[SHOWN:]):
         lines.append("and " + ", ".join(f"{count:,} × {name}" for name, count in unlisted.items()))
-    return [("" if place else "operators", line) for place, line in enumerate(lines)]
+    return [("" if number else "operators", line) for number, line in enumerate(lines)]
 
 
 def prior_text(figures: Figures) -> str:

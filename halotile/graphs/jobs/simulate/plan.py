@@ -88,7 +88,8 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     return Plan(
         job=job,
         work=SimulateWork(
-            tuple((each.output, each.simulated) for each in measurements), overlap_pays(job.run)
+            tuple((measurement.output, measurement.simulated) for measurement in measurements),
+            overlap_pays(job.run),
         ),
         cluster=computing.cluster,
         requested=computing.requested,
@@ -96,7 +97,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
         files=tuple(files_of(job.operators)),
         identity=identity,
         resources=Resources(
-            tuple(each.need for each in measurements),
+            tuple(measurement.need for measurement in measurements),
             SMALLER,
             computing.machine_bytes,
             free_bytes(begun.output),
@@ -106,7 +107,8 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
             computing.requested,
             {
                 "operators": [
-                    written(replace(each, data=os.path.abspath(each.data))) for each in job.operators
+                    written(replace(measurement, data=os.path.abspath(measurement.data)))
+                    for measurement in job.operators
                 ]
             },
         ),
@@ -116,8 +118,8 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
             "dtype": measurements[0].output.layout.dtype,
             "noise": asdict(job.noise),
             "measurements": [
-                f"{each.output.path}: {each.operator.name} with {job.noise.describe(each.choice.noise_sigma)}"
-                for each in measurements
+                f"{measurement.output.path}: {measurement.operator.name} with {job.noise.describe(measurement.choice.noise_sigma)}"
+                for measurement in measurements
             ],
         },
         notes=note_of_cluster(job, computing.cluster, computing.device),
@@ -135,10 +137,10 @@ def _check_places(job: Simulation) -> None:
             raise ConfigError(
                 f"{key} is {choice.data}: measurements are written as Zarr on a disk of this machine. Write {better}, say."
             )
-        place = os.path.realpath(choice.data)
-        if place in used_by:
-            raise ConfigError(f"{key} is {choice.data}, and so is {used_by[place]}. Write another path.")
-        used_by[place] = key
+        path = os.path.realpath(choice.data)
+        if path in used_by:
+            raise ConfigError(f"{key} is {choice.data}, and so is {used_by[path]}. Write another path.")
+        used_by[path] = key
 
 
 def _measurement(job: Simulation, number: int, operator: Operator, reference: Source) -> _Measurement:
@@ -205,14 +207,14 @@ def _identity(job: Simulation, reference: Source, measurements: tuple[_Measureme
     """Return everything that can change a bit of the measurements."""
     return {
         "operators": {
-            str(number): describe_operator(each.operator)
+            str(number): describe_operator(measurement.operator)
             | {
-                "data": str(each.output.path),
-                "noise_sigma": each.choice.noise_sigma,
-                "layout": each.output.layout.to_json(),
-                "block": list(each.output.grid.block),
+                "data": str(measurement.output.path),
+                "noise_sigma": measurement.choice.noise_sigma,
+                "layout": measurement.output.layout.to_json(),
+                "block": list(measurement.output.grid.block),
             }
-            for number, each in enumerate(measurements)
+            for number, measurement in enumerate(measurements)
         },
         "reference": reference.fingerprint(),
         "noise": asdict(job.noise),
