@@ -220,7 +220,8 @@ def verify(
     Returns
     -------
     Verdict
-        ``sound`` is True where every block that was done is as it was written; ``problems`` has a line for each other one.
+        ``sound`` is True where every block that was done is as it was written; ``problems`` has a line for
+        each other one.
 
     Raises
     ------
@@ -253,7 +254,8 @@ def status(path: str | Path) -> RunStatus:
     Returns
     -------
     RunStatus
-        ``state`` (``running``, ``finished``, ``stopped``, ``failed``, ``interrupted`` ...), ``reason``, ``progress``, ``bad_blocks``.
+        ``state`` (``running``, ``finished``, ``stopped``, ``failed``, ``interrupted`` ...), ``reason``,
+        ``progress``, ``bad_blocks``.
 
     Raises
     ------

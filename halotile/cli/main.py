@@ -1,7 +1,7 @@
 """The command ``recon-cli``.
 
-Its commands are in :mod:`halotile.cli.commands`. Heavy packages are imported by the command that needs them, so that ``--help``
-answers at once. The interface of the engine that is used here::
+Its commands are in :mod:`halotile.cli.commands`. Heavy packages are imported by the command that needs them,
+so that ``--help`` answers at once. The interface of the engine that is used here::
 
     halotile.graphs.plans.make.make_plan(job, *, fresh, refuse, same_input, probe, report) -> Plan     Plan.summary() -> figures
     halotile.graphs.runs.driver.run(plan, *, observer, cluster) -> Outcome
@@ -49,8 +49,8 @@ def main() -> None:
                 signal.signal(number, signal.SIG_IGN)
         raise
     finally:
-        # All of it ends with the process: collecting it takes a second where torch is loaded, and triton, which deepinv loads,
-        # complains about objects that are not collected in thirty lines on the screen.
+        # All of it ends with the process: collecting it takes a second where torch is loaded, and triton,
+        # which deepinv loads, complains about objects that are not collected in thirty lines on the screen.
         if "triton" not in sys.modules:
             gc.freeze()
 

@@ -1,1 +1,2 @@
-"""The commands of ``recon-cli``. Each parses its arguments, calls one function of another package, and prints the result."""
+"""The commands of ``recon-cli``. Each parses its arguments, calls one function of another package, and prints
+the result."""

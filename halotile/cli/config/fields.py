@@ -54,8 +54,8 @@ def check_fields(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fau
 def _build(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fault]]:
     """Return an instance, and every fault found while building it.
 
-    A dataclass stops at the first option that it refuses. So that option is taken out, and the dataclass is built again
-    from the rest, until no option is refused.
+    A dataclass stops at the first option that it refuses. So that option is taken out, and the dataclass is
+    built again from the rest, until no option is refused.
     """
     from pydantic import ValidationError
 

@@ -13,17 +13,20 @@ OBJECTIVE = "objective"
 GROWS = 1.01
 """An objective that grows by less than this factor in an iteration is at rest."""
 LEAPS, LEAP = 3, 2.0
-"""An objective that grows this often in a row by this factor diverges; with momentum or a denoiser it may grow once, and by less."""
+"""An objective that grows this often in a row by this factor diverges; with momentum or a denoiser it may
+grow once, and by less."""
 LONG, FAR, STEADY = 6, 8.0, 0.8
-"""An objective also diverges that has grown for this many iterations, by this factor in all, and in the second half of them nearly as
-fast as in the first: an image that drifts from a perfect start towards what its denoiser favours does so more and more slowly."""
+"""An objective also diverges that has grown for this many iterations, by this factor in all, and in the
+second half of them nearly as fast as in the first: an image that drifts from a perfect start towards what its
+denoiser favours does so more and more slowly."""
 
 Row = dict[str, float]
 """Figures of one iteration by name."""
 
 
 def growth(rows: Sequence[Row], floor: float) -> int:
-    """Return the number of iterations in a row, up to the last, in which the objective grew; lower values count as ``floor``.
+    """Return the number of iterations in a row, up to the last, in which the objective grew; lower values
+    count as ``floor``.
 
     Examples
     --------
@@ -36,7 +39,8 @@ def growth(rows: Sequence[Row], floor: float) -> int:
 
 
 def divergence(rows: Sequence[Row], floor: float) -> str:
-    """Describe what is wrong with the last row, if anything: a value that is not a number, or growth that does not end.
+    """Describe what is wrong with the last row, if anything: a value that is not a number, or growth that
+    does not end.
 
     Examples
     --------
@@ -66,7 +70,8 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
 
 
 def _growing_values(rows: Sequence[Row], floor: float) -> list[float]:
-    """Return the objective from the row where it began to grow to the last row; only the last value where it does not grow."""
+    """Return the objective from the row where it began to grow to the last row; only the last value where it
+    does not grow."""
     values = [max(row.get(OBJECTIVE, row[MISFIT]), floor) for row in rows if MISFIT in row]
     first = len(values) - 1
     while first > 0 and values[first] > GROWS * values[first - 1]:

@@ -49,7 +49,8 @@ TINY = 1e-30
 RESOLUTION = 1e-6
 """Fraction of the misfit of 0 below which the normal form cannot resolve misfits in single precision."""
 COPIES_TO_GO_BACK = 3
-"""Copies of the image that are kept so that one is no longer read, and not yet overwritten, when its misfit is known."""
+"""Copies of the image that are kept so that one is no longer read, and not yet overwritten, when its misfit
+is known."""
 
 
 ADJOINT = "adjoint"
@@ -134,7 +135,8 @@ class Iterations:
         return max(0, self._iteration_of(self.state.iteration))
 
     def _iteration_of(self, pass_number: int) -> int:
-        """Return the number of the iteration that a pass ends with; 0 and below for passes before the first iteration."""
+        """Return the number of the iteration that a pass ends with; 0 and below for passes before the first
+        iteration."""
         return self.problem.per_sweep * (pass_number - self.solver.traits.passes_before)
 
     def is_over(self, iterations: int, tol: float = 0.0) -> bool:
@@ -339,10 +341,11 @@ class Iterations:
         return row
 
     def _last_good_iteration(self) -> int | None:
-        """Return the iteration whose image was the last before the objective began to grow; None where it does not grow.
+        """Return the iteration whose image was the last before the objective began to grow; None where it
+        does not grow.
 
-        A row has the misfit of the image that its iteration began with. So the good image is two iterations old when the
-        first row grows, and the next pass would overwrite it.
+        A row has the misfit of the image that its iteration began with. So the good image is two iterations
+        old when the first row grows, and the next pass would overwrite it.
         """
         if self.vectors.copies.get("x", 0) < COPIES_TO_GO_BACK or not growth(self.rows, self._floor):
             return None

@@ -1,4 +1,5 @@
-"""Stages of a step: images that operators need before its pass, recorded while the step is built, then computed in order."""
+"""Stages of a step: images that operators need before its pass, recorded while the step is built, then
+computed in order."""
 
 from __future__ import annotations
 

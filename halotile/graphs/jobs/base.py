@@ -1,4 +1,5 @@
-"""The interface between kinds of jobs and the driver: declarations of a kind, its plan, and the passes that it yields."""
+"""The interface between kinds of jobs and the driver: declarations of a kind, its plan, and the passes that
+it yields."""
 
 from __future__ import annotations
 
@@ -212,7 +213,8 @@ class TermWork(Protocol):
 
     @property
     def compute(self) -> Callable[..., Part]:
-        """``compute(terms, after)``: the partial sum of a few terms; ``after`` is a dependency whose value is unused."""
+        """``compute(terms, after)``: the partial sum of a few terms; ``after`` is a dependency whose value is
+        unused."""
         ...
 
     @property
@@ -328,5 +330,6 @@ class Work(Protocol):
         ...
 
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
-        """Yield passes until every output is written. Finished passes may be yielded again: their journals skip them."""
+        """Yield passes until every output is written. Finished passes may be yielded again: their journals
+        skip them."""
         ...

@@ -102,9 +102,11 @@ def compared(
     run: Run,
     report: Report,
 ) -> Reach:
-    """Return the reach after comparing tiles of the job's own sizes with larger windows, for a new run of a network on the CPU.
+    """Return the reach after comparing tiles of the job's own sizes with larger windows, for a new run of a
+    network on the CPU.
 
-    A resumed run keeps the result that it began with. Where the comparison fails, for a worker's memory or otherwise, a note reports it: the job itself may succeed.
+    A resumed run keeps the result that it began with. Where the comparison fails, for a worker's memory or
+    otherwise, a note reports it: the job itself may succeed.
     """
     if task is None:
         return reach

@@ -21,7 +21,8 @@ IMPORTS_BYTES = 700 * MIB
 SHARED_BYTES = 240 * MIB
 """Part of it that is program files, of which a machine keeps one copy for all its workers."""
 GPU_BYTES = 2048 * MIB
-"""Allowance for the memory of a GPU driver and its libraries in a process that uses a GPU, until a trial there has measured it."""
+"""Allowance for the memory of a GPU driver and its libraries in a process that uses a GPU, until a trial
+there has measured it."""
 CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
 """Limit files of the two versions of control groups."""
 
@@ -60,7 +61,8 @@ def workers_that_fit(machine: int, needed: int) -> int:
 
 
 def gpu_bytes(measured: int | None) -> int:
-    """Return the memory that a GPU's own libraries keep in a worker: by a trial's measurement of a whole process, else the allowance.
+    """Return the memory that a GPU's own libraries keep in a worker: by a trial's measurement of a whole
+    process, else the allowance.
 
     Examples
     --------
@@ -172,7 +174,8 @@ def footprint(
     Parameters
     ----------
     window, core_out, shard : tuple of int
-        The window that a block reads (pixels of the input), the core that it writes and one shard (pixels of the output).
+        The window that a block reads (pixels of the input), the core that it writes and one shard (pixels of
+        the output).
     tile_window_pixels, batch : int
         Pixels of one compute window, all channels, and the number of windows computed at once.
     itemsize_in, itemsize_work, itemsize_out : int
@@ -190,11 +193,12 @@ def footprint(
     io_threads : int
         Threads that read and write in parallel, each with parts of its own.
     gpu_bytes : int, optional
-        Memory that a GPU's own libraries keep in the worker, where one computes: tiles are then on the GPU, and pixels pass through
-        pinned memory on their way there and back.
+        Memory that a GPU's own libraries keep in the worker, where one computes: tiles are then on the GPU,
+        and pixels pass through pinned memory on their way there and back.
     """
     read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
-    # The next window may begin in the space of a result, and the next result finds no room there: one more is counted.
+    # The next window may begin in the space of a result, and the next result finds no room there: one more is
+    # counted.
     results = result * (2 + overlap)
     common = {
         "weights_bytes": weights_bytes,

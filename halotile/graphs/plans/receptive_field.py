@@ -98,7 +98,8 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
     Returns
     -------
     Reach
-        With a larger alignment, where tiles agree with the whole only then; with the difference, where they do not quite agree.
+        With a larger alignment, where tiles agree with the whole only then; with the difference, where they
+        do not quite agree.
 
     Raises
     ------

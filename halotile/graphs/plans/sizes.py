@@ -1,4 +1,5 @@
-"""The three sizes of a job: the shard that is written, the super-block that a task processes, the tile that is computed."""
+"""The three sizes of a job: the shard that is written, the super-block that a task processes, the tile that
+is computed."""
 
 from __future__ import annotations
 
@@ -20,15 +21,19 @@ from halotile.tasks.roles import Roles
 CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
 MOST_FILES = 100_000
-"""Number of shards above which they grow with the image, as far as memory allows: file systems are slow with millions of files."""
+"""Number of shards above which they grow with the image, as far as memory allows: file systems are slow with
+millions of files."""
 SHARES = 12
-"""A shard is at most this fraction of a worker's memory besides its program: a block reads, computes and encodes one or more."""
+"""A shard is at most this fraction of a worker's memory besides its program: a block reads, computes and
+encodes one or more."""
 TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
 """Candidate compute tiles, the fastest first; the smaller ones are for little memory."""
 GPU_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
-"""Candidate tiles on a GPU, where small ones in big batches may be as good, and there may be memory for large ones."""
+"""Candidate tiles on a GPU, where small ones in big batches may be as good, and there may be memory for large
+ones."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
-"""Longest edge of a block on a CPU. A GPU may have blocks of twice the edge: it is faster than the storage, and reads less halo."""
+"""Longest edge of a block on a CPU. A GPU may have blocks of twice the edge: it is faster than the storage,
+and reads less halo."""
 SMALL_CONVOLUTION = 20480
 BLOCKS_PER_WORKER = 8
 """With fewer super-blocks than this for each worker, the last ones leave workers idle."""
@@ -144,7 +149,8 @@ def choose_shard(
 
 
 def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
-    """Return the usual shard, or that of the input, doubled on the tiled axes as often as there are too many of them."""
+    """Return the usual shard, or that of the input, doubled on the tiled axes as often as there are too many
+    of them."""
     shape, spatial = geometry.output_shape, geometry.roles.spatial
 
     def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
@@ -193,7 +199,8 @@ def layout_like(
     memory_bytes: int,
     previous: Mapping[str, Any] | None = None,
 ) -> Layout:
-    """Return the layout of an image computed from others: its pixels are as large as those of ``source``, where it has its shape.
+    """Return the layout of an image computed from others: its pixels are as large as those of ``source``,
+    where it has its shape.
 
     Parameters
     ----------
@@ -229,7 +236,8 @@ def layout_like(
 
 
 def axes_like(source: Source, count: int) -> tuple[str, ...]:
-    """Return the axes of an image computed from others: the last ones of ``source``, or the usual ones where it has fewer.
+    """Return the axes of an image computed from others: the last ones of ``source``, or the usual ones where
+    it has fewer.
 
     Raises
     ------
@@ -310,7 +318,8 @@ def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_gpu: bool = Fal
 
 
 def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the compute tile on the tiled axes, in input pixels: no longer than the block or the image, aligned for the network."""
+    """Return the compute tile on the tiled axes, in input pixels: no longer than the block or the image,
+    aligned for the network."""
     spread = geometry.spread("tile.size", size, geometry.shape)
     align = geometry.align
     least = (min(spread[i], block[i], geometry.shape[i]) for i in geometry.roles.spatial)

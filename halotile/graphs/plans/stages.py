@@ -109,7 +109,8 @@ def relate(
 ) -> tuple[dict[str, Any], Earlier]:
     """Return the identity of a job, and its relation to the run that exists at its output.
 
-    Where the input was accepted as the same image as that of the earlier run, the identity describes it as that run did.
+    Where the input was accepted as the same image as that of the earlier run, the identity describes it as
+    that run did.
     """
     if previous is None:
         return identity, Earlier(is_discarded=request.fresh)

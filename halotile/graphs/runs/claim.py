@@ -67,11 +67,13 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     DiskRefused
         When there is too little disk space to begin.
     Stopped
-        When a signal came while another run held the output; its cause is the :class:`OutputInUse` that would have been raised instead.
+        When a signal came while another run held the output; its cause is the :class:`OutputInUse` that would
+        have been raised instead.
     """
     signals = signals or Signals()
     slots = slots_of(plan)
-    # Before the lock, so that nothing is created beside an output that is refused, or for a cluster that cannot start.
+    # Before the lock, so that nothing is created beside an output that is refused, or for a cluster that
+    # cannot start.
     for slot in slots:
         check_output(slot)
     first = slots[0].directory
@@ -103,7 +105,8 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
 
 @contextmanager
 def _report_wait(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
-    """Report a wait that takes a while; the context yields a function that returns True once a signal has ended the wait."""
+    """Report a wait that takes a while; the context yields a function that returns True once a signal has
+    ended the wait."""
     try:
         with report_if_slow(log_line, operation):
             yield lambda: signals.requested
@@ -114,7 +117,8 @@ def _report_wait(operation: str, signals: Signals) -> Iterator[Callable[[], bool
 
 
 def look(plan: Plan) -> int:
-    """Return the number of blocks that an earlier run of this plan has done, where a run would resume it; nothing is changed.
+    """Return the number of blocks that an earlier run of this plan has done, where a run would resume it;
+    nothing is changed.
 
     Raises
     ------
@@ -168,7 +172,8 @@ def _resumable(slots: tuple[Slot, ...]) -> bool:
 
 
 def _check_nothing_done(slot: Slot) -> None:
-    """Refuse to start over where blocks were done before the output disappeared, unless this was asked for: it may come back.
+    """Refuse to start over where blocks were done before the output disappeared, unless this was asked for:
+    it may come back.
 
     Raises
     ------

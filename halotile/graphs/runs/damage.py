@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 CHECKED_AT_ONCE = 64
 WAITING_SECONDS = 1e-3
-"""A check that takes this long has to wait for the disk, as many after it will. Threads that do not wait hinder each other in the interpreter."""
+"""A check that takes this long has to wait for the disk, as many after it will. Threads that do not wait
+hinder each other in the interpreter."""
 HELD_BYTES = 2**30
 """Most bytes of shards in memory while they are read whole: the memory of a driver is in no plan."""
 
@@ -93,7 +94,8 @@ def damaged_among(
     image: int = 0,
     thorough: bool = True,
 ) -> list[int]:
-    """Return those of these blocks that differ from what its journal records of an image; ``grid`` is that of the run."""
+    """Return those of these blocks that differ from what its journal records of an image; ``grid`` is that of
+    the run."""
     blocks = map(output_grid(layout, grid.shape, grid.block).block_at, numbers)
     digest = partial(journal.digest, image=image)
     return [number for number, _ in damaged_blocks(path, layout, blocks, digest, thorough=thorough)]
@@ -129,7 +131,8 @@ def _threads_for(layout: Layout) -> int:
 def _check_in_parallel(
     check: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
 ) -> Iterator[tuple[int, T]]:
-    """Return the result of checking each block, in their order: in several threads if ``at_once``, or once a check has to wait for the disk."""
+    """Return the result of checking each block, in their order: in several threads if ``at_once``, or once a
+    check has to wait for the disk."""
     remaining = iter(blocks)
     waits = at_once
     while not waits and (block := next(remaining, None)) is not None:

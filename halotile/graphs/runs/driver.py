@@ -48,7 +48,8 @@ def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None
     Diverged
         When the numbers of a solver grow without bound.
     BlockFailed
-        When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All other blocks of that pass are done.
+        When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All other blocks of that
+        pass are done.
     DiskRefused
         When the disk is full. Blocks that are done stay done.
     Stopped
@@ -122,7 +123,8 @@ class _Driver:
             self.status.report(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
 
     def _check_earlier(self, earlier: Sequence[Runs]) -> None:
-        """Read every byte that earlier runs wrote, and redo damaged blocks: a run that succeeds has a complete output."""
+        """Read every byte that earlier runs wrote, and redo damaged blocks: a run that succeeds has a
+        complete output."""
         if not any(earlier):
             return
         with self.status.ticking(lambda: self._progress("check")):

@@ -1,4 +1,5 @@
-"""Claimed outputs during their run: checks that the claimed directories stay in place and complete, and the input unchanged."""
+"""Claimed outputs during their run: checks that the claimed directories stay in place and complete, and the
+input unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ LOOK_SECONDS = 5.0
 LOOK_SHARE = 0.01
 """Largest share of a run's time for these checks."""
 SILENT_SECONDS = 60.0
-"""Time without an answer from the file system before the run ends: a network file system recovers, a ticket is renewed."""
+"""Time without an answer from the file system before the run ends: a network file system recovers, a ticket
+is renewed."""
 LISTED = 300
 """Most characters of block numbers in a message."""
 
@@ -195,7 +197,8 @@ class HeldOutputs:
         OutputRefused
             When more than half of them are intact but different: nothing is removed.
         Stopped
-            When a signal asks for it before all blocks were checked: any signal if ``thorough``, else only an urgent one.
+            When a signal asks for it before all blocks were checked: any signal if ``thorough``, else only an
+            urgent one.
         """
         looked_at = [held.journal.done for held in self.held] if only is None else only
         damaged_of_outputs = [
@@ -232,7 +235,8 @@ class HeldOutputs:
         return problems
 
     def finish(self, signals: Signals) -> None:
-        """Refuse to finish the run where its outputs differ from what it wrote. The input was checked after each pass.
+        """Refuse to finish the run where its outputs differ from what it wrote. The input was checked after
+        each pass.
 
         Raises
         ------

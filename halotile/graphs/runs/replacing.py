@@ -82,7 +82,8 @@ def check_output(slot: Slot) -> None:
 
 
 def check_replaceable(slot: Slot) -> None:
-    """Refuse to start over where that would discard data that no run of this job wrote, or a result, without permission.
+    """Refuse to start over where that would discard data that no run of this job wrote, or a result, without
+    permission.
 
     Raises
     ------

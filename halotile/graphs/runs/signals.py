@@ -1,4 +1,5 @@
-"""Signals to a run: SIGTERM, SIGUSR1 and SIGHUP ask it to drain, twice to hurry, Ctrl-C ends it; former handlers are restored afterwards."""
+"""Signals to a run: SIGTERM, SIGUSR1 and SIGHUP ask it to drain, twice to hurry, Ctrl-C ends it; former
+handlers are restored afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _limit_seconds: ContextVar[float | None] = ContextVar("drain_seconds", default=N
 
 @contextmanager
 def drains_within(seconds: float) -> Iterator[None]:
-    """Limit the drain of runs within the context to so many seconds; then they leave unfinished the blocks in flight."""
+    """Limit the drain of runs within the context to so many seconds; then they leave unfinished the blocks in
+    flight."""
     token = _limit_seconds.set(seconds)
     try:
         yield
@@ -71,7 +73,8 @@ class Signals:
 
     @property
     def hurried(self) -> bool:
-        """True where there is no time left for blocks in flight: a second signal came, or the drain has taken too long."""
+        """True where there is no time left for blocks in flight: a second signal came, or the drain has taken
+        too long."""
         limit = _limit_seconds.get()
         late = self.requested and limit is not None and time.monotonic() - self._since > limit
         return self._again or late

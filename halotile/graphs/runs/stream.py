@@ -32,7 +32,8 @@ DISPATCH_SECONDS = 0.0016
 CHOICE_SECONDS = 0.9e-6
 """Cost of a task for scheduler and driver, and the added cost for each worker that the scheduler chooses among."""
 DISPATCH_SHARE = 0.625
-"""Largest share of its time in which one process submits tasks: heartbeats and groups of tasks take some of the rest."""
+"""Largest share of its time in which one process submits tasks: heartbeats and groups of tasks take some of
+the rest."""
 PATIENCE = 2.0
 """Factor on the target duration of a task after which its worker returns the blocks that it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")
@@ -148,7 +149,8 @@ class Stream:
     client : distributed.Client
         Client connected to the cluster.
     function : callable
-        ``function(numbers)``, run on a worker; its result is small. With ``limited``, ``function(numbers, limit_seconds=...)``.
+        ``function(numbers)``, run on a worker; its result is small. With ``limited``, ``function(numbers,
+        limit_seconds=...)``.
     name : str
         Phase that the dashboard shows, at most 15 characters: the prefix of every key.
     iteration : int, optional
@@ -315,8 +317,9 @@ class Stream:
     def _collect(self, arrived: list[Future]) -> list[Answer]:
         """Fetch the results of all finished futures in one call, and release the futures.
 
-        A result that was lost with its worker is not an error: its blocks are sent again. So are those of a task whose
-        worker died, unless it was alone: a worker holds several tasks, and any of them may have killed it.
+        A result that was lost with its worker is not an error: its blocks are sent again. So are those of a
+        task whose worker died, unless it was alone: a worker holds several tasks, and any of them may have
+        killed it.
         """
         good = [future for future in arrived if future.status == "finished"]
         results = dict(zip([f.key for f in good], self._gather(good), strict=True))

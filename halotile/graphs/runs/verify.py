@@ -59,16 +59,17 @@ def verify(
     job : Job, optional
         The job that wrote it; needed to repair.
     repair : bool
-        Restore the metadata, remove damaged blocks from the journal and run the job again: for them, and for those that are not
-        done, which include those of a repair that was killed. A reconstruction is iterated again, and then writes only these blocks.
+        Restore the metadata, remove damaged blocks from the journal and run the job again: for them, and for
+        those that are not done, which include those of a repair that was killed. A reconstruction is iterated
+        again, and then writes only these blocks.
     observer : callable, optional
         Called with the progress of a repair.
 
     Raises
     ------
     OutputRefused
-        When nothing, a file or another Zarr is there, directories are in place of files of a run, a repair is asked for and
-        the output has no run directory, or a run is writing it.
+        When nothing, a file or another Zarr is there, directories are in place of files of a run, a repair is
+        asked for and the output has no run directory, or a run is writing it.
     ResumeRefused
         When a repair is asked for and the job is no longer the one that wrote the output.
     """
@@ -173,7 +174,8 @@ def _undone(written: Iterable[_Written]) -> Runs:
 
 
 def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return the plan; where it is not in the format of this version, its journal shows whether another version wrote it."""
+    """Return the plan; where it is not in the format of this version, its journal shows whether another
+    version wrote it."""
     try:
         return directory.read_plan()
     except DamagedData:

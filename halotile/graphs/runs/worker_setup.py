@@ -25,7 +25,8 @@ SETUP_SECONDS = 300.0
 TEARDOWN_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = 0.2
-"""Wait for the nanny, which polls every 50 ms: a worker that dies before the nanny has seen it start is waited for without end."""
+"""Wait for the nanny, which polls every 50 ms: a worker that dies before the nanny has seen it start is
+waited for without end."""
 
 _runners: dict[str, BlockRunner] = {}
 _failures: dict[str, BaseException] = {}
@@ -151,7 +152,8 @@ def run_blocks(
 
 
 def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
-    """Return the runner that the plugin loads, once it is ready; None when the run ends early, before or meanwhile."""
+    """Return the runner that the plugin loads, once it is ready; None when the run ends early, before or
+    meanwhile."""
 
     def is_settled() -> bool:
         return token in _runners or token in _failures or token in _over

@@ -82,11 +82,13 @@ class Problem:
         return replace(self, per_sweep=1, untold=None)
 
     def held(self, image: Readable) -> Readable:
-        """Return the same image, computed once per block: operators read nearly the same window one after the other."""
+        """Return the same image, computed once per block: operators read nearly the same window one after the
+        other."""
         return Shared(image, self.reach, computed=True)
 
     def swept(self, image: Readable, step: Callable[[Problem, Readable], Readable], margin: int) -> Readable:
-        """Return the image after the iterations of one pass. Those between are kept in memory for a block, not stored.
+        """Return the image after the iterations of one pass. Those between are kept in memory for a block,
+        not stored.
 
         Parameters
         ----------
@@ -164,7 +166,8 @@ DEFAULT_TRAITS = Traits()
 
 
 class Solver(Protocol):
-    """``init``, ``step``, ``next`` and ``is_done`` on an explicit state; the images that they name are stored by the caller.
+    """``init``, ``step``, ``next`` and ``is_done`` on an explicit state; the images that they name are stored
+    by the caller.
 
     The options of a solver are the fields of its dataclass.
     """

@@ -32,24 +32,27 @@ FIRST = "first"
 COMPUTED = "computed"
 """Residual relative to the first, when it was last computed and not updated by recurrence."""
 ROUNDED = 100.0
-"""Factor on the resolution of the pixels: a residual shorter by this, if updated by recurrence, is mostly rounding error."""
+"""Factor on the resolution of the pixels: a residual shorter by this, if updated by recurrence, is mostly
+rounding error."""
 PAYS = 0.5
-"""Largest ratio of a recomputed residual to the one before it at which it pays to go on; also of an updated residual to the recomputed one
-at which the updated one was rounding error."""
+"""Largest ratio of a recomputed residual to the one before it at which it pays to go on; also of an updated
+residual to the recomputed one at which the updated one was rounding error."""
 
 NOISE = 4.0
-"""Factor on the resolution of the pixels times the length of the measurements: a step that changes ``A x`` by less follows rounding alone.
-At the solution, such steps are 1.7 to 2.6 times that product, for images of any size in single and in double precision."""
+"""Factor on the resolution of the pixels times the length of the measurements: a step that changes ``A x`` by
+less follows rounding alone. At the solution, such steps are 1.7 to 2.6 times that product, for images of any
+size in single and in double precision."""
 
 
 @dataclass(frozen=True)
 class ConjugateGradients(SolverBase):
     """``N x = b``: for least squares without a prior, the image of least misfit.
 
-    ``x``, the residual ``r``, the direction ``p`` and ``q = N p`` are written in one pass: the length of the next residual, which the
-    new direction needs, follows from sums over the pass before. Rounding makes the updated residual drift away from ``b - N x``:
-    once it is as short as was asked for, or as single or double precision can represent it, it is recomputed, and the directions
-    restart from it. When that no longer shortens it, or it was rounding error from the start, the solver is done.
+    ``x``, the residual ``r``, the direction ``p`` and ``q = N p`` are written in one pass: the length of the
+    next residual, which the new direction needs, follows from sums over the pass before. Rounding makes the
+    updated residual drift away from ``b - N x``: once it is as short as was asked for, or as single or double
+    precision can represent it, it is recomputed, and the directions restart from it. When that no longer
+    shortens it, or it was rounding error from the start, the solver is done.
 
     References
     ----------
@@ -98,7 +101,8 @@ class ConjugateGradients(SolverBase):
         return Step({"x": x, "r": r, "p": direction, "q": q}, sums)
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """Return the next state, with the sums that its coefficients come from, its misfit and its relative residual."""
+        """Return the next state, with the sums that its coefficients come from, its misfit and its relative
+        residual."""
         coefficients = {name: sums[name] for name in (RR, PQ, RQ, QQ)}
         recomputed = MISFIT in sums  # only a gradient records it
         if recomputed:

@@ -27,8 +27,9 @@ MARGIN = 1.001
 class Lanczos(SolverBase):
     """``N v = next v' + alpha v + back v before``: one pass per iteration, 15 of them are accurate to 1 %.
 
-    ``v`` and ``w = N v`` are written in one pass. The vectors are scaled by a prediction of their length, which follows from
-    sums over the pass before; the actual length is measured, so rounding does not accumulate.
+    ``v`` and ``w = N v`` are written in one pass. The vectors are scaled by a prediction of their length,
+    which follows from sums over the pass before; the actual length is measured, so rounding does not
+    accumulate.
 
     References
     ----------
@@ -62,7 +63,8 @@ class Lanczos(SolverBase):
 
 
 def begun(problem: Problem) -> Problem:
-    """Return the problem at the first vector: noise around 1, because the images that operators preserve best are often nearly even."""
+    """Return the problem at the first vector: noise around 1, because the images that operators preserve best
+    are often nearly even."""
     noise = RandomImage(problem.shape, problem.dtype, SEED)
     return problem.beginning_at(Total((noise, Constant(problem.shape, problem.dtype, 1.0)), (1.0, 1.0)))
 
@@ -97,10 +99,11 @@ def is_spent(state: State) -> bool:
 
 
 def largest_eigenvalue(state: State) -> float:
-    """Return a bound of the largest eigenvalue of ``N``: that of the rows so far, which is below it, plus the length of its residual.
+    """Return a bound of the largest eigenvalue of ``N``: that of the rows so far, which is below it, plus the
+    length of its residual.
 
-    Some eigenvalue of ``N`` is within the residual. That it is the largest is an assumption: the first vector has to have a component
-    along its eigenvector that the passes could amplify.
+    Some eigenvalue of ``N`` is within the residual. That it is the largest is an assumption: the first vector
+    has to have a component along its eigenvector that the passes could amplify.
 
     References
     ----------

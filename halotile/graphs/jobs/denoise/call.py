@@ -57,7 +57,8 @@ def denoise(
         Name of a denoiser, with ``options``; or a function from ndarray to ndarray of the same shape, which
         then needs ``depth``: its receptive field in pixels.
     workers : int or "auto"
-        Number of worker processes; by default as the cores and the memory of this machine permit, or all of an allocation.
+        Number of worker processes; by default as the cores and the memory of this machine permit, or all of
+        an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping
@@ -72,8 +73,8 @@ def denoise(
     fresh : bool
         Start over, even where an earlier run can be resumed.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a progress bar is shown
-        at a terminal and in a notebook.
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        progress bar is shown at a terminal and in a notebook.
     sides : mapping, optional
         Per-pixel inputs, name to path: ``sigma``, ``mask``.
     device : str

@@ -12,7 +12,8 @@ from halotile.tasks.trials.gpu_findings import Tuned
 
 PHASE = "denoise"
 GPU_TASK_SECONDS = 10.0
-"""A GPU is idle while the last block of a task is written and the first of the next is read; a kill loses at most this much work."""
+"""A GPU is idle while the last block of a task is written and the first of the next is read; a kill loses at
+most this much work."""
 
 
 @dataclass(frozen=True)

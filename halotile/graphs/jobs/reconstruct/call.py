@@ -43,7 +43,8 @@ def reconstruct(
     fresh: bool = False,
     observer: Observer | None = None,
 ) -> Outcome:
-    """Reconstruct the image that fits all measurements, from disk to disk, on worker processes of this machine or of a cluster.
+    """Reconstruct the image that fits all measurements, from disk to disk, on worker processes of this
+    machine or of a cluster.
 
     ``prior``, ``solver`` and ``fidelity`` are sections of a job file as mappings, or their names alone. After an
     interruption, the same call resumes the run.
@@ -53,8 +54,8 @@ def reconstruct(
     measurements : sequence of OperatorChoice
         The measurements, each from :func:`halotile.measurement`.
     output : path
-        Zarr to write: the image. Relative paths start from the folder that the script was started in, ``~`` is your home
-        folder, here and in every other path.
+        Zarr to write: the image. Relative paths start from the folder that the script was started in, ``~``
+        is your home folder, here and in every other path.
     prior : str or mapping
         Prior of the image, such as ``{"name": "tv", "weight": 30.0}``. The ``denoiser`` of ``pnp`` is a mapping
         as well; a function of your own is ``{"name": "function", "call": f, "depth": 8}``, from ndarray to ndarray of
@@ -72,7 +73,8 @@ def reconstruct(
     exact : bool
         Use the plain form of the gradient and direct convolutions only.
     workers : int or "auto"
-        Number of worker processes; by default as the cores and the memory of this machine permit, or all of an allocation.
+        Number of worker processes; by default as the cores and the memory of this machine permit, or all of
+        an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping
@@ -83,8 +85,8 @@ def reconstruct(
     fresh : bool
         Start over, even where an earlier run can be resumed.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a progress bar is shown
-        at a terminal and in a notebook.
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        progress bar is shown at a terminal and in a notebook.
 
     Returns
     -------

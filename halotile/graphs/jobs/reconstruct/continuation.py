@@ -1,4 +1,5 @@
-"""Continuation of a solver: the iterations of earlier runs, and whether the requested end can be reached from there."""
+"""Continuation of a solver: the iterations of earlier runs, and whether the requested end can be reached from
+there."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class Reached:
         """Return the iterations that a run directory records."""
         stored = Checkpoint(directory.state_path / ITERATE / "checkpoint").read()
         written = directory.read_written()
-        # A run that only repairs its output iterates again, and is behind the iterations that it has reported already.
+        # A run that only repairs its output iterates again, and is behind the iterations that it has reported
+        # already.
         rows = max((stored or {}).get("rows", []), written, key=len)
         return cls(rows, last_of(written), stored is not None)
 
@@ -109,7 +111,8 @@ def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tu
 
 
 def is_gone(directory: RunDirectory) -> bool:
-    """Return True where an image was written and the solver's own images no longer exist: to write it again, everything is iterated again."""
+    """Return True where an image was written and the solver's own images no longer exist: to write it again,
+    everything is iterated again."""
     reached = Reached.of(directory)
     return reached.written > 0 and not reached.has_state
 
@@ -121,7 +124,8 @@ def is_behind(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> 
 
 
 def identity_of(solver: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a solver that can change an iterate: their number, and which of them are kept, cannot."""
+    """Return the settings of a solver that can change an iterate: their number, and which of them are kept,
+    cannot."""
     return {key: value for key, value in solver.items() if key not in ("iterations", "tol", "keep_state")}
 
 

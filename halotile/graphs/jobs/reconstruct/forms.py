@@ -18,7 +18,8 @@ from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import View
 
 REACH_OF_CELLS = 64
-"""Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed, whatever region is requested."""
+"""Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed, whatever region
+is requested."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Form:
         return View(halo) if self.apart or not self.near else self.own_view(halo)
 
     def own_view(self, halo: int = 0) -> View:
-        """Return the view of the operators that see a neighbourhood, with the halo of the prior that reads their results."""
+        """Return the view of the operators that see a neighbourhood, with the halo of the prior that reads
+        their results."""
         cells, repeats = self.in_still_cells, self.per_sweep
         if self.folded is not None:
             return View(halo, self.folded.reach, 1, cells, repeats)
@@ -117,7 +119,8 @@ class Form:
         return NormalImage(image, self.near) if self.folded is None else self.folded(image)
 
     def map(self, wants: Wants, backprojection: Readable | None = None, *, told: bool = True) -> Map:
-        """Return gradient or normal image of all operators as a map; parts that a pass does not compute are staged."""
+        """Return gradient or normal image of all operators as a map; parts that a pass does not compute are
+        staged."""
 
         def near(image: Readable) -> Readable:
             if wants == "gradient":
@@ -135,8 +138,9 @@ class Form:
 def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, per_sweep: int = 1) -> Form:
     """Choose the plain form where it is asked for, or where an operator does not fold; the normal form otherwise.
 
-    In a pass of several iterations, fixed cells would make each of them read whole cells around its region. So the cells
-    are laid over the region that is read; and where operators do not fold, convolutions are direct.
+    In a pass of several iterations, fixed cells would make each of them read whole cells around its region.
+    So the cells are laid over the region that is read; and where operators do not fold, convolutions are
+    direct.
     """
     folds = all(can_fold(term.operator) and isinstance(term.fidelity, L2) for term in terms) and not exact
     direct = exact or (per_sweep > 1 and not folds)

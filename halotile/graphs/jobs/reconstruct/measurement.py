@@ -26,10 +26,11 @@ def measurement(
         Name of an operator, with ``options``; or an operator itself; or a physics of deepinv, which is the operator
         ``deepinv`` with ``physics=operator``: it takes ``reach`` as an option.
     data : path
-        The measurement: Zarr, TIFF, ``.npy`` or HDF5. :func:`halotile.simulate` writes it. A relative path starts from
-        the folder that the script was started in.
+        The measurement: Zarr, TIFF, ``.npy`` or HDF5. :func:`halotile.simulate` writes it. A relative path
+        starts from the folder that the script was started in.
     noise_sigma : float
-        Standard deviation of its noise, in the units of its pixels: the measurement is weighted by ``1 / noise_sigma²``.
+        Standard deviation of its noise, in the units of its pixels: the measurement is weighted by ``1 /
+        noise_sigma²``.
     **options
         Options of the operator; for an array, such as a kernel, the array itself or the path of a file.
 

@@ -34,14 +34,16 @@ class Measured(Imports, Protocol):
 
 
 def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operator:
-    """Return the operator that a job names, with its options checked; without a job, from a script, any import is allowed.
+    """Return the operator that a job names, with its options checked; without a job, from a script, any
+    import is allowed.
 
     Raises
     ------
     UnknownName
         When there is no operator of that name.
     ConfigError, InputError
-        When its options are wrong, a file that they name does not exist, or it would run the user's code without permission.
+        When its options are wrong, a file that they name does not exist, or it would run the user's code
+        without permission.
     """
     if "operator" in choice.options:
         given: Operator = choice.options["operator"]

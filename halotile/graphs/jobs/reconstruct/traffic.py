@@ -21,8 +21,8 @@ MOST_COMPUTED_TWICE = 0.5
 def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: Solver) -> bool:
     """Return True where operators have a pass of their own, before that of the prior.
 
-    In one pass the gradient is computed on each block with the prior's halo; in two it is written and read once more. One
-    pass is used as long as it computes little twice.
+    In one pass the gradient is computed on each block with the prior's halo; in two it is written and read
+    once more. One pass is used as long as it computes little twice.
 
     Parameters
     ----------
@@ -45,7 +45,8 @@ def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, so
 
 
 def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior) -> float:
-    """Return the pixels of the gradient that one pass computes more than once, per pixel of the image and per iteration.
+    """Return the pixels of the gradient that one pass computes more than once, per pixel of the image and per
+    iteration.
 
     Each block is computed at once, or each ``shard`` where shards are computed separately.
 
@@ -72,8 +73,8 @@ class Traffic:
     fused : int
         With operators and prior in one pass.
     unfused : int or None
-        With the gradient written and read again by the prior; None where the prior reads no other pixel, or an operator
-        sees the whole image.
+        With the gradient written and read again by the prior; None where the prior reads no other pixel, or
+        an operator sees the whole image.
     """
 
     fused: int
@@ -145,7 +146,8 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
 
 
 def pixels_read(grid: Grid, view: View) -> int:
-    """Return the pixels that are read where each block has a halo of this width on the last two axes, inside the image.
+    """Return the pixels that are read where each block has a halo of this width on the last two axes, inside
+    the image.
 
     Examples
     --------

@@ -33,8 +33,9 @@ def simulate(
 ) -> tuple[Path, ...]:
     """Simulate the measurements of an image, ``y = A x`` with noise, from disk to disk.
 
-    The noise of a pixel depends only on the seed, the operator's place in the list and the pixel's place: the result has
-    the same bits for any number of workers. A measurement is written in place; its run directory shows whether it is complete.
+    The noise of a pixel depends only on the seed, the operator's place in the list and the pixel's place: the
+    result has the same bits for any number of workers. A measurement is written in place; its run directory
+    shows whether it is complete.
 
     Parameters
     ----------
@@ -51,7 +52,8 @@ def simulate(
     seed : int
         Seed of the noise: 0 or more.
     workers : int or "auto"
-        Number of worker processes; by default as the cores and the memory of this machine permit, or all of an allocation.
+        Number of worker processes; by default as the cores and the memory of this machine permit, or all of
+        an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping
@@ -60,8 +62,8 @@ def simulate(
     overwrite : bool
         Replace existing Zarrs at the measurements' paths.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a progress bar is shown
-        at a terminal and in a notebook.
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        progress bar is shown at a terminal and in a notebook.
 
     Returns
     -------

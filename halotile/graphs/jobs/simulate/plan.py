@@ -179,7 +179,8 @@ def _block(
 ) -> tuple[tuple[int, ...], int]:
     """Return the largest block that fits the memory of a worker, or the smallest there is, with the memory it needs.
 
-    An operator that sees the whole image measures in one block: otherwise it would read the whole image for each block.
+    An operator that sees the whole image measures in one block: otherwise it would read the whole image for
+    each block.
     """
     if operator.kind == "whole":
         size = np.dtype(layout.dtype).itemsize
