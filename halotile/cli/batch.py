@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from halotile.graphs.submission.attend import Submission
 
 KIND = "slurm"
-"""Kind of cluster of the plan: for the resources of a batch system, independent of this machine or an
-allocation around it."""
+"""Kind of cluster of the plan: for a batch system, independent of this machine or an allocation around it."""
 END_SECONDS = 60.0
 """Time that a job may take to end."""
 POLL_SECONDS = 1.0

@@ -268,22 +268,20 @@ def status_rows(status: RunStatus) -> list[Row]:
 
 def advice(status: RunStatus) -> str:
     """Return advice about a run that is over and not complete; empty where all is well."""
-    command = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
+    resume = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
     if status.batch is not None and status.over and status.state != "finished":
         submit = "`recon-cli submit` of the same configuration"
         # A run that never began has nothing to resume.
-        command = (
-            f"{submit}, or {command}"
-            if RunDirectory(status.directory).job_path.is_file()
-            else f"run {submit}"
+        resume = (
+            f"{submit}, or {resume}" if RunDirectory(status.directory).job_path.is_file() else f"run {submit}"
         )
     if status.driver_gone:
         driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
-        return f"interrupted: the driver ({driver}) is gone; {command}"
+        return f"interrupted: the driver ({driver}) is gone; {resume}"
     if status.state == "stopped":
-        return f"stopped: {command} to go on"
+        return f"stopped: {resume} to go on"
     if status.state == "failed" and not status.progress.failed:
-        return f"failed: when the cause is mended, {command}"
+        return f"failed: when the cause is mended, {resume}"
     return _advice_on_blocks(status) if status.over and status.progress.failed else ""
 
 

@@ -109,9 +109,7 @@ def _check_spelling(context: typer.Context) -> None:
     """Refuse a near miss of one of our options: the script would receive it, and the cluster would be different."""
     from halotile.graphs.rules.words import nearest
 
-    options = [
-        name for parameter in context.command.params for name in parameter.opts if name.startswith("--")
-    ]
+    options = [name for p in context.command.params for name in p.opts if name.startswith("--")]
     for word in context.args:
         name = word.partition("=")[0]
         if (
@@ -127,9 +125,7 @@ def _check_spelling(context: typer.Context) -> None:
 def _show(title: str, findings: Sequence[Finding], *, as_json: bool) -> None:
     marks = {"ok": "ok", "note": "note:", "missing": "MISSING:"}
     if not as_json:
-        print_rows(
-            title, [(finding.name, f"{marks[finding.verdict]} {finding.text}") for finding in findings]
-        )
+        print_rows(title, [(f.name, f"{marks[f.verdict]} {f.text}") for f in findings])
 
 
 def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool) -> Cluster:

@@ -59,24 +59,22 @@ def _build(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fault]]:
     """
     from pydantic import ValidationError
 
-    hints, remaining = field_types(schema), dict(values)
+    hints, rest = field_types(schema), dict(values)
     faults: dict[tuple[str | int, ...], str] = {}
-    faulty_keys: set[str] = set()
+    wrong: set[str] = set()
     while True:
         try:
             # As JSON: there pydantic's strict mode still takes a list for a tuple.
-            return _adapter(schema).validate_json(json.dumps(remaining), strict=True), list(faults.items())
+            return _adapter(schema).validate_json(json.dumps(rest), strict=True), list(faults.items())
         except ValidationError as error:
-            new_faults = {
-                p: m for p, m in _merged(error, remaining, schema).items() if not p or p[0] not in faulty_keys
-            }
-        faults |= new_faults
-        minded = {str(path[0]) for path in new_faults if path}
+            faults_now = {p: m for p, m in _merged(error, rest, schema).items() if not p or p[0] not in wrong}
+        faults |= faults_now
+        minded = {str(path[0]) for path in faults_now if path}
         if not minded:
             return None, list(faults.items())
-        faulty_keys |= minded
-        remaining = {key: value for key, value in remaining.items() if key not in minded}
-        remaining |= {key: _stand_in(hints[key]) for key in minded & set(required_keys(schema))}
+        wrong |= minded
+        rest = {key: value for key, value in rest.items() if key not in minded}
+        rest |= {key: _stand_in(hints[key]) for key in minded & set(required_keys(schema))}
 
 
 def _stand_in(annotation: Any) -> Any:

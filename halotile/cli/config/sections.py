@@ -201,10 +201,8 @@ class _Check:
 
     def _values(self, schema: type) -> Any:
         """Return the values outside all sections, as their dataclass."""
-        field_names = field_types(schema)
-        keys = {
-            self.written[name]: name for name in field_names if self.tree.get(self.written[name]) is not None
-        }
+        names = field_types(schema)
+        keys = {self.written[name]: name for name in names if self.tree.get(self.written[name]) is not None}
         values = self._with_paths((), schema, {name: self.tree[key] for key, name in keys.items()})
         built, faults = check_fields(schema, values)
         for path, message in faults:

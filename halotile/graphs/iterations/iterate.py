@@ -49,8 +49,7 @@ TINY = 1e-30
 RESOLUTION = 1e-6
 """Fraction of the misfit of 0 below which the normal form cannot resolve misfits in single precision."""
 COPIES_TO_GO_BACK = 3
-"""Copies of the image that are kept so that one is no longer read, and not yet overwritten, when its misfit
-is known."""
+"""Copies of the image that are kept, so that one is not yet overwritten when its misfit is known."""
 
 
 ADJOINT = "adjoint"
@@ -184,19 +183,15 @@ class Iterations:
         return Shared(self.vectors.open(name, self.state.iteration))
 
     def _resumed(self) -> tuple[State, list[Row], int | None, dict[str, list[str]]]:
-        stored = self.checkpoint.read()
-        if stored is None:
+        saved = self.checkpoint.read()
+        if saved is None:
             return self.solver.init(self.problem), [], None, {}
-        if stored["fingerprint"] != self.fingerprint:
+        if saved["fingerprint"] != self.fingerprint:
             raise ResumeRefused(
                 f"{self.vectors.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
             )
-        return (
-            State(stored["iteration"], stored["numbers"]),
-            stored["rows"],
-            stored.get("aside"),
-            stored["digests"],
-        )
+        state = State(saved["iteration"], saved["numbers"])
+        return state, saved["rows"], saved.get("aside"), saved["digests"]
 
     def _check_vectors(self) -> None:
         """Refuse to resume from images that differ from what was written: they cannot be computed again."""

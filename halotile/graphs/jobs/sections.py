@@ -61,8 +61,7 @@ class Input:
     axes: str | None = None
     """One letter for each axis, such as "zyx" or "tcyx", where the file does not name them."""
     range: tuple[float, float] | Auto = "auto"
-    """Values mapped to 0 and 1 before denoising, and back after. auto: the range of the type for integers,
-    unchanged for floats."""
+    """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type; floats unchanged."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)
     """Per-pixel inputs tiled with the image, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
 

@@ -82,10 +82,8 @@ def tried(
     MemoryRefused
         When it needs more memory than a worker has.
     """
-    identity = previous["identity"] if previous else None
-    call = partial(
-        _try_denoiser, denoiser, tile, image, identity and identity.get("probed"), is_new=previous is None
-    )
+    before = previous["identity"] if previous else None
+    call = partial(_try_code, denoiser, tile, image, before and before.get("probed"), is_new=previous is None)
     if not denoiser.tried_apart:
         with no_more_than_free():
             return call()
@@ -175,7 +173,7 @@ def _measure_difference(task: DenoiseTask, *, at_once: bool) -> float:
     return difference
 
 
-def _try_denoiser(
+def _try_code(
     denoiser: Denoiser,
     tile: Tile,
     image: tuple[int, ...],

@@ -35,9 +35,7 @@ def documents_of(
         Keys of sections whose values were decided, by section; for values outside sections the value itself.
     """
     job = job.moved_to(os.path.abspath(job.place))
-    parts: dict[str, Any] = {
-        job_field.name: _written(getattr(job, job_field.name)) for job_field in fields(job)
-    }
+    parts: dict[str, Any] = {f.name: _written(getattr(job, f.name)) for f in fields(job)}
     parts["run"]["workers"] = requested.workers
     requested_document = {"version": 1, "job": job.kind, **parts, **(given or {})}
     decided = {key: value for key, value in requested_document.items() if key not in PRIVATE}

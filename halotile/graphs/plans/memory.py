@@ -21,8 +21,7 @@ IMPORTS_BYTES = 700 * MIB
 SHARED_BYTES = 240 * MIB
 """Part of it that is program files, of which a machine keeps one copy for all its workers."""
 GPU_BYTES = 2048 * MIB
-"""Allowance for the memory of a GPU driver and its libraries in a process that uses a GPU, until a trial
-there has measured it."""
+"""Allowance for a GPU driver and its libraries in a process that uses a GPU, until a trial has measured them."""
 CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
 """Limit files of the two versions of control groups."""
 

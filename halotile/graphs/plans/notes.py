@@ -96,12 +96,12 @@ def _narrowing(input_dtype: np.dtype[Any], output_dtype: np.dtype[Any]) -> tuple
     if output_dtype.kind not in "iu" or np.can_cast(input_dtype, output_dtype):
         return ()
     limits = np.iinfo(output_dtype)
-    output_text = f"output.dtype {output_dtype} holds whole numbers from {limits.min} to {limits.max}"
+    holds = f"output.dtype {output_dtype} holds whole numbers from {limits.min} to {limits.max}"
     if input_dtype.kind == "f":
-        return (f"{output_text}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
+        return (f"{holds}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
     input_limits = np.iinfo(input_dtype)
     return (
-        f"{output_text}, and the input's {input_dtype} goes from {input_limits.min} to {input_limits.max}: the rest is cut off",
+        f"{holds}, and the input's {input_dtype} goes from {input_limits.min} to {input_limits.max}: the rest is cut off",
     )
 
 

@@ -71,11 +71,9 @@ def make_denoiser(choice: Any, job: Imports) -> Denoiser:
         allow_imports(f"denoiser {choice.name}", choice.options, job)
     left_out = [key for key in required_keys(kind) if key not in choice.options]
     if left_out:
-        descriptions = "".join(
-            f" {key} is {description}." for key in left_out if (description := description_of(kind, key))
-        )
+        hints = "".join(f" {key} is {text}." for key in left_out if (text := description_of(kind, key)))
         raise ConfigError(
-            f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.{descriptions}"
+            f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.{hints}"
         )
     try:
         # A file has lists where the options are tuples.

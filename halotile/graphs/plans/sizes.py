@@ -21,19 +21,15 @@ from halotile.tasks.roles import Roles
 CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
 MOST_FILES = 100_000
-"""Number of shards above which they grow with the image, as far as memory allows: file systems are slow with
-millions of files."""
+"""Number of shards above which they grow, as far as memory allows: file systems are slow with millions of files."""
 SHARES = 12
-"""A shard is at most this fraction of a worker's memory besides its program: a block reads, computes and
-encodes one or more."""
+"""A shard is at most this fraction of a worker's free memory: a block reads, computes and encodes one or more."""
 TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
 """Candidate compute tiles, the fastest first; the smaller ones are for little memory."""
 GPU_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
-"""Candidate tiles on a GPU, where small ones in big batches may be as good, and there may be memory for large
-ones."""
+"""Candidate tiles on a GPU: small ones in big batches may be as good, and there may be memory for large ones."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
-"""Longest edge of a block on a CPU. A GPU may have blocks of twice the edge: it is faster than the storage,
-and reads less halo."""
+"""Longest edge of a block on a CPU. A GPU may have twice the edge: it outruns the storage, and reads less halo."""
 SMALL_CONVOLUTION = 20480
 BLOCKS_PER_WORKER = 8
 """With fewer super-blocks than this for each worker, the last ones leave workers idle."""
@@ -76,13 +72,11 @@ def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
 
     A chunk that is not given is no longer than a given shard.
     """
-    other_axes = [1] * len(geometry.output_shape)
+    others = [1] * len(geometry.output_shape)
     if geometry.roles.channel is not None:
-        other_axes[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
+        others[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
     usual = CHUNK.get(geometry.dims, 64)
-    chunk = geometry.spread(
-        "output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(other_axes)
-    )
+    chunk = geometry.spread("output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(others))
     if wanted.chunk == "auto" and wanted.shard != "auto":
         chunk = tuple(map(min, chunk, geometry.spread("output.shard", wanted.shard, chunk)))
     return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))

@@ -68,12 +68,10 @@ def as_written(operator: type, own: type | None = None) -> type:
     written = _own_fields(own) if own else []
     for field in dataclasses.fields(operator):
         key = job_key(field.name)
-        written.append(
-            (_attribute_name(field.name), _written_type(hints[field.name], kinds.get(key)), _default(field))
-        )
+        written.append((_name_of(field.name), _type_of(hints[field.name], kinds.get(key)), _default(field)))
 
     def check(self: Any) -> None:
-        values = {f.name: getattr(self, _attribute_name(f.name)) for f in dataclasses.fields(operator)}
+        values = {f.name: getattr(self, _name_of(f.name)) for f in dataclasses.fields(operator)}
         operator(**{name: _trial_value(value, kinds.get(job_key(name))) for name, value in values.items()})
 
     namespace = {
@@ -86,7 +84,7 @@ def as_written(operator: type, own: type | None = None) -> type:
     )
 
 
-def _attribute_name(field: str) -> str:
+def _name_of(field: str) -> str:
     """Return the key of a field in a dataclass: the field's name, changed where it is a Python keyword."""
     key = job_key(field)
     return field if keyword.iskeyword(key) else key
@@ -101,7 +99,7 @@ def _own_fields(choice: type) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _written_type(hint: Any, kind: Kind | None) -> Any:
+def _type_of(hint: Any, kind: Kind | None) -> Any:
     """Return the type of a value in a job file: a path for an array, a name for a Python object."""
     if kind is not None:
         return _WRITTEN[kind] | None if type(None) in parts(hint) else _WRITTEN[kind]

@@ -25,8 +25,7 @@ _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float
 
 
 _LONGEST_NAME = 230
-"""Longest name of an output, in bytes. File systems allow 255, and the names beside an output are longer than
-its own."""
+"""Longest name of an output, in bytes. File systems allow 255, and the names beside an output are longer."""
 _PREVIEWS = {".tif": "a TIFF", ".tiff": "a TIFF", ".png": "a PNG"}
 _OTHER_FORMATS = re.compile(r"\.(tiff?|png|jpe?g|bmp|gif|np[yz]|h5|hdf5?|nc|mat|zip)", re.IGNORECASE)
 

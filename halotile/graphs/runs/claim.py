@@ -82,9 +82,9 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     with ExitStack() as stack:
         try:
             for slot in slots:
-                with _report_wait(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
+                with _wait_for(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
                     stack.enter_context(slot.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
-            with _report_wait(
+            with _wait_for(
                 f"waiting for the workers of an earlier run in {first.path}", signals
             ) as cut_short:
                 WorkerLock(first).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
@@ -104,7 +104,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
 
 
 @contextmanager
-def _report_wait(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
+def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
     """Report a wait that takes a while; the context yields a function that returns True once a signal has
     ended the wait."""
     try:

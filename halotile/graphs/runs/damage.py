@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 CHECKED_AT_ONCE = 64
 WAITING_SECONDS = 1e-3
-"""A check that takes this long has to wait for the disk, as many after it will. Threads that do not wait
-hinder each other in the interpreter."""
+"""A check that takes longer waits for the disk, as many after it will; checks in memory only hinder each other as threads."""
 HELD_BYTES = 2**30
 """Most bytes of shards in memory while they are read whole: the memory of a driver is in no plan."""
 

@@ -32,8 +32,7 @@ DISPATCH_SECONDS = 0.0016
 CHOICE_SECONDS = 0.9e-6
 """Cost of a task for scheduler and driver, and the added cost for each worker that the scheduler chooses among."""
 DISPATCH_SHARE = 0.625
-"""Largest share of its time in which one process submits tasks: heartbeats and groups of tasks take some of
-the rest."""
+"""Largest share of its time in which one process submits tasks; heartbeats and groups of tasks take some of the rest."""
 PATIENCE = 2.0
 """Factor on the target duration of a task after which its worker returns the blocks that it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")
@@ -149,8 +148,8 @@ class Stream:
     client : distributed.Client
         Client connected to the cluster.
     function : callable
-        ``function(numbers)``, run on a worker; its result is small. With ``limited``, ``function(numbers,
-        limit_seconds=...)``.
+        ``function(numbers)``, run on a worker; its result is small. With ``limited``,
+        ``function(numbers, limit_seconds=...)``.
     name : str
         Phase that the dashboard shows, at most 15 characters: the prefix of every key.
     iteration : int, optional

@@ -91,25 +91,23 @@ def verify(
         damaged = dict(damaged_blocks(path, layout, layout.grid))
         return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0, repairable=False)
     written = _outputs(directory, stored)
-    problems = tuple(
-        problem for output_state in written for problem in (*output_state.metadata(), *output_state.lines())
-    )
+    problems = tuple(problem for state in written for problem in (*state.metadata(), *state.lines()))
     undone = _undone(written)
     # Blocks that are not done may be those that an earlier repair removed from the journal before it was killed.
     if not repair or not (problems or undone):
         iterates = bool(stored.get("scratch")) and not directory.state_path.is_dir()
         return Verdict(
             _total(written),
-            sum(len(output_state.done) for output_state in written),
+            sum(len(state.done) for state in written),
             problems,
             0,
             undone,
             iterates=iterates,
         )
     _repair(path, directory, stored, written, job, observer)
-    after = _outputs(directory, stored, look_at=[output_state.damaged for output_state in written])
-    remaining = sum(len(output_state.lines()) for output_state in after)
-    done = sum(len(output_state.done) for output_state in after)
+    after = _outputs(directory, stored, look_at=[state.damaged for state in written])
+    remaining = sum(len(state.lines()) for state in after)
+    done = sum(len(state.done) for state in after)
     return Verdict(_total(after), done, problems, len(problems) - remaining, _undone(after))
 
 

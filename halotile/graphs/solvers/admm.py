@@ -13,8 +13,8 @@ from halotile.tasks.shared import Shared
 
 @dataclass(frozen=True)
 class Admm(SolverBase):
-    """``x' = x - step/2 (∇f(x) + rho (x - z + u))``, ``z' = prox(x' + u)``, ``u' = u + x' - z'`` with ``rho =
-    1 / step``.
+    """``x' = x - step/2 (∇f(x) + rho (x - z + u))``, ``z' = prox(x' + u)``, ``u' = u + x' - z'`` with
+    ``rho = 1 / step``.
 
     The x-step of ADMM is replaced by one gradient step, which converges like it (the step is below 1 / (|A|² + rho)).
 

@@ -32,8 +32,7 @@ FIRST = "first"
 COMPUTED = "computed"
 """Residual relative to the first, when it was last computed and not updated by recurrence."""
 ROUNDED = 100.0
-"""Factor on the resolution of the pixels: a residual shorter by this, if updated by recurrence, is mostly
-rounding error."""
+"""Factor on the resolution of the pixels: an updated residual shorter by this is mostly rounding error."""
 PAYS = 0.5
 """Largest ratio of a recomputed residual to the one before it at which it pays to go on; also of an updated
 residual to the recomputed one at which the updated one was rounding error."""

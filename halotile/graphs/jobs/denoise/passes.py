@@ -12,8 +12,7 @@ from halotile.tasks.trials.gpu_findings import Tuned
 
 PHASE = "denoise"
 GPU_TASK_SECONDS = 10.0
-"""A GPU is idle while the last block of a task is written and the first of the next is read; a kill loses at
-most this much work."""
+"""Minimum duration of a task on a GPU, which is idle between the blocks of two tasks; a kill loses one task."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import View
 
 REACH_OF_CELLS = 64
-"""Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed, whatever region
-is requested."""
+"""Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed."""
 
 
 @dataclass(frozen=True)

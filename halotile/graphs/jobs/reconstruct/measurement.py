@@ -29,8 +29,8 @@ def measurement(
         The measurement: Zarr, TIFF, ``.npy`` or HDF5. :func:`halotile.simulate` writes it. A relative path
         starts from the folder that the script was started in.
     noise_sigma : float
-        Standard deviation of its noise, in the units of its pixels: the measurement is weighted by ``1 /
-        noise_sigma²``.
+        Standard deviation of its noise, in the units of its pixels: the measurement is weighted by
+        ``1 / noise_sigma²``.
     **options
         Options of the operator; for an array, such as a kernel, the array itself or the path of a file.
 

@@ -61,17 +61,14 @@ def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operato
     meant = stand_ins(kind)
     try:
         operator: Operator = kind(
-            **{
-                fields[key]: _option_value(value, meant.get(key), job)
-                for key, value in choice.options.items()
-            }
+            **{fields[key]: _value(value, meant.get(key), job) for key, value in choice.options.items()}
         )
     except TypeError as error:
         raise ConfigError(f"operator {choice.name}: {error}.") from None
     return operator
 
 
-def _option_value(value: Any, kind: Kind | None, job: Imports | None) -> Any:
+def _value(value: Any, kind: Kind | None, job: Imports | None) -> Any:
     """Return a value of a job as the operator takes it; a script may pass it in that form already."""
     if kind == "operators":
         return tuple(_nested(inner, job) for inner in value)

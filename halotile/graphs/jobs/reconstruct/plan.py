@@ -276,14 +276,12 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         return sized.work_of(cut, tuned).step_footprint().total_bytes <= allowed
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
-    cut, chosen_tiles = chosen_with_tiles(
-        choose, settle, lambda cut, chosen_tiles: fits(cut, chosen_tiles.tuned), is_free=is_free
-    )
+    cut, tiles = chosen_with_tiles(choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free)
     trial = denoising_of(cut, sized.state_layout, (), output)
     reach = compared(sized.reach, trial, job.tile, previous, run=job.run, report=request.report)
-    if chosen_tiles is not None:
-        cut = replace(cut, prior=with_denoised(cut.prior, partial(sized_as, task=chosen_tiles.task)))
-    tuned, note = (chosen_tiles.tuned, chosen_tiles.note) if chosen_tiles else (None, "")
+    if tiles is not None:
+        cut = replace(cut, prior=with_denoised(cut.prior, partial(sized_as, task=tiles.task)))
+    tuned, note = (tiles.tuned, tiles.note) if tiles else (None, "")
     return _Settled(sized, sized.work_of(cut, tuned), note, reach)
 
 

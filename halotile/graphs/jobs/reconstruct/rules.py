@@ -46,8 +46,7 @@ def _checkpoint_interval(value: int) -> str | None:
 
 
 MOST_PER_SWEEP = 4
-"""Most iterations of a solver in one pass. At the rim of a periodic image each of them reads, across the
-edge, results of the one before from all sides."""
+"""Most iterations of a solver in one pass. At a periodic rim each reads results of the one before across the edge."""
 
 SIGMAS = (1e-15, 1e15)
 """Noise levels whose inverse square can be used in single precision."""
