@@ -57,8 +57,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def message_of(error: BaseException, *, resumable: bool = False) -> str:
-    """Return the message for an error, for the person who typed the command; ``resumable`` if the same
-    command resumes the run."""
+    """Return the message for an error; ``resumable`` if the same command, typed again, resumes the run."""
     if isinstance(error, KeyboardInterrupt | StoppedEarly):
         stopped = str(error) or "stopped"
         return f"{stopped}; run again to resume" if resumable else stopped

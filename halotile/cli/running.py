@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
-    """Print what a run would do, and the script of a worker where that is a batch job; nothing is started or
-    written."""
+    """Print what a run would do, and the script of a worker in a batch job; nothing is started or written."""
     from halotile.graphs.clusters.launches.batch_jobs import worker_script
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.plans.make import make_plan

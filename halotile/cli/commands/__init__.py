@@ -1,2 +1,1 @@
-"""The commands of ``recon-cli``. Each parses its arguments, calls one function of another package, and prints
-the result."""
+"""The commands of ``recon-cli``: each parses its arguments, calls one function, and prints the result."""

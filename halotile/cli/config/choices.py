@@ -95,8 +95,7 @@ def path_fields(schema: type) -> set[str]:
 def _with_files(
     findings: Findings, path: KeyPath, named: Named, declared: type, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the keys of an operator, with absolute paths of the files that it reads; operators inside it are
-    checked."""
+    """Return the keys of an operator, with absolute paths of its input files; nested operators are checked."""
     from halotile.graphs.rules.operator_options import stand_ins
 
     meant = stand_ins(declared) | {"data": "array"}

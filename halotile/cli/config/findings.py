@@ -43,8 +43,7 @@ class Findings:
         return any(problem.path[: len(path)] == path for problem in self._problems)
 
     def read(self, path: KeyPath, file: Any) -> Any:
-        """Record a file that is read, and return its path relative to the configuration's folder; a value of
-        another type is not a path."""
+        """Record a file that is read; return its path, resolved if it is text, against the configuration's folder."""
         if not isinstance(file, str):
             return file
         self._files[path] = self.absolute(file)
@@ -59,8 +58,7 @@ class Findings:
         return os.path.realpath(resolved) if ".." in resolved.parts else str(resolved)
 
     def problems(self) -> list[Problem]:
-        """Return all faults, with the files that do not exist, in the order of the document; those of the
-        command line come last."""
+        """Return all faults, with missing files, in the order of the document; the command line comes last."""
         outputs = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
         for path, file in self._files.items():
             if "://" not in file and file not in outputs and not os.path.exists(file):

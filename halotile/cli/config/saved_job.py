@@ -14,8 +14,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 
 
 def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
-    """Return the job of a run directory. Where that was moved together with its output, the paths of the job
-    are updated.
+    """Return the job of a run directory, with new paths where that was moved together with its output.
 
     Raises
     ------

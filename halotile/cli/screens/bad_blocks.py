@@ -34,8 +34,7 @@ class GivenUp:
 
 
 def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
-    """Return the blocks that the last run in a directory has given up, by number; those of earlier runs were
-    tried again since."""
+    """Return the blocks that the last run has given up, by number; it tried those of earlier runs again."""
     blocks: dict[int, GivenUp] = {}
     for event in run.read_events():
         # A full disk or a power cut may have left an incomplete line.

@@ -55,8 +55,7 @@ class BatchJob:
         return {"job": self.number, "state": self.state, "attempts": self.attempts, "failure": self.failure}
 
     def corrected(self, recorded: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Return the state and its reason, where the run's own record is older than its batch job; None where
-        that record is valid."""
+        """Return state and reason where the run's own record is older than its batch job, else None."""
         updated = float(recorded.get("updated", 0.0))
         is_current = updated >= max(self.submitted, self.began)
         if self.state is not None:

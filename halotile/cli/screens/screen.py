@@ -71,6 +71,5 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _close(stream: TextIO) -> None:
-    """Redirect a stream whose reader, such as `head`, has closed it: the command continues, and its output is
-    discarded."""
+    """Discard further output to a stream whose reader, such as `head`, has closed it; the command continues."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -24,8 +24,7 @@ Row = dict[str, float]
 
 
 def growth(rows: Sequence[Row], floor: float) -> int:
-    """Return the number of iterations in a row, up to the last, in which the objective grew; lower values
-    count as ``floor``.
+    """Return how many of the last iterations in a row the objective grew; lower values count as ``floor``.
 
     Examples
     --------
@@ -38,8 +37,7 @@ def growth(rows: Sequence[Row], floor: float) -> int:
 
 
 def divergence(rows: Sequence[Row], floor: float) -> str:
-    """Describe what is wrong with the last row, if anything: a value that is not a number, or growth that
-    does not end.
+    """Describe the fault of the last row, if any: a value that is not a number, or growth that does not end.
 
     Examples
     --------
@@ -69,8 +67,7 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
 
 
 def _growing_values(rows: Sequence[Row], floor: float) -> list[float]:
-    """Return the objective from the row where it began to grow to the last row; only the last value where it
-    does not grow."""
+    """Return the objective from where it began to grow to the last row; only the last where it does not."""
     values = [max(row.get(OBJECTIVE, row[MISFIT]), floor) for row in rows if MISFIT in row]
     first = len(values) - 1
     while first > 0 and values[first] > GROWS * values[first - 1]:

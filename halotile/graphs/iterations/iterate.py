@@ -134,8 +134,7 @@ class Iterations:
         return max(0, self._iteration_of(self.state.iteration))
 
     def _iteration_of(self, pass_number: int) -> int:
-        """Return the number of the iteration that a pass ends with; 0 and below for passes before the first
-        iteration."""
+        """Return the number of the iteration that a pass ends with; 0 and below before the first iteration."""
         return self.problem.per_sweep * (pass_number - self.solver.traits.passes_before)
 
     def is_over(self, iterations: int, tol: float = 0.0) -> bool:
@@ -336,8 +335,7 @@ class Iterations:
         return row
 
     def _last_good_iteration(self) -> int | None:
-        """Return the iteration whose image was the last before the objective began to grow; None where it
-        does not grow.
+        """Return the iteration with the last image before the objective began to grow; None without growth.
 
         A row has the misfit of the image that its iteration began with. So the good image is two iterations
         old when the first row grows, and the next pass would overwrite it.

@@ -1,5 +1,4 @@
-"""Stages of a step: images that operators need before its pass, recorded while the step is built, then
-computed in order."""
+"""Stages of a step: images that operators need before its pass, recorded first, then computed in order."""
 
 from __future__ import annotations
 
@@ -72,10 +71,10 @@ class Stages:
             problem, gradient=self._stored(problem.gradient), normal=self._stored(problem.normal)
         )
 
-    def _stored(self, given: Map) -> Map:
-        if not isinstance(given, Staged):
-            return given
-        staged = given
+    def _stored(self, operation: Map) -> Map:
+        if not isinstance(operation, Staged):
+            return operation
+        staged = operation
 
         def mapped(image: Readable) -> Readable:
             before = self._add_stage(staged.before(image))

@@ -1,5 +1,4 @@
-"""The interface between kinds of jobs and the driver: declarations of a kind, its plan, and the passes that
-it yields."""
+"""The interface between kinds of jobs and the driver: declaration of a kind, its plan, and its passes."""
 
 from __future__ import annotations
 
@@ -213,8 +212,7 @@ class TermWork(Protocol):
 
     @property
     def compute(self) -> Callable[..., Part]:
-        """``compute(terms, after)``: the partial sum of a few terms; ``after`` is a dependency whose value is
-        unused."""
+        """``compute(terms, after)``: partial sum of a few terms; ``after`` is a dependency, its value unused."""
         ...
 
     @property
@@ -330,6 +328,5 @@ class Work(Protocol):
         ...
 
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
-        """Yield passes until every output is written. Finished passes may be yielded again: their journals
-        skip them."""
+        """Yield passes until every output is written. Finished ones may be yielded again: journals skip them."""
         ...

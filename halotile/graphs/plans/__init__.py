@@ -1,2 +1,1 @@
-"""Decisions of every plan: sizes, memory, devices, workers. The planner of each kind of job is in its folder
-in ``graphs/jobs``."""
+"""Decisions common to all plans: sizes, memory, devices, workers; the planners are in ``graphs/jobs``."""

@@ -1,5 +1,4 @@
-"""Cutting of an image for a denoiser: the layout of the output, the tiles, the super-blocks, and the windows
-that they read."""
+"""Cutting of an image for a denoiser: the layout of the output, tiles, super-blocks, and their windows."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def layout_of(
     roles: Roles,
     previous: Mapping[str, Any] | None = None,
 ) -> Layout:
-    """Return the layout of the output: its shards and chunks, and what is kept from the input and from the
-    run that is resumed."""
+    """Return the layout of the output, with what is kept from the input and from a resumed run."""
     chunk = choose_chunk(geometry, job.output)
     # A mask is smoothed to values between 0 and 1.
     own = "float32" if source.dtype == np.bool_ else str(source.dtype)
@@ -172,8 +170,7 @@ def choose_block(
 
 
 def allowed_bytes(run: Run, machine: int | None) -> int:
-    """Return the memory that one worker may need: as the job sets it, and at most its share of a machine of
-    so many bytes."""
+    """Return the memory that one worker may need: as the job sets it, at most its share of the machine."""
     limit = parse_bytes(run.memory_per_worker)
     return limit if machine is None else min(limit, share_bytes(machine, run.count))
 

@@ -100,8 +100,7 @@ def compared(
     run: Run,
     report: Report,
 ) -> Reach:
-    """Return the reach after comparing tiles of the job's own sizes with larger windows, for a new run of a
-    network on the CPU.
+    """Compare tiles of a new job's own sizes with larger windows, for a network on the CPU; return the reach.
 
     A resumed run keeps the result that it began with. Where the comparison fails, for a worker's memory or
     otherwise, a note reports it: the job itself may succeed.

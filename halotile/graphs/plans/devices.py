@@ -1,5 +1,4 @@
-"""The device of a job, decided when it is planned: a run begun on one device is not resumed with the bits of
-another."""
+"""The device of a job, decided when it is planned: no run is resumed with the bits of another device."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ def is_here(cluster: Cluster) -> bool:
 
 
 def cluster_for(requested: Cluster, device: str) -> Cluster:
-    """Return the cluster for a job on this device: GPUs that were not asked for are left alone where they
-    would be idle."""
+    """Return the cluster of a job on this device: GPUs that were not asked for and would be idle are left alone."""
     spoken_for = requested.kind != AUTO or requested.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
     if device != "cpu" or spoken_for or kind_of(requested).name != LOCAL_CUDA:
         return requested
@@ -150,8 +148,7 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
 
 
 def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
-    """Return the threads of a worker that read and write the parts of a block in parallel: on CPUs, only the
-    one that computes.
+    """Return the threads of a worker that read and write in parallel: on CPUs, only the one that computes.
 
     Examples
     --------

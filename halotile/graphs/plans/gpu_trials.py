@@ -1,5 +1,4 @@
-"""Choice of tile and batch for a GPU: tried once in a separate process, so that the driver does not touch
-CUDA; the run keeps the result."""
+"""Choice of tile and batch for a GPU: tried once in another process, as the driver must not touch CUDA."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class ChosenTiles:
 
 
 def channels_last_of(tile: Tile, device: str, precision: str) -> bool:
-    """Return the memory layout that a network begins with: as the job sets it, or what suits most networks of
-    its type.
+    """Return the memory layout that a network begins with: as the job sets it, or what suits most networks.
 
     On GPUs that is channels last in half precision; in float32 most of their convolutions are faster the other way.
     """
@@ -197,8 +195,7 @@ def _with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
 def _task_as_started(
     task: DenoiseTask, tile: Tile, geometry: Geometry, identity: Mapping[str, Any], tuned: Tuned | None
 ) -> DenoiseTask:
-    """Return the task as the run began, except for what the job sets now: whether it is another job is
-    checked elsewhere."""
+    """Return the task as the run began, except for what the job sets now; differences are checked elsewhere."""
     # As a trial would be asked for with what is written, or as the rule decided.
     edges, batch = task.tiling.tile, task.tiling.batch
     if tile.size == "auto":

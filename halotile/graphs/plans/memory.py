@@ -60,8 +60,7 @@ def workers_that_fit(machine: int, needed: int) -> int:
 
 
 def gpu_bytes(measured: int | None) -> int:
-    """Return the memory that a GPU's own libraries keep in a worker: by a trial's measurement of a whole
-    process, else the allowance.
+    """Return the memory of a GPU's own libraries in a worker: from a trial's measurement, else the allowance.
 
     Examples
     --------

@@ -44,8 +44,7 @@ def notes_of(
 
 
 def note_of_locks(output: Path) -> tuple[str, ...]:
-    """Return a note on a file system where the lock of a run does not keep runs on other machines away from
-    its output."""
+    """Return a note on a file system where a lock does not keep runs on other machines from the output."""
     why = why_locks_are_local(output)
     return (
         (f"locks are not seen by other machines, so start one run of this output at a time. {why}",)

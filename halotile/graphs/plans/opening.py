@@ -47,8 +47,7 @@ class Imports(Protocol):
 
 
 def make_denoiser(choice: Any, job: Imports) -> Denoiser:
-    """Return the denoiser that a job names, with its options checked; an object given by a script is returned
-    as it is.
+    """Return the denoiser that a job names, with its options checked; an object from a script as it is.
 
     Raises
     ------

@@ -301,8 +301,7 @@ class Earlier:
 
 
 def free_inodes(place: Path) -> int | None:
-    """Return the number of files and folders that a file system has room for; None where it does not count
-    them, as btrfs."""
+    """Return the free inodes of a file system; None where it does not count them, as btrfs."""
     statistics = os.statvfs(place)
     return statistics.f_favail if statistics.f_files else None
 

@@ -1,5 +1,4 @@
-"""The three sizes of a job: the shard that is written, the super-block that a task processes, the tile that
-is computed."""
+"""The three sizes of a job: the shard (unit of safe write), the super-block (of work), the compute tile."""
 
 from __future__ import annotations
 
@@ -143,8 +142,7 @@ def choose_shard(
 
 
 def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
-    """Return the usual shard, or that of the input, doubled on the tiled axes as often as there are too many
-    of them."""
+    """Return the usual shard, or that of the input, doubled on tiled axes until there are few enough."""
     shape, spatial = geometry.output_shape, geometry.roles.spatial
 
     def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
@@ -193,8 +191,7 @@ def layout_like(
     memory_bytes: int,
     previous: Mapping[str, Any] | None = None,
 ) -> Layout:
-    """Return the layout of an image computed from others: its pixels are as large as those of ``source``,
-    where it has its shape.
+    """Return the layout of a computed image: its pixels are as large as those of ``source``, if shaped alike.
 
     Parameters
     ----------
@@ -230,8 +227,7 @@ def layout_like(
 
 
 def axes_like(source: Source, count: int) -> tuple[str, ...]:
-    """Return the axes of an image computed from others: the last ones of ``source``, or the usual ones where
-    it has fewer.
+    """Return the axes of a computed image: the last ones of ``source``, or the usual ones if it has fewer.
 
     Raises
     ------
@@ -312,8 +308,7 @@ def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_gpu: bool = Fal
 
 
 def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the compute tile on the tiled axes, in input pixels: no longer than the block or the image,
-    aligned for the network."""
+    """Return the compute tile on the tiled axes, in input pixels: aligned, within the block and the image."""
     spread = geometry.spread("tile.size", size, geometry.shape)
     align = geometry.align
     least = (min(spread[i], block[i], geometry.shape[i]) for i in geometry.roles.spatial)

@@ -1,5 +1,4 @@
-"""Number of workers where the job leaves it open: as the cores and the memory here permit, or all of an
-allocation."""
+"""Number of workers where the job leaves it open: as cores and memory permit, or all of an allocation."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ Faults = Iterator[tuple[tuple[str | int, ...], str]]
 
 
 def apply_rules(rules: Iterable[Rule], parts: Mapping[str, Any]) -> dict[tuple[str | int, ...], str]:
-    """Return the faults that rules find in the known parts, by place; the first rule that finds a fault there
-    counts."""
+    """Return the faults of rules on the known parts, by place; the first rule to find a fault counts."""
     faults: dict[tuple[str | int, ...], str] = {}
     for rule in rules:
         parameters = inspect.signature(rule).parameters

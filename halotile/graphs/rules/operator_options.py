@@ -51,8 +51,7 @@ def _kind_of(hint: Any) -> Kind | None:
 
 @functools.cache
 def as_written(operator: type, own: type | None = None) -> type:
-    """Return the dataclass of an operator in a job file: the keys of ``own`` except its name, then the
-    operator's options.
+    """Return the dataclass of an operator in a job file: the keys of ``own`` except its name, then its options.
 
     It refuses what the operator refuses, without opening a file.
 

@@ -15,8 +15,7 @@ from halotile.registry import find, names
 
 
 def whole_path(argument: str, place: Any) -> str:
-    """Return a path as text: ``~`` expanded, a relative path resolved against the folder that the script was
-    started in.
+    """Return a path as text: ``~`` expanded, relative paths resolved against the starting folder of the script.
 
     Addresses such as ``s3://`` stay as they are.
 

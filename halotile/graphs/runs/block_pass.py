@@ -179,8 +179,7 @@ class BlockPass:
             stream.abandon()
 
     def _check_workers(self, cluster: Cluster, stream: Stream) -> None:
-        """Check for workers: where all are lost, others may be waiting in a queue, and the blocks are not the
-        cause."""
+        """Check for workers: where all are lost, others may be queued, and the blocks are not the cause."""
         if (missing := cluster.missing()) is not None:
             cluster.check()
             stream.be_patient()
@@ -208,8 +207,7 @@ class BlockPass:
         stream.hand_back(number for number in answer.numbers if number not in begun_blocks)
 
     def _report_batch(self, batch: int) -> None:
-        """Report a worker that computes fewer tiles at once for lack of memory; a resumed run begins with
-        that number."""
+        """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
         before = self.status.batch or self.task.batch
         if 0 < batch < before:
             self.status.batch_fell(batch, before)

@@ -105,8 +105,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
 
 @contextmanager
 def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
-    """Report a wait that takes a while; the context yields a function that returns True once a signal has
-    ended the wait."""
+    """Report a slow wait; the context yields a function that returns True once a signal has ended the wait."""
     try:
         with report_if_slow(log_line, operation):
             yield lambda: signals.requested
@@ -117,8 +116,7 @@ def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
 
 
 def look(plan: Plan) -> int:
-    """Return the number of blocks that an earlier run of this plan has done, where a run would resume it;
-    nothing is changed.
+    """Return the number of blocks of this plan that an earlier run has done; nothing is changed.
 
     Raises
     ------
@@ -172,8 +170,7 @@ def _resumable(slots: tuple[Slot, ...]) -> bool:
 
 
 def _check_nothing_done(slot: Slot) -> None:
-    """Refuse to start over where blocks were done before the output disappeared, unless this was asked for:
-    it may come back.
+    """Refuse to start over, unasked, where blocks were done before the output disappeared: it may come back.
 
     Raises
     ------

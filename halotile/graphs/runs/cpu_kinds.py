@@ -10,8 +10,7 @@ KEY = "processors"
 
 
 def record_cpu_kind(cpu_kind: str, directory: RunDirectory) -> str:
-    """Record a kind of CPU with the run; return a warning where another kind has computed blocks too, else an
-    empty text.
+    """Record a kind of CPU with the run; return a warning where another kind has computed blocks, else "".
 
     Parameters
     ----------

@@ -93,8 +93,7 @@ def damaged_among(
     image: int = 0,
     thorough: bool = True,
 ) -> list[int]:
-    """Return those of these blocks that differ from what its journal records of an image; ``grid`` is that of
-    the run."""
+    """Return the blocks that differ from the journal's record of an image; ``grid`` is that of the run."""
     blocks = map(output_grid(layout, grid.shape, grid.block).block_at, numbers)
     digest = partial(journal.digest, image=image)
     return [number for number, _ in damaged_blocks(path, layout, blocks, digest, thorough=thorough)]
@@ -130,8 +129,7 @@ def _threads_for(layout: Layout) -> int:
 def _check_in_parallel(
     check: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
 ) -> Iterator[tuple[int, T]]:
-    """Return the result of checking each block, in their order: in several threads if ``at_once``, or once a
-    check has to wait for the disk."""
+    """Check blocks and yield the results in order, in threads if ``at_once`` or once a check waits for the disk."""
     remaining = iter(blocks)
     waits = at_once
     while not waits and (block := next(remaining, None)) is not None:

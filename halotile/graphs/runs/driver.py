@@ -123,8 +123,7 @@ class _Driver:
             self.status.report(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
 
     def _check_earlier(self, earlier: Sequence[Runs]) -> None:
-        """Read every byte that earlier runs wrote, and redo damaged blocks: a run that succeeds has a
-        complete output."""
+        """Read every byte of earlier runs, and redo damaged blocks: a run that succeeds has a complete output."""
         if not any(earlier):
             return
         with self.status.ticking(lambda: self._progress("check")):

@@ -1,5 +1,4 @@
-"""Claimed outputs during their run: checks that the claimed directories stay in place and complete, and the
-input unchanged."""
+"""Claimed outputs during their run: checks that directories stay in place, and that the input is unchanged."""
 
 from __future__ import annotations
 
@@ -234,8 +233,7 @@ class HeldOutputs:
         return problems
 
     def finish(self, signals: Signals) -> None:
-        """Refuse to finish the run where its outputs differ from what it wrote. The input was checked after
-        each pass.
+        """Refuse to finish where outputs differ from what was written. The input was checked after each pass.
 
         Raises
         ------

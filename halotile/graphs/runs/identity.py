@@ -95,8 +95,7 @@ def differences(
 
 
 def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an identity that names its device, with the keys that follow from it left out; the identity of a
-    CPU has neither."""
+    """Return an identity that names its device (on CPUs it does not), without the keys of GPUs."""
     return {key: value for key, value in identity.items() if key not in GPU_KEYS} | {
         "device": identity.get("device", "cpu")
     }
@@ -107,8 +106,7 @@ INPUT_KEYS = ("input", "sides")
 
 
 def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True where the inputs of two jobs could be the same images, repaired or moved: of the same
-    shape, type and axes.
+    """Return True where two jobs may read the same images, repaired or moved: equal shape, type and axes.
 
     Examples
     --------

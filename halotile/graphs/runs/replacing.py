@@ -82,8 +82,7 @@ def check_output(slot: Slot) -> None:
 
 
 def check_replaceable(slot: Slot) -> None:
-    """Refuse to start over where that would discard data that no run of this job wrote, or a result, without
-    permission.
+    """Refuse to start over without permission where that discards a result or data of other jobs.
 
     Raises
     ------

@@ -1,5 +1,4 @@
-"""Signals to a run: SIGTERM, SIGUSR1 and SIGHUP ask it to drain, twice to hurry, Ctrl-C ends it; former
-handlers are restored afterwards."""
+"""Signals to a run: SIGTERM, SIGUSR1 and SIGHUP ask it to drain, twice to hurry; Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ _limit_seconds: ContextVar[float | None] = ContextVar("drain_seconds", default=N
 
 @contextmanager
 def drains_within(seconds: float) -> Iterator[None]:
-    """Limit the drain of runs within the context to so many seconds; then they leave unfinished the blocks in
-    flight."""
+    """Limit the drain of runs within the context to so many seconds; blocks in flight are then left."""
     token = _limit_seconds.set(seconds)
     try:
         yield
@@ -36,7 +34,7 @@ def ignore_signals() -> None:
 
 
 class Signals:
-    """Records that a signal asked the run to drain, and interrupts it once.
+    """Records that a signal asked the run to drain, and interrupts it once; restores the former handlers.
 
     Only the main thread may set handlers; in other threads a run cannot be asked to drain.
     """
@@ -73,8 +71,7 @@ class Signals:
 
     @property
     def hurried(self) -> bool:
-        """True where there is no time left for blocks in flight: a second signal came, or the drain has taken
-        too long."""
+        """True where blocks in flight have no time left: a second signal came, or the drain took too long."""
         limit = _limit_seconds.get()
         late = self.requested and limit is not None and time.monotonic() - self._since > limit
         return self._again or late

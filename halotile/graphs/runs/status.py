@@ -149,8 +149,7 @@ class Status:
         self.report(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
 
     def batch_fell(self, batch: int, before: int) -> None:
-        """Report that a worker computes fewer tiles at once for lack of memory; a resumed run begins with
-        that number."""
+        """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
         self.batch = batch
         self.report(f"memory ran out on a worker: {batch} tiles at once there, in place of {before}")
         with suppress(OSError):  # a full disk is reported where blocks are written

@@ -172,8 +172,7 @@ def _undone(written: Iterable[_Written]) -> Runs:
 
 
 def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return the plan; where it is not in the format of this version, its journal shows whether another
-    version wrote it."""
+    """Return the plan; if its format is not of this version, the journal shows whether another one wrote it."""
     try:
         return directory.read_plan()
     except DamagedData:

@@ -151,8 +151,7 @@ def run_blocks(
 
 
 def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
-    """Return the runner that the plugin loads, once it is ready; None when the run ends early, before or
-    meanwhile."""
+    """Return the runner that the plugin loads, once it is ready; None when the run ends before that."""
 
     def is_settled() -> bool:
         return token in _runners or token in _failures or token in _over

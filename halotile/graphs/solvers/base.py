@@ -82,13 +82,11 @@ class Problem:
         return replace(self, per_sweep=1, untold=None)
 
     def held(self, image: Readable) -> Readable:
-        """Return the same image, computed once per block: operators read nearly the same window one after the
-        other."""
+        """Return the same image, computed once per block: operators read nearly the same window in turn."""
         return Shared(image, self.reach, computed=True)
 
     def swept(self, image: Readable, step: Callable[[Problem, Readable], Readable], margin: int) -> Readable:
-        """Return the image after the iterations of one pass. Those between are kept in memory for a block,
-        not stored.
+        """Return the image after the iterations of one pass. Those between stay in memory, not on disk.
 
         Parameters
         ----------
@@ -166,8 +164,7 @@ DEFAULT_TRAITS = Traits()
 
 
 class Solver(Protocol):
-    """``init``, ``step``, ``next`` and ``is_done`` on an explicit state; the images that they name are stored
-    by the caller.
+    """``init``, ``step``, ``next`` and ``is_done`` on an explicit state; the caller stores the named images.
 
     The options of a solver are the fields of its dataclass.
     """

@@ -100,8 +100,7 @@ class ConjugateGradients(SolverBase):
         return Step({"x": x, "r": r, "p": direction, "q": q}, sums)
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """Return the next state, with the sums that its coefficients come from, its misfit and its relative
-        residual."""
+        """Return the next state, with its misfit, its relative residual, and the sums for its coefficients."""
         coefficients = {name: sums[name] for name in (RR, PQ, RQ, QQ)}
         recomputed = MISFIT in sums  # only a gradient records it
         if recomputed:

@@ -63,8 +63,7 @@ class Lanczos(SolverBase):
 
 
 def begun(problem: Problem) -> Problem:
-    """Return the problem at the first vector: noise around 1, because the images that operators preserve best
-    are often nearly even."""
+    """Return the problem at the first vector: noise around 1, as well-preserved images are often nearly even."""
     noise = RandomImage(problem.shape, problem.dtype, SEED)
     return problem.beginning_at(Total((noise, Constant(problem.shape, problem.dtype, 1.0)), (1.0, 1.0)))
 
@@ -99,10 +98,9 @@ def is_spent(state: State) -> bool:
 
 
 def largest_eigenvalue(state: State) -> float:
-    """Return a bound of the largest eigenvalue of ``N``: that of the rows so far, which is below it, plus the
-    length of its residual.
+    """Return a bound of the largest eigenvalue of ``N``: that of the rows so far plus the length of its residual.
 
-    Some eigenvalue of ``N`` is within the residual. That it is the largest is an assumption: the first vector
+    The eigenvalue of the rows is below the largest, and some eigenvalue of ``N`` is within the residual. That it is the largest is an assumption: the first vector
     has to have a component along its eigenvector that the passes could amplify.
 
     References

@@ -40,8 +40,7 @@ def denoise(
     precision: str = "float32",
     **options: Any,
 ) -> Outcome:
-    """Denoise an image of any size from disk to disk, on worker processes of this machine
-    or of a cluster.
+    """Denoise an image of any size from disk to disk, on worker processes of this machine or of a cluster.
 
     The result has the same bits as the denoiser gives on the whole image. After an interruption,
     the same call resumes the run.

@@ -43,8 +43,7 @@ def reconstruct(
     fresh: bool = False,
     observer: Observer | None = None,
 ) -> Outcome:
-    """Reconstruct the image that fits all measurements, from disk to disk, on worker processes of this
-    machine or of a cluster.
+    """Reconstruct the image that fits all measurements, from disk to disk, on this machine or a cluster.
 
     ``prior``, ``solver`` and ``fidelity`` are sections of a job file as mappings, or their names alone. After an
     interruption, the same call resumes the run.

@@ -1,5 +1,4 @@
-"""Continuation of a solver: the iterations of earlier runs, and whether the requested end can be reached from
-there."""
+"""Continuation of a solver: iterations of earlier runs, and whether the requested end follows from them."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tu
 
 
 def is_gone(directory: RunDirectory) -> bool:
-    """Return True where an image was written and the solver's own images no longer exist: to write it again,
-    everything is iterated again."""
+    """Return True where an image was written and the solver's images are gone: it is iterated from the start."""
     reached = Reached.of(directory)
     return reached.written > 0 and not reached.has_state
 
@@ -124,8 +122,7 @@ def is_behind(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> 
 
 
 def identity_of(solver: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a solver that can change an iterate: their number, and which of them are kept,
-    cannot."""
+    """Return the settings of a solver that can change an iterate: not their number, nor which are kept."""
     return {key: value for key, value in solver.items() if key not in ("iterations", "tol", "keep_state")}
 
 

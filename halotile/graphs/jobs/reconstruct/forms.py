@@ -64,8 +64,7 @@ class Form:
         return View(halo) if self.apart or not self.near else self.own_view(halo)
 
     def own_view(self, halo: int = 0) -> View:
-        """Return the view of the operators that see a neighbourhood, with the halo of the prior that reads
-        their results."""
+        """Return the view of the operators that see a neighbourhood, with the halo of the prior."""
         cells, repeats = self.in_still_cells, self.per_sweep
         if self.folded is not None:
             return View(halo, self.folded.reach, 1, cells, repeats)
@@ -118,8 +117,7 @@ class Form:
         return NormalImage(image, self.near) if self.folded is None else self.folded(image)
 
     def map(self, wants: Wants, backprojection: Readable | None = None, *, told: bool = True) -> Map:
-        """Return gradient or normal image of all operators as a map; parts that a pass does not compute are
-        staged."""
+        """Return gradient or normal image of all operators as a map; parts outside the pass are staged."""
 
         def near(image: Readable) -> Readable:
             if wants == "gradient":

@@ -111,8 +111,7 @@ class Inversion:
         return replace(self.output.layout, dtype=dtype, ome=False, omero=None, name=None, translation=())
 
     def vectors(self, solver: Solver, folder: str) -> Vectors:
-        """Return the storage of a solver's images: of an image that may diverge as many copies as are needed
-        to go back."""
+        """Return the storage of a solver's images, with copies to go back to where they may diverge."""
         copies = dict(solver.vectors)
         if "x" in copies and self.solver.traits.takes_steps:
             copies["x"] = max(copies["x"], COPIES_TO_GO_BACK)
@@ -153,8 +152,7 @@ class Inversion:
             yield footprint_of_operator(term, self.grid.shape, dtype, step, on_gpu=on_gpu)
 
     def step_for(self, square: float) -> float:
-        """Return a step size that does not diverge, where ``|A|²``, weighted by the curvature of the
-        fidelity, is ``square``.
+        """Return a step size that does not diverge for a curvature-weighted ``|A|²`` of ``square``.
 
         Solvers that follow the slope of the prior beside that of the fidelity need a shorter step. The
         curvature of fidelities other than least squares is that at the start, and grows where the image falls

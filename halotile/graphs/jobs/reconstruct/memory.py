@@ -114,8 +114,7 @@ def footprint_of_step(
 def footprint_of_operator(
     term: Term, image: Shape, dtype: np.dtype[np.generic], step: StepFootprint, *, on_gpu: bool
 ) -> StepFootprint:
-    """Return the footprint of an operator that sees the whole image, in a task of its own; a worker that
-    computes a ``step`` too keeps its model."""
+    """Return the footprint of an operator that sees the whole image, plus the model that ``step`` keeps."""
     size = dtype.itemsize
     measured = math.prod(term.measurement.shape) * max(size, term.measurement.dtype.itemsize)
     return StepFootprint(
@@ -129,8 +128,7 @@ def footprint_of_operator(
 
 
 def bytes_of_operator(operator: Operator, image: Shape, size: int, measured: int) -> int:
-    """Return the bytes that an operator which sees the whole image holds while it works, for pixels of
-    ``size`` bytes."""
+    """Return the bytes that an operator which sees the whole image holds, for pixels of ``size`` bytes."""
     declared = getattr(operator, "memory_bytes", None)
     return declared(image) if declared else COPIES * (size * math.prod(image) + measured)
 

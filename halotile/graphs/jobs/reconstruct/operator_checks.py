@@ -154,8 +154,7 @@ def _is_empty(mask: Readable) -> bool:
 
 
 def try_adjoints(operators: Iterable[Operator], image: Shape, run: Run) -> tuple[str, ...]:
-    """Compare adjoint and forward of every operator that is not part of halotile, in a separate process;
-    return notes on those not tried.
+    """Compare adjoint and forward of foreign operators in a separate process; return notes on those not tried.
 
     Raises
     ------

@@ -34,8 +34,7 @@ class Measured(Imports, Protocol):
 
 
 def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operator:
-    """Return the operator that a job names, with its options checked; without a job, from a script, any
-    import is allowed.
+    """Return the operator that a job names, with its options checked; a script, without a job, may import.
 
     Raises
     ------

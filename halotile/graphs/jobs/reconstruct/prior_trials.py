@@ -78,8 +78,7 @@ def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: P
 
 
 def _grid(denoised: Denoised, form: Form, layout: Layout) -> Grid:
-    """Return the regions that are requested at once: a block or a shard, with the margin that later
-    iterations of a pass read."""
+    """Return the regions requested at once: a block or a shard, with the margin of later iterations of a pass."""
     grid, spatial = denoised.grid, denoised.roles.spatial
     edges = layout.shard if form.by_shard else grid.block
     # Along the rim of the image operators are not folded, and transforms are extended to whole cells.

@@ -45,8 +45,7 @@ def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, so
 
 
 def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior) -> float:
-    """Return the pixels of the gradient that one pass computes more than once, per pixel of the image and per
-    iteration.
+    """Return the gradient pixels that one pass computes more than once, per image pixel and iteration.
 
     Each block is computed at once, or each ``shard`` where shards are computed separately.
 
@@ -146,8 +145,7 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
 
 
 def pixels_read(grid: Grid, view: View) -> int:
-    """Return the pixels that are read where each block has a halo of this width on the last two axes, inside
-    the image.
+    """Return the pixels that blocks read with a halo of this width on the last two axes, inside the image.
 
     Examples
     --------
