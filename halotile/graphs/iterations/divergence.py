@@ -13,7 +13,8 @@ OBJECTIVE = "objective"
 GROWS = 1.01
 """An objective that grows by less than this factor in an iteration is at rest."""
 LEAPS, LEAP = 3, 2.0
-"""An objective that grows this often in a row by this factor diverges; momentum or a denoiser may make it grow once."""
+"""An objective that grows this often in a row by this factor diverges; momentum or a denoiser may make it
+grow once."""
 LONG, FAR, STEADY = 6, 8.0, 0.8
 """An objective also diverges that has grown for this many iterations, by this factor in all, and in the
 second half of them nearly as fast as in the first: an image that drifts from a perfect start towards what its

@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 CHECKED_AT_ONCE = 64
 WAITING_SECONDS = 1e-3
-"""A check that takes longer waits for the disk, as many after it will; checks in memory only hinder each other as threads."""
+"""A check that takes longer waits for the disk, as many after it will; checks in memory only hinder each
+other as threads."""
 HELD_BYTES = 2**30
 """Most bytes of shards in memory while they are read whole: the memory of a driver is in no plan."""
 

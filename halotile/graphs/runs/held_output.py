@@ -27,7 +27,8 @@ LOOK_SECONDS = 5.0
 LOOK_SHARE = 0.01
 """Largest share of a run's time for these checks."""
 SILENT_SECONDS = 60.0
-"""Time without an answer from the file system before the run ends: network file systems recover, tickets are renewed."""
+"""Time without an answer from the file system before the run ends: network file systems recover, tickets are
+renewed."""
 LISTED = 300
 """Most characters of block numbers in a message."""
 

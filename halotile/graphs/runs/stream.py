@@ -32,7 +32,8 @@ DISPATCH_SECONDS = 0.0016
 CHOICE_SECONDS = 0.9e-6
 """Cost of a task for scheduler and driver, and the added cost for each worker that the scheduler chooses among."""
 DISPATCH_SHARE = 0.625
-"""Largest share of its time in which one process submits tasks; heartbeats and groups of tasks take some of the rest."""
+"""Largest share of its time in which one process submits tasks; heartbeats and groups of tasks take some of
+the rest."""
 PATIENCE = 2.0
 """Factor on the target duration of a task after which its worker returns the blocks that it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")

@@ -25,7 +25,8 @@ SETUP_SECONDS = 300.0
 TEARDOWN_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = 0.2
-"""Wait for the nanny, which polls every 50 ms: if it has not seen a worker start, it waits for a dead one without end."""
+"""Wait for the nanny, which polls every 50 ms: if it has not seen a worker start, it waits for a dead one
+without end."""
 
 _runners: dict[str, BlockRunner] = {}
 _failures: dict[str, BaseException] = {}

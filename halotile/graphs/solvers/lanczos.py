@@ -100,8 +100,9 @@ def is_spent(state: State) -> bool:
 def largest_eigenvalue(state: State) -> float:
     """Return a bound of the largest eigenvalue of ``N``: that of the rows so far plus the length of its residual.
 
-    The eigenvalue of the rows is below the largest, and some eigenvalue of ``N`` is within the residual. That it is the largest is an assumption: the first vector
-    has to have a component along its eigenvector that the passes could amplify.
+    The eigenvalue of the rows is below the largest, and some eigenvalue of ``N`` is within the residual. That
+    it is the largest is an assumption: the first vector has to have a component along its eigenvector that
+    the passes could amplify.
 
     References
     ----------
