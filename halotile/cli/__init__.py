@@ -1,4 +1,4 @@
-"""Who asks: the command line, its configuration, its words. The only room that knows typer and pydantic."""
+"""The command line: its configuration, commands and output. The only package that imports typer and pydantic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from halotile.errors import WINDOWS
 
-# Here, before a module is imported that Windows lacks.
+# Here, before any module that Windows lacks is imported.
 if sys.platform == "win32":
     print(f"error: {WINDOWS}", file=sys.stderr)
     raise SystemExit(2)

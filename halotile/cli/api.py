@@ -1,4 +1,4 @@
-"""Commands as functions of Python: each returns a value and prints nothing."""
+"""Commands as Python functions: each returns a value and prints nothing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def validate(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Problem, 
     path : path
         The YAML file.
     overrides : iterable of str
-        Values set over it, such as ``"tile.size=256"``.
+        Values that override it, such as ``"tile.size=256"``.
 
     Returns
     -------
     tuple of Problem
-        Every mistake with its place and what to write instead; empty where the job is right.
+        Every mistake with its place and what to write instead; empty where the job is correct.
 
     Raises
     ------
@@ -61,18 +61,18 @@ def plan(
     Parameters
     ----------
     job : path or Job
-        A job file, or a job from Python.
+        A job file, or a job built by a script.
     overrides : iterable of str
-        Values set over a file, such as ``"tile.size=256"``.
+        Values that override a file, such as ``"tile.size=256"``.
     fresh : bool
-        Plan anew, even where an unfinished run can be resumed.
+        Plan from scratch, even where an unfinished run can be resumed.
     allow_import : bool
         Allow a job file to import code of your own.
 
     Returns
     -------
     Plan
-        ``summary()`` has its figures: blocks, memory, disk, notes.
+        Its figures are in ``summary()``: blocks, memory, disk, notes.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     -------
     dict
         ``shape`` in pixels, ``axes``, ``dtype``, ``chunks``, ``scale`` and ``units`` for each axis, ``levels``,
-        and ``config``, a job file to begin with.
+        and ``config``, a job file to start from.
 
     Raises
     ------
@@ -152,13 +152,13 @@ def preview(
     path : path
         The image.
     file : path
-        File to write, which ends in ``.png``, ``.tif`` or ``.tiff``.
+        File to write; its name ends in ``.png``, ``.tif`` or ``.tiff``.
     size : int, optional
         Longest side of a PNG in pixels; 1024 by default.
     region : str, optional
         Rows and columns, such as ``"0:500,100:600"``, shown pixel by pixel.
     plane : str, optional
-        Which plane, such as ``"t=0,c=1"``.
+        The plane to show, such as ``"t=0,c=1"``.
     against : path, optional
         A second image, drawn on the right of a PNG.
     values : (float, float), optional
@@ -168,7 +168,7 @@ def preview(
     dataset : str, optional
         Dataset inside an HDF5 file or a Zarr group.
     overwrite : bool
-        Replace the file if it is there.
+        Replace an existing file.
 
     Returns
     -------
@@ -178,7 +178,7 @@ def preview(
     Raises
     ------
     ConfigError, InputError
-        When an argument cannot be, or the image cannot be read.
+        When an argument is not valid, or the image cannot be read.
 
     Examples
     --------
@@ -189,9 +189,9 @@ def preview(
     from halotile.cli.preview import PreviewRequest
     from halotile.cli.preview import preview as draw
 
-    other = os.fspath(against) if against is not None else None
+    second = os.fspath(against) if against is not None else None
     request = PreviewRequest(
-        os.fspath(path), Path(file), size, region, plane, other, values, level, dataset, overwrite
+        os.fspath(path), Path(file), size, region, plane, second, values, level, dataset, overwrite
     )
     draw(request, quiet=True)
     return Path(file)
@@ -211,7 +211,7 @@ def verify(
     output : path
         A Zarr that a run wrote.
     repair : bool
-        Do the damaged blocks again, and those that are not done.
+        Redo the damaged blocks, and those that are not done.
     allow_import : bool
         Allow the repair to import code of your own, where the job does.
     observer : callable, optional
@@ -220,7 +220,8 @@ def verify(
     Returns
     -------
     Verdict
-        ``sound`` is True where every block that was done is as it was written; ``problems`` has a line for each that is not.
+        ``sound`` is True where every block that was done is as it was written; ``problems`` has a line for
+        each other one.
 
     Raises
     ------
@@ -243,22 +244,23 @@ def verify(
 
 
 def status(path: str | Path) -> RunStatus:
-    """Return how a run stands, from its directory alone.
+    """Return the status of a run, from its directory alone.
 
     Parameters
     ----------
     path : path
-        A run directory, or the output it belongs to.
+        A run directory, or the output that it belongs to.
 
     Returns
     -------
     RunStatus
-        ``state`` (``running``, ``finished``, ``stopped``, ``failed``, ``interrupted`` ...), ``reason``, ``progress``, ``bad_blocks``.
+        ``state`` (``running``, ``finished``, ``stopped``, ``failed``, ``interrupted`` ...), ``reason``,
+        ``progress``, ``bad_blocks``.
 
     Raises
     ------
     ConfigError
-        When no run has been there.
+        When there has been no run.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The application ``recon-cli``, before it has commands: how their errors become one message and an exit code."""
+"""The application ``recon-cli``, without its commands: errors of commands become one message and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from halotile.cli.screens.screen import complain, echo
 
 P = ParamSpec("P")
 RESUMABLE = ("run", "resume", "simulate")
-"""Commands that go on where they were stopped, typed once more."""
+"""Commands that resume a stopped run when they are repeated."""
 
 app = typer.Typer(
     name="recon-cli",
@@ -38,12 +38,12 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
             raise
         except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
             resumable = command.__name__ in RESUMABLE
-            _give_up(error, debug=bool(kwargs.get("debug")), resumable=resumable)
+            _exit_with_message(error, debug=bool(kwargs.get("debug")), resumable=resumable)
 
     return wrapped
 
 
-def _give_up(error: BaseException, *, debug: bool, resumable: bool) -> NoReturn:
+def _exit_with_message(error: BaseException, *, debug: bool, resumable: bool) -> NoReturn:
     if debug:
         import traceback
 
@@ -52,8 +52,8 @@ def _give_up(error: BaseException, *, debug: bool, resumable: bool) -> NoReturn:
     raise typer.Exit(exits.exit_code(error)) from None
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from halotile import __version__
 
         echo(f"halotile {__version__}")
@@ -61,7 +61,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _top(
+def _main_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,

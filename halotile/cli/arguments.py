@@ -1,4 +1,4 @@
-"""The words that several commands take, each with its help."""
+"""Arguments that several commands share, each with its help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def whole(text: str | int) -> int:
-    """A whole number from the command line."""
+    """Parse an integer from the command line."""
     try:
         return int(text)
     except ValueError:
@@ -17,7 +17,7 @@ def whole(text: str | int) -> int:
 
 
 def number(text: str | float) -> float:
-    """A number from the command line."""
+    """Parse a number from the command line."""
     try:
         return float(text)
     except ValueError:

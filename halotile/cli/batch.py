@@ -1,4 +1,4 @@
-"""Submitted runs on the command line: what is asked of Slurm, and what is told of it from a run directory alone."""
+"""Submitted runs on the command line: requests to Slurm, and reports from a run directory alone."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from halotile.graphs.submission.attend import Submission
 
 KIND = "slurm"
-"""How it is planned: for what a batch system gives, whatever this machine or an allocation that it is submitted from has."""
+"""Kind of cluster of the plan: for a batch system, independent of this machine or an allocation around it."""
 END_SECONDS = 60.0
-"""How long a job may take to end."""
+"""Time that a job may take to end."""
 POLL_SECONDS = 1.0
 
 
@@ -43,15 +43,15 @@ class Prepared:
     Parameters
     ----------
     job : Job
-        What is asked for.
+        The job, of any kind.
     plan : Plan
-        What it will do.
+        Its plan.
     submission : Submission
-        What is kept of it.
+        The record of the submission that is stored.
     script : str
-        What Slurm is given.
+        The batch script.
     run : RunDirectory
-        Where everything goes.
+        Directory of the run and its files.
     """
 
     job: Job
@@ -61,7 +61,7 @@ class Prepared:
     run: RunDirectory
 
     def submit(self) -> Submission:
-        """Hand it to Slurm."""
+        """Submit the script to Slurm."""
         from halotile.graphs.submission.attend import submit
 
         return submit(self.submission, self.script, self.run)
@@ -73,7 +73,7 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     Raises
     ------
     ConfigError
-        When its cluster is of a kind that a batch job does not hold.
+        When its cluster is of a kind that cannot run inside a batch job.
     HalotileError
         When a run would be refused.
     """
@@ -100,7 +100,7 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
     plan = make_plan(job, fresh=fresh, same_input=same_input)
     look(plan)
-    # Wherever it goes on later, it takes what is there: in the batch job that is the allocation.
+    # Wherever the job is resumed later, it uses the resources there: in the batch job that is the allocation.
     saved = dict(plan.documents.asked)
     saved["cluster"] = {**saved["cluster"], "kind": "auto"}
     saved["run"] = {**saved["run"], "workers": plan.run.count}
@@ -116,13 +116,13 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
 
 
 def show(prepared: Prepared) -> None:
-    """The script and the plan."""
+    """Print the script and the plan."""
     echo(prepared.script)
     print_rows("plan", prepared.plan.kind.rows(prepared.plan.summary() | {"resumed_blocks": 0}))
 
 
 def submitted_words(made: Submission, run: RunDirectory) -> str:
-    """What to do next."""
+    """Describe the next steps."""
     commands = [
         f"  recon-cli {word} {shlex.quote(str(run.path))}{options}"
         for word, options in (("status", " --watch"), ("logs", ""), ("dashboard", ""), ("cancel", ""))
@@ -131,7 +131,7 @@ def submitted_words(made: Submission, run: RunDirectory) -> str:
 
 
 def attend(path: Path) -> None:
-    """One attempt at a submitted run, inside its batch job."""
+    """Make one attempt at a submitted run, inside its batch job."""
     from halotile.cli.config.loading import Flags, check_saved_job
     from halotile.cli.running import go
     from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, VARIABLE
@@ -139,7 +139,7 @@ def attend(path: Path) -> None:
     from halotile.graphs.submission.orphans import ATTENDED
 
     run = RunDirectory(path)
-    for name in (VARIABLE, ADDRESS):  # those of the shell that it was submitted from
+    for name in (VARIABLE, ADDRESS):  # those of the shell that the job was submitted from
         os.environ.pop(name, None)
     os.environ[ATTENDED] = "1"
 
@@ -153,9 +153,9 @@ def attend(path: Path) -> None:
 
 
 def look_after(path: Path) -> int:
-    """Have another process make the attempt, and mark the run where that is killed; the exit code.
+    """Make the attempt in another process, and mark the run where that is killed; return the exit code.
 
-    What kills it, for memory most often, leaves it no time for a word of its own.
+    A process that is killed, mostly for memory, has no time to report it itself.
     """
     from halotile.graphs.child_process import PASSED_ON, run_child
 
@@ -163,7 +163,7 @@ def look_after(path: Path) -> int:
     if code >= 0:
         return code
     name = signal.Signals(-code).name
-    if -code not in PASSED_ON:  # else it was asked to end before it could say so itself
+    if -code not in PASSED_ON:  # otherwise it was asked to end before it could report so itself
         why = ", for memory perhaps" if -code == signal.SIGKILL else ""
         BatchFiles(RunDirectory(path)).mark_end(
             f"its driver was killed ({name}){why}: `recon-cli submit` of the same configuration goes on"
@@ -172,7 +172,7 @@ def look_after(path: Path) -> int:
 
 
 def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tuple[str, str]]:
-    """What was printed, the ends of it, by where.
+    """Yield the ends of the logs, with the path of each.
 
     Raises
     ------
@@ -181,32 +181,32 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
     """
     files = BatchFiles(RunDirectory(directory))
     paths = [files.log_path, *(sorted((directory / WORKERS).glob("*.*")) if with_workers else ())]
-    known = [path for path in paths if path.is_file() and path.stat().st_size]
-    if files.read() is None and not known:
+    logs = [path for path in paths if path.is_file() and path.stat().st_size]
+    if files.read() is None and not logs:
         raise ConfigError(
             f"{directory}: this run was not submitted, and has no workers on other machines: there are no logs."
         )
-    if not known:
+    if not logs:
         raise ConfigError(
             f"{directory}: nothing has been printed yet. `recon-cli status {shlex.quote(str(directory))}` tells how it stands."
         )
-    for path in known:
+    for path in logs:
         yield path.name, "\n".join(path.read_text(errors="replace").splitlines()[-max(1, lines) :])
 
 
 def follow_log(directory: Path, lines: int) -> None:
-    """Show the end of what the batch job printed, and whatever it prints until the run is over."""
+    """Print the end of the log of the batch job, and new lines until the run is over."""
     from halotile.cli.status import QUEUE_SECONDS, read_status
 
     path = BatchFiles(RunDirectory(directory)).log_path
-    seen = 0
+    position = 0
     while True:
-        over = read_status(directory).over  # before the last look
+        over = read_status(directory).over  # before the last read
         with suppress(FileNotFoundError), path.open("rb") as file:
-            file.seek(seen)
+            file.seek(position)
             text = file.read().decode(errors="replace")
-            shown = text if seen else "".join(text.splitlines(keepends=True)[-lines:])
-            seen = file.tell()
+            shown = text if position else "".join(text.splitlines(keepends=True)[-lines:])
+            position = file.tell()
             if shown:
                 echo(shown.removesuffix("\n"))
         if over:
@@ -215,12 +215,12 @@ def follow_log(directory: Path, lines: int) -> None:
 
 
 def cancel(directory: Path) -> str:
-    """End a run, and wait until it has.
+    """End a run, and wait until it has ended.
 
     Raises
     ------
     ConfigError
-        When it is over, or its driver is elsewhere.
+        When the run is over, or its driver is on another machine.
     ClusterFailed
         When Slurm does not answer, or the job does not end.
     """
@@ -251,12 +251,12 @@ def cancel(directory: Path) -> str:
 
 
 def dashboard_words(directory: Path) -> str:
-    """Where the dashboard is, and the line that brings it to another computer.
+    """Return the address of the dashboard, with the command that makes it available on another computer.
 
     Raises
     ------
     ConfigError
-        When the run does not say.
+        When the run has recorded no address.
     """
     from halotile.cli.status import read_status
 
@@ -281,7 +281,7 @@ def dashboard_words(directory: Path) -> str:
 
 
 def tunnel_words(address: str, *, host: str, login: str, user: str) -> str:
-    """An address on a machine's loopback, and how to reach it from elsewhere.
+    """Describe an address on a machine's loopback, and how to reach it from elsewhere.
 
     Examples
     --------
@@ -301,21 +301,21 @@ def tunnel_words(address: str, *, host: str, login: str, user: str) -> str:
 
 
 def _umask() -> int:
-    """Of this process; there is no way to look at it but to set it."""
+    """Return the umask of this process; it can only be read by setting it."""
     before = os.umask(0o077)
     os.umask(before)
     return before
 
 
 def _this_machine() -> str:
-    """A name that others know it by."""
-    whole = socket.getfqdn()
-    return socket.gethostname() if whole.startswith("localhost") else whole
+    """Return the name of this machine that other machines know."""
+    full_name = socket.getfqdn()
+    return socket.gethostname() if full_name.startswith("localhost") else full_name
 
 
-def _await_end(over: Any, what: str) -> None:
+def _await_end(over: Any, name: str) -> None:
     deadline = time.monotonic() + END_SECONDS
     while not over():
         if time.monotonic() > deadline:
-            raise ClusterFailed(f"{what} has been told to end, and has not after {END_SECONDS:g} s.")
+            raise ClusterFailed(f"{name} has been told to end, and has not after {END_SECONDS:g} s.")
         time.sleep(POLL_SECONDS)

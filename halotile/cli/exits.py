@@ -1,4 +1,4 @@
-"""Exit codes, and the one message that an error becomes."""
+"""Exit codes, and the message for an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUARANTINED = 3
 BAD_DATA = 4
 REFUSED = 5
 STOPPED = 75
-"""EX_TEMPFAIL of sysexits.h: batch systems take it as "submit again"."""
+"""EX_TEMPFAIL of sysexits.h: batch systems interpret it as "submit again"."""
 INTERRUPTED = 130
 
 
@@ -43,7 +43,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code for an error.
+    """Return the exit code for an error.
 
     Examples
     --------
@@ -51,13 +51,13 @@ def exit_code(error: BaseException) -> int:
     >>> exit_code(OutputRefused("in use")), exit_code(DamagedData("cut short")), exit_code(OSError())
     (2, 4, 1)
     """
-    if _is_of_settings(error):
+    if _is_dask_settings_error(error):
         return USAGE
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
 def message_of(error: BaseException, *, resumable: bool = False) -> str:
-    """What to say about an error, in words for the person who typed the command, which may be one that goes on when typed again."""
+    """Return the message for an error; ``resumable`` if the same command, typed again, resumes the run."""
     if isinstance(error, KeyboardInterrupt | StoppedEarly):
         stopped = str(error) or "stopped"
         return f"{stopped}; run again to resume" if resumable else stopped
@@ -72,12 +72,12 @@ def message_of(error: BaseException, *, resumable: bool = False) -> str:
         )
     text = " ".join(str(error).split())
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if _is_of_settings(error):
+    if _is_dask_settings_error(error):
         return f"error: Dask cannot read its settings ({named}). Correct them: ~/.config/dask, variables DASK_..."
     return f"error: unexpected {named}\nrun again with --debug for the traceback"
 
 
-def _is_of_settings(error: BaseException) -> bool:
-    """Whether Dask, which reads the settings of the user where it is first imported, could not read them."""
+def _is_dask_settings_error(error: BaseException) -> bool:
+    """Return True where Dask, which reads the user's settings when it is first imported, could not read them."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.endswith(("/dask/config.py", "/distributed/config.py")) for frame in frames)

@@ -1,4 +1,4 @@
-"""What is known of an image without reading it, and a configuration to begin with."""
+"""Metadata of an image without its pixels, and a configuration to start from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_LEVELS = 32
 
 
 def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[str, Any]:
-    """The facts of an image, as JSON values.
+    """Return the metadata of an image, as JSON values.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
 
 
 def _levels(path: str, dataset: str | None) -> list[tuple[int, ...]]:
-    """Shapes of the levels, finest first. Each is smaller than the one before, or it is none."""
+    """Return the shapes of the levels, finest first. Each is smaller than the one before; others are not levels."""
     from halotile.storage.arrays import open_source
 
     shapes: list[tuple[int, ...]] = []
@@ -65,7 +65,7 @@ def _levels(path: str, dataset: str | None) -> list[tuple[int, ...]]:
 
 
 def _series(source: Source) -> list[tuple[int, ...]]:
-    """Shapes of the images in a TIFF, which a dataset chooses from; none of another format."""
+    """Return the shapes of the images in a TIFF that a dataset chooses from; none for other formats."""
     if source.format != "tiff":
         return []
     from halotile.storage.formats.tiff import series_shapes
@@ -74,7 +74,7 @@ def _series(source: Source) -> list[tuple[int, ...]]:
 
 
 def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = None) -> str:
-    """A configuration that denoises the image, to be changed to taste."""
+    """Return a configuration that denoises the image, as a starting point."""
     name = Path(path.rstrip("/")).name
     stem = re.sub(r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5)$", "", name, flags=re.IGNORECASE)
     output = os.path.join(
@@ -97,7 +97,7 @@ def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = 
 
 
 def _strength(source: Source) -> str:
-    # In units of the noise it suits pixels of any unit, but there has to be some to measure.
+    # In units of the noise it suits pixels of any unit, but there has to be noise to measure.
     sides = [length for axis, length in zip(source.axes, source.shape, strict=True) if axis in "yx"]
     if source.dtype.kind == "b" or min(sides) < 2:
         return "strength: 0.1"
@@ -105,12 +105,12 @@ def _strength(source: Source) -> str:
 
 
 def _units(strength: str) -> str:
-    """A remark on the units of a strength, where they need one."""
+    """Return a remark on the units of a strength, where they need one."""
     return "  # in noise levels: 0.5 is gentle, 2 is strong" if "sigma" in strength else ""
 
 
 def _yaml_text(text: str) -> str:
-    """A text as YAML, with quotes only where they are needed."""
+    """Return a text as YAML, with quotes only where they are needed."""
     import json
 
     plain = re.fullmatch(r"[A-Za-z0-9_./~-]*[A-Za-z_/][A-Za-z0-9_./~-]*", text) and not text.startswith(
@@ -129,7 +129,7 @@ def _is_number(text: str) -> bool:
 
 
 def info_rows(facts: dict[str, Any]) -> list[Row]:
-    """The facts for people."""
+    """Return the metadata as rows for people."""
     rows = [
         ("format", str(facts["format"])),
         ("shape", f"{shape_text(facts['shape'])}, axes {facts['axes']}"),
@@ -153,7 +153,7 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
 
 
 def _pages_note(axes: str) -> str:
-    """What to say of pages whose meaning the file does not tell.
+    """Return a note on pages whose meaning the file does not define.
 
     Examples
     --------
@@ -172,9 +172,9 @@ def _pages_note(axes: str) -> str:
 
 
 def _pixel_size(facts: dict[str, Any]) -> str:
-    known = [
+    sizes = [
         f"{axis} {size:g} {unit}".rstrip() if unit else f"{axis} {size:g}"
         for axis, size, unit in zip(facts["axes"], facts["scale"], facts["units"], strict=True)
         if unit or size != 1.0
     ]
-    return ", ".join(known) or "not known"
+    return ", ".join(sizes) or "not known"

@@ -1,12 +1,10 @@
 """The command ``recon-cli``.
 
-Its commands lie in :mod:`halotile.cli.commands`. Heavy packages are imported by the command that needs them, so that ``--help``
-answers at once. The
-interface of the engine that is used here::
+Its commands are in :mod:`halotile.cli.commands`. Heavy packages are imported by the command that needs them,
+so that ``--help`` answers at once. The interface of the engine that is used here::
 
-    halotile.graphs.jobs.engines.engine_of(job) -> Engine
-    Engine.plan(job, *, fresh, same_input) -> RunPlan     RunPlan.summary() -> figures
-    Engine.run(plan, *, observer) -> Outcome
+    halotile.graphs.plans.make.make_plan(job, *, fresh, refuse, same_input, probe, report) -> Plan     Plan.summary() -> figures
+    halotile.graphs.runs.driver.run(plan, *, observer, cluster) -> Outcome
     halotile.graphs.runs.verify.verify(output, *, job, repair, observer) -> Verdict
 """
 
@@ -28,7 +26,7 @@ from halotile.tasks.devices.memory_limits import allow_memory
 __all__ = ["app", "batch", "clusters", "jobs", "looking", "main"]
 
 _ASKED = (signal.SIGTERM, signal.SIGUSR1)
-"""A run drains on them instead."""
+"""Signals on which a run drains instead."""
 
 
 def _stop_early(number: int, _: object) -> NoReturn:
@@ -40,19 +38,19 @@ def main() -> None:
     for requested in _ASKED:
         signal.signal(requested, _stop_early)
     keep_compiled_code_at_home()
-    # An input that is damaged, or made for it, may ask for all the memory of a machine.
+    # An input that is damaged, or crafted for it, may request all the memory of a machine.
     allow_memory(psutil.virtual_memory().available)
     try:
         app(prog_name="recon-cli")
     except SystemExit as end:
-        # What closes at exit is not to be torn as well.
+        # Cleanup at exit must not be interrupted as well.
         if end.code in (exits.INTERRUPTED, exits.STOPPED):
             for number in (signal.SIGINT, *_ASKED):
                 signal.signal(number, signal.SIG_IGN)
         raise
     finally:
-        # All of it ends with the process: to search it for garbage takes a second where torch is loaded. triton, which deepinv
-        # loads, holds what is not searched against us, in thirty lines on the screen.
+        # All of it ends with the process: collecting it takes a second where torch is loaded, and triton,
+        # which deepinv loads, complains about objects that are not collected in thirty lines on the screen.
         if "triton" not in sys.modules:
             gc.freeze()
 

@@ -1,4 +1,4 @@
-"""An image made viewable: a PNG of the whole or of a part, or a TIFF at full resolution."""
+"""Views of an image: a PNG of the whole or of a part, or a TIFF at full resolution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIFF = (".tif", ".tiff")
 
 @dataclass(frozen=True)
 class PreviewRequest:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     path: str
     file: Path
@@ -41,12 +41,12 @@ class PreviewRequest:
 
 
 def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
-    """Write the file; what it is, in one line.
+    """Write the file; return a description of it in one line.
 
     Raises
     ------
     ConfigError
-        When the wish cannot be.
+        When an option is not valid.
     InputError
         When the image cannot be read.
     """
@@ -63,7 +63,7 @@ def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
 
 
 def check(request: PreviewRequest) -> None:
-    """Refuse what can be refused before the image is opened."""
+    """Refuse options that are wrong for every image, before the image is opened."""
     if _suffix(request) not in (".png", *_TIFF):
         raise ConfigError(
             f"{request.file}: {f'nothing is written as {_suffix(request)}' if _suffix(request) else 'no suffix says what to write'}. "
@@ -82,8 +82,8 @@ def check(request: PreviewRequest) -> None:
 
 
 def _refuse_for_tiff(request: PreviewRequest) -> None:
-    given = {"--size": request.size, "--against": request.against, "--range": request.values}
-    for option, value in given.items():
+    options = {"--size": request.size, "--against": request.against, "--range": request.values}
+    for option, value in options.items():
         if value is not None:
             raise ConfigError(
                 f"{option} with {request.file}: a TIFF keeps every pixel and value of one image. "
@@ -92,22 +92,22 @@ def _refuse_for_tiff(request: PreviewRequest) -> None:
 
 
 def _check_file(request: PreviewRequest) -> None:
-    """Refuse a place that a file may not be written to."""
-    place, folder = request.file, request.file.parent
+    """Refuse a path that a file must not be written to."""
+    file, folder = request.file, request.file.parent
     if not folder.is_dir():
-        raise OutputRefused(f"{place}: there is no directory {folder}. Make it first.")
+        raise OutputRefused(f"{file}: there is no directory {folder}. Make it first.")
     for image in filter(None, (request.path, request.against)):
-        if "://" not in image and _within(place, Path(image)):
-            raise OutputRefused(f"{place}: it is the image {image}, or inside it. Write a name elsewhere.")
-    if place.is_dir():
-        raise OutputRefused(f"{place}: a directory stands there. Write another name.")
-    if os.path.lexists(place) and not request.overwrite:
-        raise OutputRefused(f"{place}: something stands there. Write another name, or --overwrite.")
+        if "://" not in image and _is_within(file, Path(image)):
+            raise OutputRefused(f"{file}: it is the image {image}, or inside it. Write a name elsewhere.")
+    if file.is_dir():
+        raise OutputRefused(f"{file}: a directory stands there. Write another name.")
+    if os.path.lexists(file) and not request.overwrite:
+        raise OutputRefused(f"{file}: something stands there. Write another name, or --overwrite.")
 
 
-def _within(place: Path, image: Path) -> bool:
-    there = place.resolve()
-    return image.resolve() in (there, *there.parents)
+def _is_within(path: Path, image: Path) -> bool:
+    resolved = path.resolve()
+    return image.resolve() in (resolved, *resolved.parents)
 
 
 def _suffix(request: PreviewRequest) -> str:
@@ -115,7 +115,7 @@ def _suffix(request: PreviewRequest) -> str:
 
 
 def parse_region(text: str | None) -> Region | None:
-    """Rows and columns from ``y0:y1,x0:x1``.
+    """Parse rows and columns from ``y0:y1,x0:x1``.
 
     Examples
     --------
@@ -135,22 +135,22 @@ def parse_region(text: str | None) -> Region | None:
 
 
 def parse_plane(text: str | None) -> Mapping[str, int]:
-    """Places along axes from ``t=0,c=1``.
+    """Parse places along axes from ``t=0,c=1``.
 
     Examples
     --------
     >>> parse_plane("t=0, c=1")
     {'t': 0, 'c': 1}
     """
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for entry in (text or "").split(",") if text else ():
         match = re.fullmatch(r"\s*([A-Za-z])\s*=\s*(\d+)\s*", entry)
-        if match is None or match[1].lower() in found:
+        if match is None or match[1].lower() in positions:
             raise ConfigError(
                 f"--plane {text}: not a number for each axis. Write it as --plane t=0,c=1, each axis once."
             )
-        found[match[1].lower()] = int(match[2])
-    return found
+        positions[match[1].lower()] = int(match[2])
+    return positions
 
 
 def _opened(
@@ -163,8 +163,8 @@ def _opened(
     return choose_planes(source, at, region)
 
 
-def _refuse_other_shape(request: PreviewRequest, one: Planes, other: Planes) -> None:
-    shapes = [dict(zip(p.source.axes, p.source.shape, strict=True)) for p in (one, other)]
+def _refuse_other_shape(request: PreviewRequest, first: Planes, second: Planes) -> None:
+    shapes = [dict(zip(p.source.axes, p.source.shape, strict=True)) for p in (first, second)]
     sizes = [(shape["y"], shape["x"]) for shape in shapes]
     if sizes[0] != sizes[1]:
         raise ConfigError(
@@ -178,15 +178,15 @@ def _png(request: PreviewRequest, images: list[Planes], tick: Callable[[float], 
 
     edge = None if request.region is not None else request.size or SIZE
     drawn = write_png(request.file, images, edge=edge, values=request.values, tick=tick)
-    each = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
+    averaging = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
     return (
-        f"{request.file}: {size_text(drawn.shape)}{each}; black is {drawn.low:g}, white {drawn.high:g}"
-        f"{_which(images[0])}"
+        f"{request.file}: {size_text(drawn.shape)}{averaging}; black is {drawn.low:g}, white {drawn.high:g}"
+        f"{_plane_text(images[0])}"
     )
 
 
-def _which(planes: Planes) -> str:
-    """Which plane it is, where there are others."""
+def _plane_text(planes: Planes) -> str:
+    """Describe the plane, where there are others."""
     shown = {**planes.at, **dict.fromkeys(planes.loops, 0)}
     places = ", ".join(f"{axis}={shown[axis]}" for axis in planes.source.axes if axis in shown)
     return f"; plane {places}" if places else ""
@@ -202,7 +202,7 @@ def _tiff(request: PreviewRequest, planes: Planes, tick: Callable[[float], None]
 
 @contextmanager
 def _progress(name: str, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Show a progress bar on a terminal, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return

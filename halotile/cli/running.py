@@ -1,4 +1,4 @@
-"""A job at work on the command line: what is told before, while and after."""
+"""A job run from the command line: its output before, during and after the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
-    """Show what a run would do, and the script of a worker where that is a batch job; nothing is started or written."""
+    """Print what a run would do, and the script of a worker in a batch job; nothing is started or written."""
     from halotile.graphs.clusters.launches.batch_jobs import worker_script
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.plans.make import make_plan
@@ -36,7 +36,7 @@ def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
 
 
 def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
-    """Run a job; one that was interrupted goes on where it was."""
+    """Run a job; an interrupted run is resumed."""
     began = time.perf_counter()
     from halotile.cli.screens.outcome_rows import outcome_json, outcome_rows
     from halotile.cli.screens.progress_report import make_report
@@ -78,7 +78,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
 
 
 def _among_copies(job: Job) -> AbstractContextManager[None]:
-    """Where this is the first of several copies of the command, the others hear of its end."""
+    """Notify the other copies of the command of its end, if this is the first of several."""
     from halotile.graphs.clusters.detection.cluster_kind import kind_of
     from halotile.graphs.clusters.detection.launchers import copy_of
 
@@ -90,12 +90,12 @@ def _among_copies(job: Job) -> AbstractContextManager[None]:
 
 
 def simulate(job: Job, noise: NoiseChoice, *, overwrite: bool, as_json: bool, quiet: bool) -> None:
-    """Write the measurements of a job.
+    """Simulate the measurements of a job.
 
     Raises
     ------
     ConfigError
-        When it is a job without measurements.
+        When the job has no measurements.
     """
     from halotile.errors import ConfigError
     from halotile.graphs.clusters.detection.cluster_kind import is_other_copy

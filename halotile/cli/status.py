@@ -1,4 +1,4 @@
-"""How a run stands, read from its directory alone: no scheduler is asked."""
+"""Status of a run, read from its directory alone: no scheduler is asked."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import BATCH
 
 ACTIVE = ("planned", "running", "draining", QUEUED)
-"""States of a run whose driver ought to be alive."""
+"""States of a run whose driver should be alive."""
 SILENCE_SECONDS = 120.0
-"""A driver on another host cannot be looked at; after this long without a word it counts as gone."""
+"""Time without a report after which a driver on another host, which cannot be checked, counts as gone."""
 POLL_SECONDS = 1.0
 STALE_TRIES = 20
 STALE_SECONDS = 0.25
-"""On NFS a file that is replaced while it is read is gone; the next look finds the new one."""
+"""On NFS a file that is replaced while it is read is gone; the next attempt finds the new one."""
 QUEUE_SECONDS = 5.0
-"""Slurm has others to answer."""
+"""Interval of queries to Slurm, which serves others as well."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What status.json said at one moment, and whether its driver still lives."""
+    """Content of status.json at one moment, with the state of its driver."""
 
     directory: Path
     recorded: Mapping[str, Any]
@@ -50,45 +50,45 @@ class RunStatus:
     age_seconds: float
     batch: BatchJob | None = None
     corrected: tuple[str, str] | None = None
-    """The state and the reason that its batch job tells, where the run itself has not spoken since."""
+    """State and reason from its batch job, where the run itself has not reported since."""
 
     @property
     def state(self) -> str:
-        """The recorded state, or "interrupted" where nobody is left to change it."""
+        """The recorded state, or "interrupted" where no driver is left to change it."""
         if self.corrected is not None:
             return self.corrected[0]
         return "interrupted" if self.driver_gone else str(self.recorded.get("state", "unknown"))
 
     @property
     def queued(self) -> bool:
-        """Whether its batch job has not begun, or will begin again."""
+        """True where its batch job has not begun, or will begin again."""
         return self.state == QUEUED
 
     @property
     def reason(self) -> str:
-        """Why it is over."""
+        """Reason for the end of the run."""
         return self.corrected[1] if self.corrected else str(self.recorded.get("reason") or "")
 
     @property
     def over(self) -> bool:
-        """Whether nothing will change any more."""
+        """True where nothing will change any more."""
         return self.state not in ACTIVE
 
     @property
     def progress(self) -> Progress:
-        """The counts as the run's own value."""
-        # A message is for whoever watched then.
+        """The counts as a :class:`Progress`."""
+        # A message is for those who watched at that time.
         names = [field.name for field in dataclasses.fields(Progress) if field.name != "message"]
         return Progress(**_EMPTY | {name: self.recorded[name] for name in names if name in self.recorded})
 
     @property
     def bad_blocks(self) -> tuple[GivenUp, ...]:
-        """The blocks that this run has given up, as its events name them."""
-        # The events may be long: without a failure nobody need read them.
+        """The blocks that this run has given up, from its events."""
+        # The events may be long: without a failure they need not be read.
         return blocks_given_up(RunDirectory(self.directory)) if self.progress.failed else ()
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """Return all of it, for programs."""
         progress = self.progress
         return (
             progress.to_json()
@@ -111,19 +111,19 @@ _EMPTY: dict[str, Any] = {
 
 
 def find_run(path: Path) -> Path:
-    """The run directory that a path means: itself, or the one beside an output.
+    """Return the run directory that a path refers to: itself, or that of an output.
 
     Raises
     ------
     ConfigError
-        When no run has been there.
+        When there has been no run.
     """
     for directory in (path, run_beside(path)):
         run = RunDirectory(directory)
         check_access(directory)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
             return directory
-        if first := run.read_primary():  # it lies beside a further output
+        if first := run.read_primary():  # it belongs to a further output
             return Path(first)
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
@@ -131,13 +131,13 @@ def find_run(path: Path) -> Path:
 
 
 def run_beside(output: Path) -> Path:
-    """Where the run directory of an output lies, if it has one."""
-    whole = Path(os.path.abspath(output))
-    return whole.parent / f"{whole.name}.run"
+    """Return the path of the run directory of an output, whether or not it exists."""
+    absolute = Path(os.path.abspath(output))
+    return absolute.parent / f"{absolute.name}.run"
 
 
 def output_of(path: Path) -> Path:
-    """The output that a path means: itself, or the one that the run directory lies beside.
+    """Return the output that a path refers to: itself, or that of the run directory.
 
     Examples
     --------
@@ -149,12 +149,12 @@ def output_of(path: Path) -> Path:
 
 
 def _output_beside(directory: Path) -> Path:
-    """Where the output of a run directory goes, before there is any."""
+    """Return the path of the output of a run directory, before the output exists."""
     return directory.with_name(directory.name.removesuffix(".run"))
 
 
 def imports_flag(directory: Path) -> str:
-    """`` --allow-import`` where the job of a run directory needs it, to end a command with."""
+    """Return `` --allow-import`` where the job of a run directory needs it, as the end of a command."""
     with suppress(DamagedData):
         if (RunDirectory(directory).read_job() or {}).get("allow_import"):
             return " --allow-import"
@@ -162,7 +162,7 @@ def imports_flag(directory: Path) -> str:
 
 
 def read_status(directory: Path) -> RunStatus:
-    """How the run in a directory stands now.
+    """Return the current status of the run in a directory.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def _read_status(directory: Path) -> RunStatus:
         return RunStatus(directory, recorded, False, _age_seconds(recorded), batch, corrected)
     gone = recorded.get("state") in ACTIVE and _is_gone(run, recorded)
     if gone:
-        # It may have ended, in good order, between the two looks.
+        # It may have ended normally between the two reads.
         recorded = _recorded(run)
         gone = recorded.get("state") in ACTIVE
     return RunStatus(directory, recorded, gone, _age_seconds(recorded), batch)
@@ -212,14 +212,14 @@ def _age_seconds(recorded: Mapping[str, Any]) -> float:
 
 
 def _is_gone(run: RunDirectory, recorded: Mapping[str, Any]) -> bool:
-    """Whether nobody holds the lock. One that is held on another host may not be seen from here."""
+    """Return True where no process holds the lock. A lock that is held on another host may not be visible here."""
     if run.is_running() is not None:
         return False
     return recorded.get("host") == socket.gethostname() or _age_seconds(recorded) > SILENCE_SECONDS
 
 
 def is_at_work(directory: Path) -> bool:
-    """Whether a run is writing now: its driver holds the lock, or said so from another host not long ago."""
+    """Return True where a run is writing now: its driver holds the lock, or reported from another host recently."""
     if not directory.is_dir():
         return False
     if RunDirectory(directory).is_running() is not None:
@@ -231,7 +231,7 @@ def is_at_work(directory: Path) -> bool:
 
 
 def status_rows(status: RunStatus) -> list[Row]:
-    """The status for people."""
+    """Return the status as rows for people."""
     progress, recorded = status.progress, status.recorded
     rows = [
         ("output", str(recorded.get("output", _output_beside(status.directory)))),
@@ -267,26 +267,26 @@ def status_rows(status: RunStatus) -> list[Row]:
 
 
 def advice(status: RunStatus) -> str:
-    """What to do about a run that is over and not complete; nothing where all is well."""
-    again = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
+    """Return advice about a run that is over and not complete; empty where all is well."""
+    resume = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
     if status.batch is not None and status.over and status.state != "finished":
         submit = "`recon-cli submit` of the same configuration"
-        # One that never began has nothing to resume.
-        again = (
-            f"{submit}, or {again}" if RunDirectory(status.directory).job_path.is_file() else f"run {submit}"
+        # A run that never began has nothing to resume.
+        resume = (
+            f"{submit}, or {resume}" if RunDirectory(status.directory).job_path.is_file() else f"run {submit}"
         )
     if status.driver_gone:
         driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
-        return f"interrupted: the driver ({driver}) is gone; {again}"
+        return f"interrupted: the driver ({driver}) is gone; {resume}"
     if status.state == "stopped":
-        return f"stopped: {again} to go on"
+        return f"stopped: {resume} to go on"
     if status.state == "failed" and not status.progress.failed:
-        return f"failed: when the cause is mended, {again}"
+        return f"failed: when the cause is mended, {resume}"
     return _advice_on_blocks(status) if status.over and status.progress.failed else ""
 
 
 def _advice_on_blocks(status: RunStatus) -> str:
-    """What to do about blocks that were given up, by a run that is over."""
+    """Return advice about blocks that were given up, by a run that is over."""
     progress, bad = status.progress, status.bad_blocks
     count = counted(progress.failed, "bad block")
     which = f"finished, but for {count}" if status.state == "finished" else f"{status.state} with {count}"
@@ -296,21 +296,21 @@ def _advice_on_blocks(status: RunStatus) -> str:
         then = f"only {'this one is' if progress.failed == 1 else 'these are'} redone"
     of_input = bool(bad) and all(block.is_of_input for block in bad)
     cause, option = ("image", " --same-input") if of_input else ("cause", "")
-    again = (
+    command = (
         f"run `recon-cli resume {shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}`"
     )
-    return f"{which}: when the {cause} is mended, {again}; {then}"
+    return f"{which}: when the {cause} is mended, {command}; {then}"
 
 
 def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time.sleep) -> RunStatus:
-    """Show the progress of a run until it is over, and what it waits for before; the last status is returned."""
-    told = ""
+    """Show the progress of a run until it is over, and before that what it waits for; return the last status."""
+    shown = ""
     while True:
         status = read_status(directory)
         if status.queued and status.batch is not None:
-            if status.batch.words != told and not isinstance(report, Silence):
-                told = status.batch.words
-                complain(told)
+            if status.batch.words != shown and not isinstance(report, Silence):
+                shown = status.batch.words
+                complain(shown)
             sleep(QUEUE_SECONDS)
             continue
         with report:

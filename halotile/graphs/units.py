@@ -1,4 +1,4 @@
-"""Durations, rates and shapes as people read them."""
+"""Durations, rates and shapes as text for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from halotile.graphs.amounts import short_number
 
 
 def seconds_text(seconds: float | None) -> str:
-    """A length of time.
+    """Return a duration as text.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def rate_text(megapixels_per_second: float) -> str:
-    """Pixels for each second.
+    """Return a number of pixels per second as text.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def rate_text(megapixels_per_second: float) -> str:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """Lengths along the axes.
+    """Return the lengths along the axes as text.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def size_text(shape: Sequence[int]) -> str:
-    """The size of an image of so many rows and columns, in the order that images are named in.
+    """Return the size of an image of so many rows and columns as text, width first.
 
     Examples
     --------
@@ -68,5 +68,5 @@ def size_text(shape: Sequence[int]) -> str:
 
 
 def percent(part: int, whole: int) -> float:
-    """How much of a whole is done; of nothing, everything."""
+    """Return the percentage of a whole that is done; 100 for an empty whole."""
     return 100.0 * part / whole if whole else 100.0

@@ -1,1 +1,1 @@
-"""The commands of ``recon-cli``. Each reads its words, calls one function of another room, and shows what comes back."""
+"""The commands of ``recon-cli``: each parses its arguments, calls one function, and prints the result."""

@@ -1,4 +1,4 @@
-"""Commands about batch jobs: submit, logs, cancel, dashboard, and attend, which runs inside of one."""
+"""Commands for batch jobs: submit, logs, cancel, dashboard, and attend, which runs inside a batch job."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def submit(
     if dry_run:
         show(prepared)
         return
-    made = prepared.submit()
+    submission = prepared.submit()
     if as_json:
-        print_json({"job": made.number, "run_directory": str(prepared.run.path)})
+        print_json({"job": submission.number, "run_directory": str(prepared.run.path)})
     else:
-        echo(submitted_words(made, prepared.run))
+        echo(submitted_words(submission, prepared.run))
 
 
 @app.command()

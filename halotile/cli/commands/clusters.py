@@ -1,4 +1,4 @@
-"""Commands about where workers live: exec, doctor."""
+"""Commands for clusters: exec, doctor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Site = Annotated[
 
 
 class _OwnAndTheirs(TyperCommand):
-    """A command that takes words of somebody else's, and remembers which stood before ``--``."""
+    """A command that passes arguments on to another program, and records which stood before ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_BEFORE] = args[: args.index("--")] if "--" in args else list(args)
@@ -93,50 +93,50 @@ def doctor(
     from halotile.graphs.doctor import compare_workers, examine
 
     choice = _choice(config, cluster, dashboard=False, tls=True)
-    found = list(examine(choice, folder))
-    _show("doctor", found, as_json=as_json)  # the cluster takes its time to start
+    findings = list(examine(choice, folder))
+    _show("doctor", findings, as_json=as_json)  # starting the cluster takes a while
     if start:
         of_workers = list(compare_workers(_order(workers, memory, choice)))
         _show("workers", of_workers, as_json=as_json)
-        found += of_workers
+        findings += of_workers
     if as_json:
-        print_json([vars(finding) for finding in found])
-    if any(finding.verdict == "missing" for finding in found):
+        print_json([vars(finding) for finding in findings])
+    if any(finding.verdict == "missing" for finding in findings):
         raise typer.Exit(exits.FAILED)
 
 
 def _check_spelling(context: typer.Context) -> None:
-    """Refuse what is nearly an option of ours: the script would get it, and the cluster would be another."""
+    """Refuse a near miss of one of our options: the script would receive it, and the cluster would be different."""
     from halotile.graphs.rules.words import nearest
 
-    own = [name for each in context.command.params for name in each.opts if name.startswith("--")]
+    options = [name for p in context.command.params for name in p.opts if name.startswith("--")]
     for word in context.args:
         name = word.partition("=")[0]
         if (
             name in context.meta[_BEFORE]
             and name.startswith("--")
-            and (near := nearest(name, own, likeness=0.75))
+            and (near := nearest(name, options, likeness=0.75))
         ):
             raise ConfigError(
                 f"exec has no {name}; did you mean {near}? What is the script's own comes after --."
             )
 
 
-def _show(title: str, found: Sequence[Finding], *, as_json: bool) -> None:
+def _show(title: str, findings: Sequence[Finding], *, as_json: bool) -> None:
     marks = {"ok": "ok", "note": "note:", "missing": "MISSING:"}
     if not as_json:
-        print_rows(title, [(each.name, f"{marks[each.verdict]} {each.text}") for each in found])
+        print_rows(title, [(f.name, f"{marks[f.verdict]} {f.text}") for f in findings])
 
 
 def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool) -> Cluster:
-    """Where workers live, by a job file and the options of a command."""
+    """Return the cluster section from a job file and the options of a command."""
     from halotile.cli.config.loading import Flags, load_cluster
 
     return load_cluster(config, Flags(cluster=cluster, dashboard=dashboard, tls=tls))
 
 
 def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
-    """What is asked of a cluster, by the options of a command."""
+    """Return the request to a cluster from the options of a command."""
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.jobs.sections import Run, parse_bytes
     from halotile.graphs.plans.devices import device_of

@@ -109,28 +109,28 @@ def plan(
 
     expect_no_workers()
     if allow_import:
-        with suppress(ConfigError):  # it is told where a trial is made
-            ensure_forks()  # what the user's own code needs is imported meanwhile
+        with suppress(ConfigError):  # the error is reported where a trial is made
+            ensure_forks()  # the imports of the user's own code begin meanwhile
     from halotile.cli.config.loading import load_job
     from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, kind_of
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.claim import look
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
-    made = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)
-    kind = kind_of(made.cluster)
-    is_told = kind.name != DEFAULT or made.cluster.kind == AUTO
+    job_plan = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)
+    kind = kind_of(job_plan.cluster)
+    is_told = kind.name != DEFAULT or job_plan.cluster.kind == AUTO
     where = {"cluster": f"{kind.name} ({kind.why})"} if is_told else {}
-    figures, refusal = made.summary() | {"resumed_blocks": 0} | where, None
+    figures, refusal = job_plan.summary() | {"resumed_blocks": 0} | where, None
     try:
-        figures["resumed_blocks"] = look(made)
+        figures["resumed_blocks"] = look(job_plan)
     except HalotileError as error:
         refusal = error
     if as_json:
         print_json(figures)
     else:
-        print_rows("plan", made.kind.rows(figures))
-    made.check_fits()
+        print_rows("plan", job_plan.kind.rows(figures))
+    job_plan.check_fits()
     if refusal is not None:
         raise refusal
 
@@ -186,8 +186,8 @@ def simulate(
 
     flags = _flags(workers, cluster, no_dashboard, no_tls, allow_import)
     job = load_job(config, overrides or (), flags, makes_data=True)
-    wanted = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]
-    write_measurements(job, wanted, overwrite=overwrite, as_json=as_json, quiet=quiet)
+    noise_choice = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]
+    write_measurements(job, noise_choice, overwrite=overwrite, as_json=as_json, quiet=quiet)
 
 
 @app.command()

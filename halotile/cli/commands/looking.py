@@ -1,4 +1,4 @@
-"""Commands that look at runs and images: status, verify, info, preview, schema."""
+"""Commands that inspect runs and images: status, verify, info, preview, schema."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def status(
     directory = find_run(run_path)
     try:
         now = watch(directory, make_report(quiet=as_json)) if follow else read_status(directory)
-    except KeyboardInterrupt:  # the run itself goes on
+    except KeyboardInterrupt:  # the run itself continues
         raise typer.Exit(exits.INTERRUPTED) from None
     if as_json:
         print_json(now.to_json())
         return
     print_rows(now.state, status_rows(now))
-    if said := advice(now):
-        echo(said)
+    if advice_text := advice(now):
+        echo(advice_text)
 
 
 @app.command()
@@ -71,8 +71,8 @@ def verify(
     elif not quiet:
         for line in verdict_lines(output, verdict):
             echo(line)
-    if said := remedy(output, verdict, at_work=at_work, imports=imports_flag(run_beside(output))):
-        complain(f"error: {output} is {said}")
+    if remedy_text := remedy(output, verdict, at_work=at_work, imports=imports_flag(run_beside(output))):
+        complain(f"error: {output} is {remedy_text}")
         raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
 
 
@@ -138,9 +138,9 @@ def preview(
     from halotile.cli.preview import preview as write_preview
 
     request = PreviewRequest(path, file, size, region, plane, against, values, level, dataset, overwrite)
-    said = write_preview(request, quiet=quiet)
+    description = write_preview(request, quiet=quiet)
     if not quiet:
-        echo(said)
+        echo(description)
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""Job files: read, checked key by key, and turned into a job. Nothing here prints."""
+"""Job files: read, checked key by key, and turned into a job. This package prints nothing."""

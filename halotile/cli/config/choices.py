@@ -1,4 +1,4 @@
-"""A name with its options, checked against what the name stands for."""
+"""A name with its options, checked against the class that the name refers to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halotile.graphs.rules.words import expected, nearest, shown
 
 @dataclass(frozen=True)
 class Chosen:
-    """A name, what was written beside it, and what that makes: None where it is wrong."""
+    """A name, the keys written beside it, and the resulting object: None where there is a fault."""
 
     name: str
     values: Mapping[str, Any]
@@ -25,7 +25,7 @@ class Chosen:
 
 
 def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[str, Any]) -> Chosen | None:
-    """What a mapping chooses, its paths made whole; None where it says nothing that could be checked."""
+    """Read the choice in a mapping, with absolute paths; None where it holds nothing that could be checked."""
     key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
     if key != "name":
         found.fault((*path, key), "unknown key; did you mean name?")
@@ -48,16 +48,16 @@ def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[st
     return Chosen(name, beside, built)
 
 
-def _name(found: Findings, path: KeyPath, named: Named, name: Any) -> str | None:
-    known = named.names
-    one_of = f"write one of {', '.join(known)}"
+def _name(findings: Findings, path: KeyPath, named: Named, name: Any) -> str | None:
+    accepted = named.names
+    one_of = f"write one of {', '.join(accepted)}"
     if name is None:
-        found.fault((*path[:-1], "name"), f"missing; {one_of}")
+        findings.fault((*path[:-1], "name"), f"missing; {one_of}")
     elif not isinstance(name, str):
-        found.fault(path, f"{shown(name)} is not {expected(str)}; {one_of}")
-    elif name not in known:
-        near = nearest(name, known)
-        found.fault(
+        findings.fault(path, f"{shown(name)} is not {expected(str)}; {one_of}")
+    elif name not in accepted:
+        near = nearest(name, accepted)
+        findings.fault(
             path, f"no {named.word} is called {name}; " + (f"did you mean {near}?" if near else one_of)
         )
         return near
@@ -66,62 +66,64 @@ def _name(found: Findings, path: KeyPath, named: Named, name: Any) -> str | None
     return None
 
 
-def _declared(found: Findings, path: KeyPath, named: Named, name: str) -> type | None:
+def _declared(findings: Findings, path: KeyPath, named: Named, name: str) -> type | None:
     try:
         return named.find(name)
     except HalotileError as error:
-        found.fault(path, str(error))
+        findings.fault(path, str(error))
     except AttributeError:
-        found.fault(path, f"the plug-in {name} declares no {named.choice.attribute}; repair or uninstall it")
+        findings.fault(
+            path, f"the plug-in {name} declares no {named.choice.attribute}; repair or uninstall it"
+        )
     return None
 
 
-def _with_weights(found: Findings, declared: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a denoiser, with whole paths."""
+def _with_weights(findings: Findings, declared: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a denoiser, with absolute paths."""
     files = path_fields(declared)
     return {
-        key: found.absolute(value) if key in files and isinstance(value, str) else value
+        key: findings.absolute(value) if key in files and isinstance(value, str) else value
         for key, value in values.items()
     }
 
 
 def path_fields(schema: type) -> set[str]:
-    """Options that name files: a relative one starts from the configuration's folder."""
+    """Return the options that name files: a relative path starts from the configuration's folder."""
     return {name for name, kind in field_types(schema).items() if name == "weights" or "Path" in str(kind)}
 
 
 def _with_files(
-    found: Findings, path: KeyPath, named: Named, declared: type, values: Mapping[str, Any]
+    findings: Findings, path: KeyPath, named: Named, declared: type, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is written of an operator, with whole paths of what it reads; operators inside it are checked."""
+    """Return the keys of an operator, with absolute paths of its input files; nested operators are checked."""
     from halotile.graphs.rules.operator_options import stand_ins
 
     meant = stand_ins(declared) | {"data": "array"}
-    whole = dict(values)
+    resolved = dict(values)
     for key, value in values.items():
         place = (*path, key)
         if meant.get(key) == "operators":
-            whole[key] = _nested(found, place, named, value)
+            resolved[key] = _nested(findings, place, named, value)
         elif key in meant:
-            whole[key] = found.read(place, value)
+            resolved[key] = findings.read(place, value)
         elif isinstance(value, dict):
-            whole[key] = {
-                inner: found.read((*place, inner), part) if str(part).endswith(".npy") else part
+            resolved[key] = {
+                inner: findings.read((*place, inner), part) if str(part).endswith(".npy") else part
                 for inner, part in value.items()
             }
-    return whole
+    return resolved
 
 
-def _nested(found: Findings, path: KeyPath, named: Named, values: Any) -> Any:
-    """The operators that another is made of, as mappings."""
+def _nested(findings: Findings, path: KeyPath, named: Named, values: Any) -> Any:
+    """Return the operators inside another operator, as mappings."""
     if not isinstance(values, list):
         return values
-    made = []
+    mappings = []
     for number, value in enumerate(values):
         place = (*path, number)
         if not isinstance(value, dict):
-            found.fault(place, f"{shown(value)} is not a mapping; write `{{name: ..., ...}}`")
+            findings.fault(place, f"{shown(value)} is not a mapping; write `{{name: ..., ...}}`")
             continue
-        chosen = read_choice(found, place, replace(named, is_nested=True), value)
-        made.append({"name": chosen.name, **chosen.values} if chosen else value)
-    return made
+        chosen = read_choice(findings, place, replace(named, is_nested=True), value)
+        mappings.append({"name": chosen.name, **chosen.values} if chosen else value)
+    return mappings

@@ -1,4 +1,4 @@
-"""Checks one section of a configuration against its dataclass, in words of the configuration."""
+"""Checks of one section of a configuration against its dataclass, with messages that use the configuration's keys."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from halotile.graphs.rules.words import choices, expected, nearest, parts, shown
 from halotile.tasks.options import description_of, job_key, required_keys
 
 Fault = tuple[tuple[str | int, ...], str]
-"""Where inside the section, and what is wrong there."""
+"""Place inside the section, and message."""
 
 _STAND_INS: Mapping[Any, Any] = {int: 3, float: 1.0, str: "module:name", bool: False, Path: "file"}
-"""Values that no check minds, for a required option that is wrong itself while the others are checked."""
+"""Values that pass every check, for a required option that is wrong itself while the others are checked."""
 _OLD_BOOLEANS = {
     "yes": True,
     "on": True,
@@ -30,7 +30,7 @@ _OLD_BOOLEANS = {
 
 
 def check_fields(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fault]]:
-    """Build a dataclass from values; where that fails, say everything that is wrong.
+    """Build a dataclass from values; where that fails, return everything that is wrong.
 
     Nothing is converted: the text "2" is not a number, and a number is not a text.
 
@@ -43,38 +43,38 @@ def check_fields(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fau
     """
     hints = field_types(schema)
     unknown = [_unknown(key, hints) for key in values if key not in hints]
-    known = {key: value for key, value in values.items() if key in hints}
-    meant = {nearest(key, hints) for key in values if key not in hints} - known.keys()
-    built, found = _build(schema, known)
+    known_values = {key: value for key, value in values.items() if key in hints}
+    meant = {nearest(key, hints) for key in values if key not in hints} - known_values.keys()
+    built, value_faults = _build(schema, known_values)
     # A misspelt key is one fault, not two.
-    faults = unknown + [(path, message) for path, message in found if not (path and path[0] in meant)]
+    faults = unknown + [(path, message) for path, message in value_faults if not (path and path[0] in meant)]
     return (None if faults else built), faults
 
 
 def _build(schema: type, values: Mapping[str, Any]) -> tuple[Any, list[Fault]]:
-    """An instance, and every fault on the way to it.
+    """Return an instance, and every fault found while building it.
 
-    A dataclass stops at the first option it minds. So what it minds is taken out, and it is built again
-    from the rest, until it minds nothing more.
+    A dataclass stops at the first option that it refuses. So that option is taken out, and the dataclass is
+    built again from the rest, until no option is refused.
     """
     from pydantic import ValidationError
 
-    hints, left = field_types(schema), dict(values)
+    hints, rest = field_types(schema), dict(values)
     faults: dict[tuple[str | int, ...], str] = {}
-    settled: set[str] = set()
+    wrong: set[str] = set()
     while True:
         try:
-            # Through JSON: there pydantic's strict mode still takes a list for a tuple.
-            return _adapter(schema).validate_json(json.dumps(left), strict=True), list(faults.items())
+            # As JSON: there pydantic's strict mode still takes a list for a tuple.
+            return _adapter(schema).validate_json(json.dumps(rest), strict=True), list(faults.items())
         except ValidationError as error:
-            found = {p: m for p, m in _merged(error, left, schema).items() if not p or p[0] not in settled}
-        faults |= found
-        minded = {str(path[0]) for path in found if path}
+            faults_now = {p: m for p, m in _merged(error, rest, schema).items() if not p or p[0] not in wrong}
+        faults |= faults_now
+        minded = {str(path[0]) for path in faults_now if path}
         if not minded:
             return None, list(faults.items())
-        settled |= minded
-        left = {key: value for key, value in left.items() if key not in minded}
-        left |= {key: _stand_in(hints[key]) for key in minded & set(required_keys(schema))}
+        wrong |= minded
+        rest = {key: value for key, value in rest.items() if key not in minded}
+        rest |= {key: _stand_in(hints[key]) for key in minded & set(required_keys(schema))}
 
 
 def _stand_in(annotation: Any) -> Any:
@@ -90,7 +90,7 @@ def _adapter(schema: type) -> Any:
 
 @functools.cache
 def field_types(schema: type) -> dict[str, Any]:
-    """The keys that a configuration may set, with their types."""
+    """Return the keys that a configuration may set, with their types."""
     hints = get_type_hints(schema)
     return {job_key(field.name): hints[field.name] for field in dataclasses.fields(schema) if field.init}
 
@@ -99,12 +99,12 @@ def _unknown(key: str, hints: Collection[str]) -> Fault:
     near = nearest(key, hints)
     if near:
         return (key,), f"unknown key; did you mean {near}?"
-    known = f"write one of {', '.join(hints)}" if hints else "there are no options"
-    return (key,), f"unknown key; {known}"
+    advice = f"write one of {', '.join(hints)}" if hints else "there are no options"
+    return (key,), f"unknown key; {advice}"
 
 
 def _merged(error: Any, values: Mapping[str, Any], schema: type) -> dict[tuple[str | int, ...], str]:
-    """One fault for each place: pydantic tells each branch of a union on its own."""
+    """Return one fault for each place: pydantic reports each branch of a union separately."""
     hints = field_types(schema)
     faults: dict[tuple[str | int, ...], str] = {}
     for entry in error.errors(include_url=False):
@@ -117,13 +117,13 @@ def _merged(error: Any, values: Mapping[str, Any], schema: type) -> dict[tuple[s
             key = str(location[0])
             faults[location] = f"missing; write {description_of(schema, key) or expected(hints[key])}"
         else:
-            path = _existing(location, values)
-            faults.setdefault(path, _wrong(path, values, schema, entry))
+            path = _place_in_values(location, values)
+            faults.setdefault(path, _type_fault(path, values, schema, entry))
     return faults
 
 
 def _named(message: str, keys: Collection[str]) -> str | None:
-    """The key that a message is about: the first one in it."""
+    """Return the key that a message is about: the first key in it."""
     words = "".join(c if c.isalnum() or c == "_" else " " for c in message).split()
     return next((word for word in words if word in keys), None)
 
@@ -132,8 +132,8 @@ def _lowered(message: str) -> str:
     return message.rstrip(".")
 
 
-def _existing(location: tuple[str | int, ...], values: Any) -> tuple[str | int, ...]:
-    """The part of pydantic's location that is a place in the configuration."""
+def _place_in_values(location: tuple[str | int, ...], values: Any) -> tuple[str | int, ...]:
+    """Return the part of pydantic's location that is a place in the configuration."""
     for length, key in enumerate(location):
         inside = isinstance(values, dict) and key in values
         inside = inside or (isinstance(values, list) and isinstance(key, int) and key < len(values))
@@ -143,7 +143,7 @@ def _existing(location: tuple[str | int, ...], values: Any) -> tuple[str | int, 
     return location
 
 
-def _wrong(
+def _type_fault(
     path: tuple[str | int, ...], values: Mapping[str, Any], schema: type, entry: Mapping[str, Any]
 ) -> str:
     value: Any = values
@@ -161,7 +161,7 @@ def _wrong(
 
 
 def _element(annotation: Any) -> Any:
-    """The type inside a list or mapping type."""
+    """Return the type inside a list or mapping type."""
     for part in parts(annotation):
         arguments = [a for a in get_args(part) if a is not Ellipsis]
         if arguments and get_origin(part) is not Literal:
@@ -170,7 +170,7 @@ def _element(annotation: Any) -> Any:
 
 
 def _advice(value: Any, annotation: Any) -> str:
-    """What was probably meant."""
+    """Return a hint at the value that was probably meant."""
     allowed = parts(annotation)
     if isinstance(value, str):
         if bool in allowed and value.lower() in _OLD_BOOLEANS:
@@ -179,7 +179,7 @@ def _advice(value: Any, annotation: Any) -> str:
             return ""
         if {int, float} & set(allowed) and _is_number(value):
             return "; write it without quotes"
-        # Words of a fixed list are short: the bar for a likeness is lower than for keys.
+        # Words of a fixed list are short: the threshold of similarity is lower than for keys.
         word = nearest(value, choices(annotation), likeness=0.5)
         return f"; did you mean {word}?" if word else ""
     if isinstance(value, float) and int in allowed and value.is_integer():

@@ -1,4 +1,4 @@
-"""What is found in a configuration on the way through it: its faults, and the files that it names."""
+"""Findings of the checks of a configuration: its faults, and the files that it names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Findings:
     Parameters
     ----------
     document : Document
-        As read from a file, with what the command line sets over it.
+        The document as read from a file, with overrides from the command line.
     base : Path
         The folder that relative paths start from.
     makes_data : bool
-        Whether the measurements are yet to be written: they need not be there.
+        The measurements will be written by the job: they need not exist.
     """
 
     def __init__(self, document: Document, base: Path, *, makes_data: bool = False) -> None:
@@ -34,40 +34,40 @@ class Findings:
         self._files: dict[KeyPath, str] = {}
 
     def fault(self, path: KeyPath, message: str, error: type[HalotileError] = ConfigError) -> None:
-        """Enter a fault, unless its key has one."""
+        """Record a fault, unless its key has one already."""
         if all(problem.path != path for problem in self._problems):
             self._problems.append(Problem(self.document.place_of(path), path, message, error))
 
     def is_wrong(self, path: KeyPath) -> bool:
-        """Whether a key has a fault, or something inside it."""
+        """Return True where a key has a fault, or a value inside it."""
         return any(problem.path[: len(path)] == path for problem in self._problems)
 
     def read(self, path: KeyPath, file: Any) -> Any:
-        """A file that is read, as the configuration's folder sees it; a value of another type is nobody's path."""
+        """Record a file that is read; return its path, resolved if it is text, against the configuration's folder."""
         if not isinstance(file, str):
             return file
         self._files[path] = self.absolute(file)
         return self._files[path]
 
     def absolute(self, path: str) -> str:
-        """A path as the configuration's folder sees it; addresses such as s3:// stay."""
+        """Return a path resolved against the configuration's folder; addresses such as s3:// stay."""
         if "://" in path:
             return path
-        whole = self.base / os.path.expanduser(path)
-        # Where a link comes before "..", only the file system knows what is meant.
-        return os.path.realpath(whole) if ".." in whole.parts else str(whole)
+        resolved = self.base / os.path.expanduser(path)
+        # Where a link comes before "..", only the file system can resolve the path.
+        return os.path.realpath(resolved) if ".." in resolved.parts else str(resolved)
 
     def problems(self) -> list[Problem]:
-        """All faults, with the files that are not there, in the order of the document; the command line comes last."""
-        made = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
+        """Return all faults, with missing files, in the order of the document; the command line comes last."""
+        outputs = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
         for path, file in self._files.items():
-            if "://" not in file and file not in made and not os.path.exists(file):
+            if "://" not in file and file not in outputs and not os.path.exists(file):
                 self.fault(path, missing(file), InputError)
         return sorted(self._problems, key=_line)
 
 
 def missing(file: str | os.PathLike[str]) -> str:
-    """That a file is not there, in words."""
+    """Return the message that a file does not exist."""
     link = broken_link(file)
     return (
         f"{file} does not exist: {link}. Mend it, or write another path" if link else f"{file} does not exist"

@@ -22,7 +22,7 @@ FLAGS = ("allow_import", "import_folder")
 
 @dataclass(frozen=True)
 class Named:
-    """A choice by name: where the name is looked up, and what may be written beside it."""
+    """A choice by name: the registry of the name, and the keys beside it."""
 
     choice: type[NamedChoice]
     is_nested: bool = False
@@ -35,7 +35,7 @@ class Named:
 
     @property
     def word(self) -> str:
-        """Word for one of them."""
+        """Noun for an entry of the registry."""
         return self.registry.removesuffix("s")
 
     @property
@@ -44,14 +44,14 @@ class Named:
         return [name for name in registry.names(self.registry) if name not in self.choice.hidden]
 
     def find(self, name: str) -> type:
-        """Return what the name stands for.
+        """Return the class that the name refers to.
 
         Raises
         ------
         HalotileError
             When it cannot be loaded.
         AttributeError
-            When a plug-in declares no such thing.
+            When a plug-in does not declare one.
         """
         declared: type = getattr(registry.find(self.registry, name), self.choice.attribute)
         return declared
@@ -72,7 +72,7 @@ def is_named(schema: Any) -> bool:
 
 @dataclass(frozen=True)
 class JobKeys:
-    """The keys that may stand at the top of a file of some kind.
+    """The keys at the top of a file of some kind.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class JobKeys:
     lists : mapping of str to type
         Its lists, each by the dataclass of an entry.
     values : type, optional
-        A dataclass of the keys that stand in no section.
+        A dataclass of the keys outside all sections.
     """
 
     schema: type[Any]
@@ -93,9 +93,9 @@ class JobKeys:
 
     @property
     def keys(self) -> list[str]:
-        """Keys that may stand at the top of a file, after its head."""
-        own = [f.name for f in dataclasses.fields(self.values)] if self.values else []
-        return [*self.sections, *self.lists, *own]
+        """Keys at the top of a file, after its head."""
+        value_keys = [f.name for f in dataclasses.fields(self.values)] if self.values else []
+        return [*self.sections, *self.lists, *value_keys]
 
     def requires(self, key: str) -> bool:
         """Return True where a key has to be written."""
@@ -116,16 +116,16 @@ def keys_of(name: str) -> JobKeys:
     sections: dict[str, Any] = {}
     lists: dict[str, Any] = {}
     plain: list[tuple[str, Any, Any]] = []
-    for each in _own_first(job):
-        hint = hints[each.name]
+    for job_field in _own_first(job):
+        hint = hints[job_field.name]
         section = next((part for part in parts(hint) if dataclasses.is_dataclass(part)), None)
         entry = get_args(hint)[0] if get_origin(hint) is tuple else None
         if section is not None:
-            sections[each.name] = section
+            sections[job_field.name] = section
         elif dataclasses.is_dataclass(entry):
-            lists[each.name] = entry
-        elif each.name not in FLAGS:
-            plain.append((each.name, hint, dataclasses.field(default=each.default)))
+            lists[job_field.name] = entry
+        elif job_field.name not in FLAGS:
+            plain.append((job_field.name, hint, dataclasses.field(default=job_field.default)))
     values = None
     if plain:
         values = dataclasses.make_dataclass(
@@ -140,18 +140,18 @@ def keys_of(name: str) -> JobKeys:
 
 
 def _own_first(job: type[Job]) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a job; what every job has comes last, and what is read before what is written."""
-    shared = {each.name for each in dataclasses.fields(Job)}
+    """Return the fields of a job; those of every job come last, and input comes before output."""
+    shared = {shared_field.name for shared_field in dataclasses.fields(Job)}
     order = ("input", "output", "denoiser")
     fields = sorted(
         dataclasses.fields(job),
-        key=lambda each: order.index(each.name) if each.name in order else len(order),
+        key=lambda shared_field: order.index(shared_field.name) if shared_field.name in order else len(order),
     )
     return [f for f in fields if f.name not in shared] + [f for f in fields if f.name in shared]
 
 
 def paths_in(schema: type) -> dict[str, str]:
-    """Return the keys that name files, with ``read`` for those that have to be there, else ``own``.
+    """Return the keys that name files, with ``read`` for those that have to exist, else ``own``.
 
     Examples
     --------
@@ -160,12 +160,12 @@ def paths_in(schema: type) -> dict[str, str]:
     ({'path': 'read', 'sides': 'read'}, {'path': 'own'})
     """
     hints = get_type_hints(schema, include_extras=True)
-    found = {key: {*_marks(hint)} & {READ, OWN} for key, hint in hints.items()}
-    return {key: marks.pop() for key, marks in found.items() if marks}
+    marks_of = {key: {*_marks(hint)} & {READ, OWN} for key, hint in hints.items()}
+    return {key: marks.pop() for key, marks in marks_of.items() if marks}
 
 
 def _marks(hint: Any) -> list[Any]:
-    """Return everything that annotates a type, however deep it lies."""
+    """Return all annotations of a type, nested ones included."""
     inner = [mark for argument in get_args(hint) for mark in _marks(argument)]
     return [*getattr(hint, "__metadata__", ()), *inner]
 

@@ -1,6 +1,6 @@
 """A configuration file as a checked job: read, overridden from the command line, checked.
 
-Only the command line can allow a job to import code: a file from somebody else must not.
+Only the command line can allow a job to import code: a file that somebody else wrote must not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from halotile.graphs.jobs.sections import Cluster, Job
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What the options of a command say of a job, over its file.
+    """Options of a command that override the job file.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Flags:
     tls : bool
         False switches ``cluster.tls`` off.
     allow_import : bool
-        Whether the job may run the user's code.
+        Allow the job to run the user's code.
     """
 
     workers: int | None = None
@@ -47,16 +47,16 @@ class Flags:
     allow_import: bool = False
 
     def over(self, document: Document) -> Document:
-        """A document with what they say."""
-        said: list[tuple[KeyPath, Any, str]] = [
+        """Return a document with these options applied."""
+        overrides: list[tuple[KeyPath, Any, str]] = [
             (("run", "workers"), self.workers, "--workers"),
             (("cluster", "kind"), self.cluster, "--cluster"),
             (("cluster", "dashboard"), None if self.dashboard else False, "--no-dashboard"),
             (("cluster", "tls"), None if self.tls else False, "--no-tls"),
         ]
-        for path, value, place in said:
+        for path, value, origin in overrides:
             if value is not None:
-                document = document.put(path, value, place)
+                document = document.put(path, value, origin)
         return document
 
 
@@ -64,14 +64,14 @@ NO_FLAGS = Flags()
 
 
 def read_config(path: Path, overrides: Iterable[str] = ()) -> Document:
-    """A configuration file with what the command line sets over it.
+    """Read a configuration file with overrides from the command line.
 
     Parameters
     ----------
     path : Path
         The YAML file.
     overrides : iterable of str
-        Such as ``tile.size=256`` or ``operators[0].noise_sigma=0.05``; values are YAML.
+        Overrides such as ``tile.size=256`` or ``operators[0].noise_sigma=0.05``; values are YAML.
 
     Raises
     ------
@@ -105,15 +105,15 @@ def _override(document: Document, text: str) -> Document:
             f"--set {text}: not a key and a value. Write it as --set tile.size=256, or for an entry of a list "
             'as --set "operators[0].noise_sigma=0.05".'
         )
-    place = f"--set {key.strip()}"
-    parsed = read_text(value, place)
+    origin = f"--set {key.strip()}"
+    parsed = read_text(value, origin)
     if parsed.problems:
-        raise ConfigError(f"{place}: {parsed.problems[0].message}.")
-    return document.put(path, parsed.tree, place)
+        raise ConfigError(f"{origin}: {parsed.problems[0].message}.")
+    return document.put(path, parsed.tree, origin)
 
 
 def _key_path(key: str) -> KeyPath | None:
-    """A place in a configuration as it is written on the command line; None when it is none.
+    """Parse a place in a configuration as it is written on the command line; None when it is not valid.
 
     Examples
     --------
@@ -145,16 +145,16 @@ def load_job(
     overrides : iterable of str
         As for :func:`read_config`.
     flags : Flags
-        What the options of the command say.
+        Options of the command.
     makes_data : bool
-        Whether the measurements are yet to be written: they need not be there.
+        The measurements will be written by the job: they need not exist.
 
     Raises
     ------
     ConfigError
-        With every problem of the file, one a line.
+        With every problem of the file, one per line.
     InputError
-        When the only problem is that the input is not there.
+        When the only problem is that the input does not exist.
     """
     document = flags.over(read_config(path, overrides))
     job = _finish(document, path.parent, str(path), flags, makes_data)
@@ -181,15 +181,15 @@ def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> Job:
 
 
 def check_saved_job(tree: Any, base: Path, name: str, flags: Flags = NO_FLAGS) -> Job:
-    """A job as it was kept.
+    """Return a stored job.
 
     Raises
     ------
     ConfigError
-        When it is none.
+        When it is not a valid job.
     """
     document = _with_top(Document(name, tree))
-    # What was allowed once is asked for again: a run directory may come from somebody else, too.
+    # Permission to import is asked for each time: a run directory may come from somebody else, too.
     document.tree.pop("allow_import", None)
     folder = document.tree.pop("import_folder", None)
     job = _finish(flags.over(document), base, name, flags)
@@ -198,12 +198,12 @@ def check_saved_job(tree: Any, base: Path, name: str, flags: Flags = NO_FLAGS) -
 
 
 def load_cluster(path: Path | None, flags: Flags = NO_FLAGS) -> Cluster:
-    """What a configuration file says of its cluster, and the options of a command over it.
+    """Return the cluster section of a configuration file, with the options of a command applied.
 
     Raises
     ------
     ConfigError
-        With every problem of that part of the file, one a line.
+        With every problem of that part of the file, one per line.
     """
     document = read_config(path) if path else Document("the options", {})
     document = flags.over(document)

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: each fault with its place, all told at once."""
+"""Problems of a configuration: each fault with its place, all reported at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.graphs.rules.words import dotted
 
 KeyPath = tuple[str | int, ...]
-"""Where a value stands in a configuration, such as ``("tile", "size")``."""
+"""Place of a value in a configuration, such as ``("tile", "size")``."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Problem:
     error: type[HalotileError] = ConfigError
 
     def __str__(self) -> str:
-        # An option of the command line is its own place: `--set tile.size` says the key already.
+        # An option of the command line is its own place: `--set tile.size` names the key already.
         key = dotted(self.path)
         if not key or self.place in ("--workers", f"--set {key}"):
             return f"{self.place}: {self.message}"
@@ -46,14 +46,14 @@ class Problem:
 
 
 def raise_problems(source: str, problems: Sequence[Problem]) -> None:
-    """Raise one error that tells every problem; do nothing when there is none.
+    """Raise one error that lists every problem; do nothing when there is none.
 
     Raises
     ------
     ConfigError
-        When a word or value is wrong.
+        When a key or value is wrong.
     InputError
-        When all words are right and only the input data is missing.
+        When all keys and values are right and only the input data are missing.
     """
     if not problems:
         return

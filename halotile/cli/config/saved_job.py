@@ -1,4 +1,4 @@
-"""The job that a run directory keeps, to go on with it or to repair what it wrote."""
+"""The job in a run directory, loaded to resume it or to repair its output."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from halotile.storage.run_directory.directory import RunDirectory
 
 
 def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
-    """The job of a run directory. Where that was moved together with its output, the job moves with them.
+    """Return the job of a run directory, with new paths where that was moved together with its output.
 
     Raises
     ------
     ConfigError
-        When there is none, or it writes to another place than the one the directory lies beside.
+        When there is none, or its output is not the one that the directory belongs to.
     OutputRefused
         When it was moved and a run is writing.
     """
@@ -27,37 +27,37 @@ def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
     belongs = run_beside(Path(job.place))
     if os.path.realpath(belongs) == os.path.realpath(directory):
         return job
-    here = _output_beside(directory)
-    if here is None or os.path.lexists(job.place) or os.path.lexists(belongs):
-        raise ConfigError(_refusal(directory, job.place, here))
-    _move_job(RunDirectory(Path(os.path.realpath(directory))), here)
-    return job.moved_to(str(here))
+    output = _output_beside(directory)
+    if output is None or os.path.lexists(job.place) or os.path.lexists(belongs):
+        raise ConfigError(_refusal(directory, job.place, output))
+    _move_job(RunDirectory(Path(os.path.realpath(directory))), output)
+    return job.moved_to(str(output))
 
 
 def _output_beside(directory: Path) -> Path | None:
-    """The output that a run directory lies beside, if it does."""
-    whole = Path(os.path.realpath(directory))
-    output = whole.with_name(whole.name.removesuffix(".run"))
-    return output if output != whole and output.is_dir() else None
+    """Return the output that a run directory lies beside, if there is one."""
+    real_path = Path(os.path.realpath(directory))
+    output = real_path.with_name(real_path.name.removesuffix(".run"))
+    return output if output != real_path and output.is_dir() else None
 
 
-def _refusal(directory: Path, before: str, here: Path | None) -> str:
-    """Why a job does not go on from where its directory lies now."""
+def _refusal(directory: Path, before: str, output: Path | None) -> str:
+    """Return the reason why a job is not resumed at the present place of its directory."""
     belongs = f"{directory} belongs to the output {before}: it was moved or copied"
-    if here is None:
+    if output is None:
         return f"{belongs}. Move both back, or run the configuration with the new output.path."
-    # To go on with a copy as well would make two runs of one journal.
+    # Resuming a copy as well would make two runs of one journal.
     return (
         f"{belongs}, and something still stands at the old place. Move that away to go on here, "
-        f"or run the configuration with output.path: {here}."
+        f"or run the configuration with output.path: {output}."
     )
 
 
 def _move_job(run: RunDirectory, output: Path) -> None:
-    """Write down where the output is now: what may stand at the old place some day is another's."""
+    """Record the present place of the output: a later file at the old place may belong to another job."""
     with run.lock():
         job = run.read_job()
-        assert job is not None  # it was read just now
+        assert job is not None  # it was read just before
         run.write_job(moved(job, str(output)))
 
 
@@ -70,7 +70,7 @@ def moved(job: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def saved_job_of(output: Path, *, allow_import: bool = False) -> Job | None:
-    """The job that wrote an output; None where no run directory lies beside it."""
+    """Return the job that wrote an output; None where it has no run directory."""
     directory = run_beside(output)
     if not RunDirectory(directory).job_path.is_file():
         return None

@@ -23,7 +23,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def config_schema() -> dict[str, Any]:
-    """The schema of every kind of job, with the options of whatever is installed.
+    """Return the schema of every kind of job, with the options of all installed plug-ins.
 
     Examples
     --------
@@ -31,11 +31,11 @@ def config_schema() -> dict[str, Any]:
     >>> schema["properties"]["job"]["enum"]
     ['denoise', 'reconstruct', 'simulate']
     """
-    known = kind_names()
-    kinds = [_job_schema(name, keys_of(name)) for name in known]
+    job_names = kind_names()
+    kinds = [_job_schema(name, keys_of(name)) for name in job_names]
     common = {
         "version": {"const": VERSION, "description": "Version of this format."},
-        "job": {"enum": known, "description": "Kind of job."},
+        "job": {"enum": job_names, "description": "Kind of job."},
     }
     return {
         "$schema": DIALECT,
@@ -72,15 +72,15 @@ def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
 
 def _attribute_docs(job: type) -> dict[str, str]:
     """Return the strings below the fields of a job, by name."""
-    found: dict[str, str] = {}
-    for each in reversed(job.__mro__[:-1]):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+    docs: dict[str, str] = {}
+    for base in reversed(job.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in itertools.pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 text = ast.literal_eval(below.value)
-                found[ast.unparse(field.target)] = " ".join(str(text).split())
-    return found
+                docs[ast.unparse(field.target)] = " ".join(str(text).split())
+    return docs
 
 
 def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str], Check]) -> dict[str, Any]:
@@ -93,18 +93,18 @@ def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str],
             "required": ["name"],
             "anyOf": [choice for choice in choices if choice],
         }
-    made = _inlined(schema)
-    for key, entry in made["properties"].items():
-        _bound(entry, checks.get((section, key)))
+    section_schema = _inlined(schema)
+    for key, entry in section_schema["properties"].items():
+        _add_bounds(entry, checks.get((section, key)))
     for key, part in named_in(schema).items():
-        described = made["properties"][key]["description"]
+        described = section_schema["properties"][key]["description"]
         choice = _section_schema(key, part, checks) | {"description": described}
-        made["properties"][key] = {"description": described, "anyOf": [choice, {"type": "null"}]}
-    return made
+        section_schema["properties"][key] = {"description": described, "anyOf": [choice, {"type": "null"}]}
+    return section_schema
 
 
-def _bound(entry: dict[str, Any], check: object) -> None:
-    """Write what a check wants of a number beside its type, wherever that stands."""
+def _add_bounds(entry: dict[str, Any], check: object) -> None:
+    """Write the bounds that a check sets for a number beside its type, at every level of the entry."""
     if entry.get("type") in ("integer", "number"):
         if isinstance(check, AtLeast):
             entry["minimum"] = check.least
@@ -114,13 +114,13 @@ def _bound(entry: dict[str, Any], check: object) -> None:
         entry["enum"] = check.names
     for inner in (*entry.get("anyOf", ()), entry.get("items")):
         if isinstance(inner, dict):
-            _bound(inner, check)
+            _add_bounds(inner, check)
 
 
 def _choice_schema(
     section: str, named: NamedPart, name: str, checks: Mapping[tuple[str, str], Check]
 ) -> dict[str, Any] | None:
-    """One named choice with its options; a plug-in that cannot be loaded is left out."""
+    """Return the schema of one named choice with its options; a plug-in that cannot be loaded is left out."""
     try:
         declared = named.find(name)
     except (HalotileError, AttributeError):
@@ -129,7 +129,7 @@ def _choice_schema(
     described = parameters_of(declared)
     for key, entry in schema["properties"].items():
         entry.setdefault("description", _OWN.get(key) or described.get(key, ""))
-        _bound(entry, checks.get((section, key)))
+        _add_bounds(entry, checks.get((section, key)))
     description = (declared.__doc__ or name).strip().splitlines()[0]
     return schema | {
         "title": name,
@@ -144,11 +144,11 @@ _OWN = {
     "data": "The measurement: anything that can be the input of a denoising job.",
     "noise_sigma": "Standard deviation of the noise of the measurement: it counts by 1 / noise_sigma².",
 }
-"""What operators have besides their options."""
+"""Keys of operators besides their options."""
 
 
 def parameters_of(kind: type) -> dict[str, str]:
-    """What the docstring of a class says of its parameters.
+    """Return the descriptions of parameters in the docstring of a class.
 
     Examples
     --------
@@ -163,15 +163,15 @@ def parameters_of(kind: type) -> dict[str, str]:
 
 
 def _inlined(schema: type) -> dict[str, Any]:
-    """The schema of one dataclass, without the titles that only repeat its keys."""
+    """Return the schema of one dataclass, without titles that only repeat its keys."""
     from pydantic import TypeAdapter
 
-    made = TypeAdapter(schema).json_schema()
+    inlined = TypeAdapter(schema).json_schema()
     # The rest of the docstring is for programmers; editors show this line.
-    made["description"] = (schema.__doc__ or "").strip().splitlines()[0] if schema.__doc__ else ""
-    properties: Mapping[str, dict[str, Any]] = made.get("properties", {})
+    inlined["description"] = (schema.__doc__ or "").strip().splitlines()[0] if schema.__doc__ else ""
+    properties: Mapping[str, dict[str, Any]] = inlined.get("properties", {})
     for field in properties.values():
         field.pop("title", None)
         if "description" in field:
             field["description"] = " ".join(field["description"].split())
-    return made
+    return inlined

@@ -1,7 +1,7 @@
-"""The parts of a configuration, checked against the job they describe.
+"""The parts of a configuration, checked against the dataclass of its job.
 
 The file is a ``version``, a kind of ``job``, and that job's parts. The schema is the job's own
-dataclass; the options of what is chosen by name are checked against what the name stands for.
+dataclass; the options of a named choice are checked against the class that the name refers to.
 """
 
 from __future__ import annotations
@@ -31,60 +31,60 @@ FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-im
 def check_config(
     document: Document, base: Path, *, makes_data: bool = False
 ) -> tuple[Job | None, list[Problem]]:
-    """The job that a document describes, or every problem it has.
+    """Return the job that a document describes, or every problem in it.
 
     Parameters
     ----------
     document : Document
-        As read from a file, with what the command line sets over it.
+        The document as read from a file, with overrides from the command line.
     base : Path
         The folder that relative paths start from.
     makes_data : bool
-        Whether the measurements are yet to be written.
+        The measurements will be written by the job.
     """
-    found = Findings(document, base, makes_data=makes_data)
-    kind = _head(found, document.tree)
+    findings = Findings(document, base, makes_data=makes_data)
+    kind = _head(findings, document.tree)
     if kind is not None and find_kind(kind.schema.kind).makes_data:
-        found.makes_data = True
-    check = _Check(found, document.tree, kind) if kind else None
+        findings.makes_data = True
+    check = _Check(findings, document.tree, kind) if kind else None
     parts = check.parts() if check else {}
-    problems = found.problems()
+    problems = findings.problems()
     return (kind.schema(**parts) if kind and not problems else None), problems
 
 
 def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[Problem]]:
-    """What a document says of its cluster, or every problem of that part; the rest is not looked at."""
-    found = Findings(document, base)
+    """Return the cluster section of a document, or every problem of that section; other sections are not checked."""
+    findings = Findings(document, base)
     tree = {key: value for key, value in document.tree.items() if key == "cluster"}
-    parts = _Check(found, tree, JobKeys(Cluster, {"cluster": Cluster})).parts()
-    problems = found.problems()
+    parts = _Check(findings, tree, JobKeys(Cluster, {"cluster": Cluster})).parts()
+    problems = findings.problems()
     return (None if problems else parts.get("cluster", Cluster())), problems
 
 
-def _head(found: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
+def _head(findings: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
     version, kind = tree.get("version"), tree.get("job")
     if "version" not in tree:
-        found.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
+        findings.fault(("version",), f"missing; begin the file with `version: {VERSION}`")
     elif version != VERSION or isinstance(version, bool | float):
-        found.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
-    known = kind_names()
-    if isinstance(kind, str) and kind in known:
+        findings.fault(("version",), f"{shown(version)} is not known here; write {VERSION}")
+    kinds = kind_names()
+    if isinstance(kind, str) and kind in kinds:
         try:
             return keys_of(kind)
         except HalotileError as error:
-            found.fault(("job",), str(error))
+            findings.fault(("job",), str(error))
             return None
     if kind is None:
-        found.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in known)}")
-        return max(map(keys_of, known), key=lambda keys: len({*keys.keys} & tree.keys()))
-    near = nearest(str(kind), known)
-    hint = f"did you mean {near}?" if near else f"write one of {', '.join(known)}"
-    found.fault(("job",), f"no job is called {shown(kind)}; {hint}")
+        findings.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in kinds)}")
+        return max(map(keys_of, kinds), key=lambda keys: len({*keys.keys} & tree.keys()))
+    near = nearest(str(kind), kinds)
+    hint = f"did you mean {near}?" if near else f"write one of {', '.join(kinds)}"
+    findings.fault(("job",), f"no job is called {shown(kind)}; {hint}")
     return keys_of(near) if near else None
 
 
 class _Check:
-    """Goes through a document once and builds what its parts describe."""
+    """Goes through a document once and builds its parts."""
 
     def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKeys) -> None:
         self.found = found
@@ -94,19 +94,19 @@ class _Check:
         self.tree = tree
         self.kind = kind
         self.written = {part: self._key_of(part) for part in kind.keys}
-        """The part that is meant, and the key it is written under."""
+        """The key under which each part is written."""
         self.declared: dict[str, Any] = {}
-        """What the names in sections stand for, by what they are."""
+        """Classes that the names in sections refer to, by registry word."""
 
     def parts(self) -> dict[str, Any]:
-        """The parts of the job, those that are wrong or left out missing."""
+        """Return the parts of the job; those that are wrong or left out are missing."""
         self._unknown_parts()
         built = {name: self._section(name, schema) for name, schema in self.kind.sections.items()}
         built |= {name: self._list(name, schema) for name, schema in self.kind.lists.items()}
         values = self._values(self.kind.values) if self.kind.values else None
         plain = {f.name: getattr(values, f.name) for f in dataclasses.fields(values)} if values else {}
         self._checks()
-        self._together(built, plain)
+        self._check_rules(built, plain)
         return {key: value for key, value in built.items() if value is not None} | plain
 
     def _unknown_parts(self) -> None:
@@ -117,23 +117,25 @@ class _Check:
                 self.found.fault((key,), self._unknown(key, [*HEAD, *self.kind.keys]))
 
     def _key_of(self, part: str) -> str:
-        """The key that a part is written under: what is inside a misspelt one is checked all the same."""
-        known = self.kind.keys
-        others = (key for key in self.tree if key not in (*known, *HEAD, *FLAGS))
-        misspelt = next((key for key in others if nearest(key, known) == part), part)
+        """Return the key that a part is written under: the content of a misspelt section is checked as well."""
+        keys = self.kind.keys
+        unknown = (key for key in self.tree if key not in (*keys, *HEAD, *FLAGS))
+        misspelt = next((key for key in unknown if nearest(key, keys) == part), part)
         return part if part in self.tree else misspelt
 
-    def _unknown(self, key: str, here: Iterable[str]) -> str:
-        """What to say of an unknown key: the key that was meant, here or in another section."""
-        here, sections = list(here), self.kind.sections
+    def _unknown(self, key: str, accepted: Iterable[str]) -> str:
+        """Return the message for an unknown key: the key that was meant, here or in another section."""
+        accepted, sections = list(accepted), self.kind.sections
         elsewhere = [f"{name}.{key}" for name, schema in sections.items() if key in field_types(schema)]
-        meant = " or ".join(elsewhere) or nearest(key, here)
+        meant = " or ".join(elsewhere) or nearest(key, accepted)
         return (
-            f"unknown key; did you mean {meant}?" if meant else f"unknown key; write one of {', '.join(here)}"
+            f"unknown key; did you mean {meant}?"
+            if meant
+            else f"unknown key; write one of {', '.join(accepted)}"
         )
 
     def _section(self, section: str, schema: type) -> Any:
-        """One section as its dataclass, or None where it has faults or is left out."""
+        """Return one section as its dataclass, or None where it has faults or is left out."""
         key = self.written[section]
         values = self.tree.get(key)
         first = next(iter(field_types(schema)))
@@ -152,15 +154,15 @@ class _Check:
         }
         plain = {name: value for name, value in values.items() if name not in nested}
         built, faults = check_fields(schema, self._with_paths((key,), schema, plain))
-        known = field_types(schema)
+        field_names = field_types(schema)
         for path, message in faults:
-            unknown = len(path) == 1 and path[0] not in known
-            self.found.fault((key, *path), self._unknown(str(path[0]), known) if unknown else message)
+            unknown = len(path) == 1 and path[0] not in field_names
+            self.found.fault((key, *path), self._unknown(str(path[0]), field_names) if unknown else message)
         wrong = any(self.found.is_wrong((key, name)) for name in nested)
         return dataclasses.replace(built, **nested) if built is not None and not wrong else None
 
     def _nested(self, path: KeyPath, name: str, schema: type, values: Mapping[str, Any]) -> Any:
-        """A choice by name inside a section, None where it is left out."""
+        """Return a choice by name inside a section, None where it is left out."""
         value = values.get(name)
         if value is None or isinstance(value, dict):
             return None if value is None else self._choice(path, name, schema, value)
@@ -175,7 +177,7 @@ class _Check:
         return _as_choice(schema, chosen)
 
     def _list(self, name: str, schema: type) -> Any:
-        """The entries of a list, or None where one of them is wrong."""
+        """Return the entries of a list, or None where one of them is wrong."""
         key = self.written[name]
         values = self.tree.get(key)
         entry = f"- {{{', '.join(f'{field}: ...' for field in field_types(schema) if field in ('name', 'data'))}}}"
@@ -188,19 +190,19 @@ class _Check:
                 (key,), f"{shown(values)} is not a list; write entries below it, such as `{entry}`"
             )
             return None
-        made = []
+        choices = []
         for number, value in enumerate(values):
             if isinstance(value, dict):
                 chosen = read_choice(self.found, (key, number), Named(schema), value)
-                made.append(_as_choice(schema, chosen) if chosen and chosen.declared else None)
+                choices.append(_as_choice(schema, chosen) if chosen and chosen.declared else None)
             else:
                 self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
-        return None if self.found.is_wrong((key,)) else tuple(made)
+        return None if self.found.is_wrong((key,)) else tuple(choices)
 
     def _values(self, schema: type) -> Any:
-        """What stands in no section, as its dataclass."""
-        known = field_types(schema)
-        keys = {self.written[name]: name for name in known if self.tree.get(self.written[name]) is not None}
+        """Return the values outside all sections, as their dataclass."""
+        names = field_types(schema)
+        keys = {self.written[name]: name for name in names if self.tree.get(self.written[name]) is not None}
         values = self._with_paths((), schema, {name: self.tree[key] for key, name in keys.items()})
         built, faults = check_fields(schema, values)
         for path, message in faults:
@@ -208,28 +210,30 @@ class _Check:
         return built
 
     def _with_paths(self, path: KeyPath, schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values with whole paths, those that are read noted."""
-        whole = dict(values)
+        """Return values with absolute paths, and record those that are read."""
+        resolved = dict(values)
         for key, mark in paths_in(schema).items():
             value = values.get(key)
             if mark == OWN:
-                whole |= {key: self.found.absolute(value)} if isinstance(value, str) else {}
+                resolved |= {key: self.found.absolute(value)} if isinstance(value, str) else {}
             elif isinstance(value, dict):
-                whole[key] = {name: self.found.read((*path, key, name), file) for name, file in value.items()}
+                resolved[key] = {
+                    name: self.found.read((*path, key, name), file) for name, file in value.items()
+                }
             elif key in values:
-                # Outside of sections the key may be misspelt, and its file is looked for all the same.
-                whole[key] = self.found.read((*path, key if path else self.written[key]), value)
-        return whole
+                # Outside sections the key may be misspelt; its file is checked nevertheless.
+                resolved[key] = self.found.read((*path, key if path else self.written[key]), value)
+        return resolved
 
     def _checks(self) -> None:
-        """What the types allow and the job does not."""
+        """Record values that the types allow and the job does not."""
         for (section, key), check in self.value_checks.items():
             for path, value in self._places(section, key):
                 if value is not None and not self.found.is_wrong(path) and (message := check(value)):
                     self.found.fault(path, message)
 
     def _places(self, section: str, key: str) -> Iterator[tuple[KeyPath, Any]]:
-        """Where a key of a section stands, with its value."""
+        """Yield the places of a key of a section, with its values."""
         if not section:
             if key in self.written:
                 yield (self.written[key],), self.tree.get(self.written[key])
@@ -242,24 +246,26 @@ class _Check:
                 if isinstance(value, dict):
                     yield (self.written[section], number, key), value.get(key)
 
-    def _together(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-        """Enter the faults of parts that do not agree."""
-        known = {**{name: part for name, part in built.items() if part is not None}, **plain}
+    def _check_rules(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+        """Record the faults of parts that do not agree."""
+        known_parts = {**{name: part for name, part in built.items() if part is not None}, **plain}
         for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
-                known[name] = schema()
+                known_parts[name] = schema()
         if "denoiser" in self.kind.sections or "denoiser" in self.declared:
-            known.pop("denoiser", None)
-            known |= {name: made for name, made in self.declared.items() if made is not None}
-        for (part, *rest), message in apply_rules(self.rules, known).items():
+            known_parts.pop("denoiser", None)
+            known_parts |= {
+                name: instance for name, instance in self.declared.items() if instance is not None
+            }
+        for (part, *rest), message in apply_rules(self.rules, known_parts).items():
             path = (self.written[str(part)], *rest)
             if not self.found.is_wrong(path[:2]):
                 self.found.fault(path, message)
 
 
 def _as_choice(schema: type, chosen: Chosen) -> Any:
-    """A choice as its dataclass: its own keys, and all others as options."""
-    own = {field.name for field in dataclasses.fields(schema)} - {"name", "options"}
-    options = {key: value for key, value in chosen.values.items() if key not in own}
-    values = {key: value for key, value in chosen.values.items() if key in own}
+    """Return a choice as its dataclass: its own keys, and all others as options."""
+    own_keys = {field.name for field in dataclasses.fields(schema)} - {"name", "options"}
+    options = {key: value for key, value in chosen.values.items() if key not in own_keys}
+    values = {key: value for key, value in chosen.values.items() if key in own_keys}
     return schema(name=chosen.name, **values, options=options)

@@ -15,14 +15,14 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 MAX_ALIASES = 10
 MAX_NODES = 20_000
-"""Far beyond any configuration, and far below what an alias bomb expands to."""
+"""Most nodes: far above any configuration, and far below the expansion of an alias bomb."""
 
 _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A configuration as read: values, the place of each, and faults found on the way.
+    """A configuration as read: values, the place of each, and faults found while reading.
 
     Examples
     --------
@@ -37,14 +37,14 @@ class Document:
     problems: tuple[Problem, ...] = ()
 
     def place_of(self, path: KeyPath) -> str:
-        """Where a key stands; a key that is not there is looked for where its parent is."""
+        """Return the place of a key; for a key that does not exist, that of its parent."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
         return self.places.get((), self.name)
 
     def put(self, path: KeyPath, value: Any, place: str) -> Document:
-        """The document with one value replaced from elsewhere; sections are made where they are missing.
+        """Return the document with one value replaced from another source; missing sections are created.
 
         Raises
         ------
@@ -53,47 +53,47 @@ class Document:
         """
         tree = _put(self.tree, path, 0, value, place)
         places = {at: where for at, where in self.places.items() if at[: len(path)] != path}
-        made = {path[:length]: place for length in range(1, len(path)) if path[:length] not in places}
-        return replace(self, tree=tree, places=places | made | {path: place})
+        new_places = {path[:length]: place for length in range(1, len(path)) if path[:length] not in places}
+        return replace(self, tree=tree, places=places | new_places | {path: place})
 
 
 def _put(branch: Any, path: KeyPath, depth: int, value: Any, place: str) -> Any:
-    """A branch with the value of a path replaced, what lies beside it untouched."""
+    """Return a branch with the value of a path replaced, and its siblings unchanged."""
     if depth == len(path):
         return value
-    key, here = path[depth], path[:depth]
+    key, parent = path[depth], path[:depth]
     if isinstance(key, int):
-        entries = _entries(branch, here, key, place)
+        entries = _entries(branch, parent, key, place)
         entries[key] = _put(entries[key], path, depth + 1, value, place)
         return entries
     if isinstance(branch, list):
         raise ConfigError(
-            f"{place}: {dotted(here)} is a list: write which of its entries, such as {dotted((*here, 0, key))}."
+            f"{place}: {dotted(parent)} is a list: write which of its entries, such as {dotted((*parent, 0, key))}."
             if not key.isdigit()
-            else f"{place}: {dotted(here)} is a list: write {dotted((*here, int(key), *path[depth + 1 :]))}."
+            else f"{place}: {dotted(parent)} is a list: write {dotted((*parent, int(key), *path[depth + 1 :]))}."
         )
     if branch is not None and not isinstance(branch, dict):
         raise ConfigError(
-            f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a section: "
-            f"nothing can be set inside it. Set {dotted(here)} itself."
+            f"{place}: {dotted(parent)} is {json.dumps(branch, default=str)}, not a section: "
+            f"nothing can be set inside it. Set {dotted(parent)} itself."
         )
     section = dict(branch or {})
     section[key] = _put(section.get(key), path, depth + 1, value, place)
     return section
 
 
-def _entries(branch: Any, here: KeyPath, number: int, place: str) -> list[Any]:
-    """A copy of a list that has such an entry."""
+def _entries(branch: Any, parent: KeyPath, number: int, place: str) -> list[Any]:
+    """Return a copy of a list that has an entry of this number."""
     if not isinstance(branch, list):
         raise ConfigError(
-            f"{place}: {dotted(here)} is {json.dumps(branch, default=str)}, not a list: it has no entry {number}. "
-            f"Set {dotted(here)} itself."
+            f"{place}: {dotted(parent)} is {json.dumps(branch, default=str)}, not a list: it has no entry {number}. "
+            f"Set {dotted(parent)} itself."
         )
     if number >= len(branch):
         count = f"{len(branch)} entries" if len(branch) != 1 else "1 entry"
-        last = f", the last of them {dotted((*here, len(branch) - 1))}" if branch else ""
+        last = f", the last of them {dotted((*parent, len(branch) - 1))}" if branch else ""
         raise ConfigError(
-            f"{place}: {dotted(here)} has {count}{last}: there is no entry {number}. Set {dotted(here)} itself to add one."
+            f"{place}: {dotted(parent)} has {count}{last}: there is no entry {number}. Set {dotted(parent)} itself to add one."
         )
     return list(branch)
 
@@ -131,7 +131,7 @@ def _decode(raw: bytes, name: str) -> str:
 
 
 def read_text(text: str, name: str) -> Document:
-    """Read a configuration from a text; ``name`` is what messages call it."""
+    """Read a configuration from a text; ``name`` identifies it in messages."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -149,7 +149,7 @@ def read_text(text: str, name: str) -> Document:
 
 
 def _check_events(events: Any, name: str) -> None:
-    """Refuse, before anything is built, what no configuration needs and what only harms."""
+    """Refuse, before anything is built, YAML features that no configuration needs and that can do harm."""
     depth = aliases = 0
     for count, event in enumerate(events):
         kind = type(event).__name__
@@ -186,7 +186,7 @@ def _syntax_message(error: Any, text: str, name: str) -> str:
 
 
 class _Walk:
-    """Turns a node tree into values, keeping the line of every key."""
+    """Turns a node tree into values, and records the line of every key."""
 
     def __init__(self, name: str, constructor: Any) -> None:
         self.name = name
@@ -196,7 +196,7 @@ class _Walk:
         self.nodes = 0
 
     def value(self, node: Any, path: KeyPath) -> Any:
-        """The value of a node; aliases are counted each time they are met."""
+        """Return the value of a node; aliases are counted each time they occur."""
         place = self.places.setdefault(path, self._place(node))
         self.nodes += 1
         if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:
@@ -216,22 +216,22 @@ class _Walk:
         return self._scalar(node, tag, path)
 
     def _mapping(self, node: Any, path: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key, place = self._key(key_node), self._place(key_node)
             below = (*path, key)
             if _tag(key_node) not in _PLAIN_TAGS:
                 self.problems.append(Problem(place, below, _not_a_key(key_node)))
                 continue
-            if key in found:
+            if key in mapping:
                 earlier = self.places[below].rpartition(":")[2]
                 self.problems.append(
                     Problem(place, below, f"written twice, first on line {earlier}; keep one")
                 )
                 continue
             self.places[below] = place
-            found[key] = self.value(value_node, below)
-        return found
+            mapping[key] = self.value(value_node, below)
+        return mapping
 
     def _key(self, node: Any) -> str:
         if type(node).__name__ != "ScalarNode":

@@ -1,1 +1,1 @@
-"""What commands print: rows, tables and progress. Nothing here decides."""
+"""Output of commands: rows, tables and progress. Nothing is decided in this package."""

@@ -1,4 +1,4 @@
-"""The blocks that a run has given up, read from the events in its directory."""
+"""Blocks that a run has given up, read from the events in its directory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from halotile.graphs.jobs.base import Row
 from halotile.storage.run_directory.directory import RunDirectory
 
 NAMED = 5
-"""How many blocks are shown to people; `--json` has all."""
+"""Number of blocks that are shown to people; `--json` has all."""
 _OF_INPUT = ("InputError:", "DamagedData:")
 
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A block that could not be computed, and why."""
+    """A block that could not be computed, with the reason."""
 
     number: int
     index: tuple[int, ...]
@@ -25,36 +25,36 @@ class GivenUp:
 
     @property
     def is_of_input(self) -> bool:
-        """Whether the image is to blame, not the denoiser or the machine."""
+        """True where the image is the cause, not the denoiser or the machine."""
         return self.error.startswith(_OF_INPUT)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs, in the words of `recon-cli run --json`."""
+        """Return the block for programs, with the keys of `recon-cli run --json`."""
         return {"number": self.number, "index": list(self.index), "error": self.error}
 
 
 def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
-    """What the last run in a directory has given up, by number; blocks of earlier runs were tried again since."""
-    found: dict[int, GivenUp] = {}
+    """Return the blocks that the last run has given up, by number; it tried those of earlier runs again."""
+    blocks: dict[int, GivenUp] = {}
     for event in run.read_events():
-        # A full disk or a power cut may have left any line behind.
+        # A full disk or a power cut may have left an incomplete line.
         kind = event.get("event")
         number = event.get("block") if kind == "bad block" else None
         if kind == "begin":
-            found.clear()
+            blocks.clear()
         elif isinstance(number, int):
             index = event.get("index")
-            found[number] = GivenUp(
+            blocks[number] = GivenUp(
                 number, tuple(index) if isinstance(index, list) else (), str(event.get("error", "?"))
             )
-    return tuple(found[number] for number in sorted(found))
+    return tuple(blocks[number] for number in sorted(blocks))
 
 
 def rows_of(bad: Sequence[GivenUp]) -> list[Row]:
-    """The first few, each with its reason, for people."""
+    """Return the first few as rows, each with its reason, for people."""
     lines = [f"block {b.number} (index {b.index}): {first_line(b.error)}" for b in bad[:NAMED]]
     if len(bad) > NAMED:
         lines.append(f"and {len(bad) - NAMED:,} more, in events.jsonl with their tracebacks")
     elif bad:
         lines.append("tracebacks are in events.jsonl")
-    return [("" if place else "bad blocks", line) for place, line in enumerate(lines)]
+    return [("" if number else "bad blocks", line) for number, line in enumerate(lines)]

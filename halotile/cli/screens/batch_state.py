@@ -1,4 +1,4 @@
-"""How a submitted run stands: what Slurm says of its batch job, held against what the run has said of itself."""
+"""Status of a submitted run: Slurm's answer about its batch job, compared with the run's own records."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class BatchJob:
     Parameters
     ----------
     number : str
-        Its number; empty where Slurm has not taken it.
+        Its number; empty where Slurm has not accepted it.
     attempts : int
-        How often it has begun.
+        Number of attempts that have begun.
     submitted, began : float
-        When it was submitted, and when the last attempt began (Unix time).
+        Times of the submission and of the beginning of the last attempt (Unix time).
     state : str, optional
-        What Slurm says; None once it is over.
+        State according to Slurm; None once the job is over.
     known : bool
-        Whether Slurm has answered.
+        Slurm has answered.
     failure : str, optional
-        Why the run failed, where it is marked so.
+        Reason for the failure, where the run is marked as failed.
     """
 
     number: str
@@ -46,29 +46,29 @@ class BatchJob:
 
     @property
     def words(self) -> str:
-        """In a few words."""
+        """Describe the batch job in a few words."""
         state = self.state or ("over" if self.known else "unknown, for Slurm does not answer here")
         return f"job {self.number or '?'}: {state}, {self.attempts} {'attempt' if self.attempts == 1 else 'attempts'} so far"
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the batch job for programs."""
         return {"job": self.number, "state": self.state, "attempts": self.attempts, "failure": self.failure}
 
     def corrected(self, recorded: Mapping[str, Any]) -> tuple[str, str] | None:
-        """The state and its reason, where the run's own word is older than its batch job; None where that word counts."""
+        """Return state and reason where the run's own record is older than its batch job, else None."""
         updated = float(recorded.get("updated", 0.0))
-        said = updated >= max(self.submitted, self.began)
+        is_current = updated >= max(self.submitted, self.began)
         if self.state is not None:
             at_work = self.state.split()[0] in _AT_WORK
-            if not (at_work and said):
+            if not (at_work and is_current):
                 return QUEUED, ""
-            if self.failure is None:  # else its job is about to end
+            if self.failure is None:  # otherwise its job is about to end
                 return None
         if self.failure == CANCELLED:
             return "stopped", CANCELLED
         if self.failure is not None and recorded.get("state") != "finished":
             return "failed", self.failure
-        if not said and self.known:
+        if not is_current and self.known:
             return (
                 "failed",
                 "its batch job ended before the run began: `recon-cli logs` shows what it printed",
@@ -77,7 +77,7 @@ class BatchJob:
 
 
 def batch_job(directory: Path) -> BatchJob | None:
-    """The batch job of a run; None for one that was not submitted."""
+    """Return the batch job of a run; None for a run that was not submitted."""
     from halotile.graphs.submission import slurm
 
     files = BatchFiles(RunDirectory(directory))
@@ -87,11 +87,11 @@ def batch_job(directory: Path) -> BatchJob | None:
         record = None
     if record is None or not {"number", "attempts", "submitted", "began"} <= record.keys():
         return None
-    number, state, known = record["number"], None, True
+    number, state, has_answer = record["number"], None, True
     try:
         state = slurm.state_of(number) if number else None
     except ClusterFailed:
-        known = False
+        has_answer = False
     return BatchJob(
-        number, record["attempts"], record["submitted"], record["began"], state, known, files.failure()
+        number, record["attempts"], record["submitted"], record["began"], state, has_answer, files.failure()
     )

@@ -1,4 +1,4 @@
-"""How a run or a check went, as rows for people and as JSON."""
+"""Results of a run or a check, as rows for people and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) -> list[Row]:
-    """How a run went, and how to look at what it made. The total is from the command to its end."""
+    """Return the outcome of a run, with commands to inspect the result. The total is from the command to its end."""
     resumed = f", {outcome.resumed:,} of them by an earlier run" if outcome.resumed else ""
     rows = [
         ("output", outcome.output),
@@ -48,7 +48,7 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
 
 
 def iteration_text(figures: Mapping[str, float]) -> str:
-    """How far a solver is, and what its last iteration came to.
+    """Describe the progress of a solver, with the figures of its last iteration.
 
     Examples
     --------
@@ -56,12 +56,12 @@ def iteration_text(figures: Mapping[str, float]) -> str:
     '3 of 20: change 0.0123, PSNR 27.31 dB'
     """
     count = f"{figures['iteration']:.0f} of {figures['iterations']:.0f}"
-    said = describe_figures(figures)
-    return f"{count}: {said}" if said else count
+    text = describe_figures(figures)
+    return f"{count}: {text}" if text else count
 
 
 def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) -> dict[str, Any]:
-    """How a run went, for programs."""
+    """Return the outcome of a run, for programs."""
     plain = (
         "output",
         "run_directory",
@@ -90,7 +90,7 @@ def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
-    """What a check found, for programs."""
+    """Return the result of a check, for programs."""
     return {
         "ok": verdict.sound and not verdict.undone,
         "blocks": verdict.blocks,
@@ -103,7 +103,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
-    """What a check found, for people."""
+    """Return the result of a check, for people."""
     lines = list(verdict.problems)
     if not lines:
         checked = f"{verdict.checked:,} of {counted(verdict.blocks, 'block')} checked"
@@ -119,18 +119,18 @@ def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
 
 
 def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = "") -> str:
-    """What is wrong with an output and what to do, as the end of a sentence; nothing where all is well.
+    """Describe the problem of an output and the remedy, as the end of a sentence; empty where all is well.
 
     Parameters
     ----------
     output : path
-        As it was typed.
+        The output as it was typed.
     verdict : Verdict
-        What the check found.
+        Result of the check.
     at_work : bool
-        Whether a run was writing the output at the time: nobody else may, then.
+        True where a run was writing the output at the time: then no other process may write.
     imports : str
-        What ends a command for a job that imports code.
+        Option that ends a command for a job that imports code.
     """
     if not verdict.sound and not verdict.repairable:
         return (
@@ -151,7 +151,7 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = 
 
 
 def _repairs(verdict: Verdict) -> str:
-    """What a repair does about an output."""
+    """Describe the effect of a repair on an output."""
     metadata = [problem.startswith("metadata: ") for problem in verdict.problems]
     doings = ["restores the metadata"] if any(metadata) else []
     blocks = "does the damaged blocks again"
@@ -168,7 +168,7 @@ def _cut(text: str) -> str:
 
 
 def _image_of(output: str) -> str:
-    """A file name for an image of an output.
+    """Return a file name for an image of an output.
 
     Examples
     --------

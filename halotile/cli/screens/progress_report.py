@@ -1,6 +1,6 @@
-"""Progress as it is shown: a live image on a terminal, one line every ten seconds elsewhere.
+"""Progress display: redrawn in place on a terminal, one line every ten seconds elsewhere.
 
-A report is an observer of :func:`halotile.graphs.jobs.denoise.run.run`: it is called with a
+A report is an observer of :func:`halotile.graphs.runs.driver.run`: it is called with a
 :class:`halotile.graphs.runs.progress.Progress` about twice a second. It writes to stderr only.
 """
 
@@ -27,31 +27,31 @@ _BAR_WIDTH = 40
 
 
 class Report(Protocol):
-    """Shows progress for the length of a ``with`` block."""
+    """Shows progress for the duration of a ``with`` block."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Begin to show progress."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         ...
 
     def __call__(self, progress: Progress) -> None:
-        """Take notice of a moment of the run."""
+        """Update the display with the current progress."""
         ...
 
 
 def make_report(*, quiet: bool) -> Report:
-    """The report that suits where stderr goes."""
+    """Return the report that suits the destination of stderr."""
     if quiet:
         return Silence()
     if not sys.stderr.isatty():
         return Lines(complain)
     console = progress_console()
-    # TERM=dumb: no cursor to move.
+    # TERM=dumb: the cursor cannot be moved.
     return Lines(complain) if console.is_dumb_terminal else Live(console)
 
 
@@ -69,7 +69,7 @@ class Silence:
 
 
 class Lines:
-    """One plain line every ten seconds where it tells something new, one for each change of phase, and each message."""
+    """One plain line every ten seconds where there is news, one for each change of phase, and each message."""
 
     def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
         self.write = write
@@ -91,7 +91,7 @@ class Lines:
         if now >= self.next_line or progress.phase != self.phase:
             self.phase = progress.phase
             self.next_line = now + LINE_SECONDS
-            # A slow start has nothing new to tell for a minute.
+            # A slow start may have no news for a minute.
             if (text := line(progress)) != self.written:
                 self.written = text
                 self.write(text)
@@ -122,7 +122,7 @@ class Live:
 
 
 def line(progress: Progress) -> str:
-    """A moment of a run in one line of text.
+    """Describe the progress of a run in one line of text.
 
     Examples
     --------
@@ -135,36 +135,36 @@ def line(progress: Progress) -> str:
 
 
 def phase_word(progress: Progress) -> str:
-    """What goes on. The engine's last phase is "stop", however the run ended."""
+    """Return the current phase. The engine's last phase is "stop", however the run ended."""
     complete = progress.phase == "stop" and progress.done >= progress.total
     return "done" if complete else progress.phase
 
 
 def counts(progress: Progress) -> str:
-    """Blocks done, with those that an earlier run did, and those that failed, set apart."""
-    apart = [f"{progress.resumed:,} resumed"] if progress.resumed else []
-    apart += [f"{progress.retried:,} retried"] if progress.retried else []
-    apart += [f"{progress.failed:,} failed"] if progress.failed else []
+    """Return the number of blocks done, with those of an earlier run, and those that failed, shown separately."""
+    extras = [f"{progress.resumed:,} resumed"] if progress.resumed else []
+    extras += [f"{progress.retried:,} retried"] if progress.retried else []
+    extras += [f"{progress.failed:,} failed"] if progress.failed else []
     return f"{progress.done:,} of {counted(progress.total, 'block')}" + (
-        f" ({', '.join(apart)})" if apart else ""
+        f" ({', '.join(extras)})" if extras else ""
     )
 
 
 def figures(progress: Progress) -> list[str]:
-    """How far and how fast; what is not known yet is left out."""
-    found = [f"{percent(progress.done, progress.total):.0f} %"]
+    """Return progress and speed; values that are not known yet are left out."""
+    parts = [f"{percent(progress.done, progress.total):.0f} %"]
     if progress.done > progress.resumed and progress.seconds > 0:
-        found += [rate_text(progress.megapixels_per_second), f"{progress.megabytes_per_second:.0f} MB/s"]
+        parts += [rate_text(progress.megapixels_per_second), f"{progress.megabytes_per_second:.0f} MB/s"]
         if progress.done < progress.total:
-            found.append(f"{seconds_text(progress.eta_seconds)} left")
-    found.append(counted(progress.workers, "worker"))
+            parts.append(f"{seconds_text(progress.eta_seconds)} left")
+    parts.append(counted(progress.workers, "worker"))
     if progress.peak_memory_bytes:
-        found.append(f"{bytes_text(progress.peak_memory_bytes)} peak")
-    return found
+        parts.append(f"{bytes_text(progress.peak_memory_bytes)} peak")
+    return parts
 
 
 def image(progress: Progress, width: int) -> RenderableType:
-    """A moment of a run as two lines for a terminal: the bar, and the figures below it."""
+    """Return the progress of a run as two lines for a terminal: the bar, and the figures below it."""
     from rich.console import Group
     from rich.text import Text
 
@@ -179,7 +179,7 @@ def image(progress: Progress, width: int) -> RenderableType:
 
 
 def bar(progress: Progress, width: int) -> Text:
-    """The part an earlier run did, the part this one did, and what is left."""
+    """Return a bar with the parts done by an earlier run, done by this run, and left."""
     from rich.text import Text
 
     total = max(1, progress.total)

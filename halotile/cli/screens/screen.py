@@ -1,4 +1,4 @@
-"""Where results and progress go: stdout for results, stderr for everything else."""
+"""Output streams of commands: stdout for results, stderr for everything else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def result_console() -> Console:
-    """The console for results. rich itself heeds NO_COLOR, and writes plain text into files and pipes."""
+    """Return the console for results. rich itself obeys NO_COLOR, and writes plain text into files and pipes."""
     from rich.console import Console
 
     class Results(Console):
@@ -26,7 +26,7 @@ def result_console() -> Console:
 
 
 def progress_console() -> Console:
-    """The console for progress and remarks."""
+    """Return the console for progress and remarks."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
@@ -43,7 +43,7 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(title: str, rows: Iterable[Row]) -> None:
-    """Write a titled list of labels and values, one a line; long values are left to the terminal."""
+    """Print a titled list of labels and values, one per line; the terminal wraps long values."""
     from rich.text import Text
 
     console = result_console()
@@ -51,7 +51,7 @@ def print_rows(title: str, rows: Iterable[Row]) -> None:
     rows = list(rows)
     width = max((len(label) for label, _ in rows), default=0)
     for label, value in rows:
-        # As Text: brackets in paths and messages are not taken for markup.
+        # As Text: brackets in paths and messages are not interpreted as markup.
         line = Text.assemble("  ", (label.ljust(width), "cyan"), "  ", value)
         line.rstrip()
         console.print(line)
@@ -71,5 +71,5 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _close(stream: TextIO) -> None:
-    """A reader such as `head` has seen enough: the command goes on, and what it writes goes nowhere."""
+    """Discard further output to a stream whose reader, such as `head`, has closed it; the command continues."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

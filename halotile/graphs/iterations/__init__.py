@@ -1,1 +1,1 @@
-"""A solver's iterations over images on disk: passes, sums, checkpoints. What a solver computes is in ``graphs/solvers``."""
+"""Iterations of a solver over images on disk: passes, sums, checkpoints. The mathematics is in ``graphs/solvers``."""

@@ -1,4 +1,4 @@
-"""Divergence: the rows of the iterations tell when numbers grow without bound."""
+"""Detection of divergence: figures of the iterations that grow without bound."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from collections.abc import Sequence
 from halotile.tasks.fidelity import MISFIT
 
 OBJECTIVE = "objective"
-"""The misfit and the prior together, where the prior can be told."""
+"""The misfit plus the prior, where the prior has a value."""
 GROWS = 1.01
-"""What grows by less than this in an iteration is at rest."""
+"""An objective that grows by less than this factor in an iteration is at rest."""
 LEAPS, LEAP = 3, 2.0
-"""What grows so many times in a row by this much diverges: it may grow once, and less, with momentum or a denoiser."""
+"""An objective that grows this often in a row by this factor diverges; momentum or a denoiser may make it
+grow once."""
 LONG, FAR, STEADY = 6, 8.0, 0.8
-"""So does what has grown for so many iterations by so much, and in the second half of them nearly as fast as in the first: an image
-that leaves a perfect start for what its denoiser likes better does so more and more slowly."""
+"""An objective also diverges that has grown for this many iterations, by this factor in all, and in the
+second half of them nearly as fast as in the first: an image that drifts from a perfect start towards what its
+denoiser favours does so more and more slowly."""
 
 Row = dict[str, float]
-"""What is told of an iteration."""
+"""Figures of one iteration by name."""
 
 
 def growth(rows: Sequence[Row], floor: float) -> int:
-    """In how many iterations in a row, up to the last one, the objective grew; what is below ``floor`` counts as that.
+    """Return how many of the last iterations in a row the objective grew; lower values count as ``floor``.
 
     Examples
     --------
@@ -32,11 +34,11 @@ def growth(rows: Sequence[Row], floor: float) -> int:
     >>> growth([{"misfit": misfit} for misfit in (9.0, 1.0, 5.0, 5.01)], 0.0)
     0
     """
-    return max(0, len(_grown(rows, floor)) - 1)
+    return max(0, len(_growing_values(rows, floor)) - 1)
 
 
 def divergence(rows: Sequence[Row], floor: float) -> str:
-    """What is wrong with the last row, if anything: a number that is none, or growth that does not end.
+    """Describe the fault of the last row, if any: a value that is not a number, or growth that does not end.
 
     Examples
     --------
@@ -54,19 +56,19 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
     where = f"iteration {row['iteration']:.0f}"
     if wild := [name for name, value in row.items() if not math.isfinite(value)]:
         return f"{where}: {wild[0]} is {row[wild[0]]}"
-    grown = _grown(rows, floor)
+    grown = _growing_values(rows, floor)
     if _leaps(grown):
         grown = grown[-LEAPS - 1 :]
-    elif not _goes_on(grown):
+    elif not _keeps_growing(grown):
         return ""
-    told = OBJECTIVE if OBJECTIVE in row else MISFIT
+    quantity = OBJECTIVE if OBJECTIVE in row else MISFIT
     first = [row for row in rows if MISFIT in row][-len(grown)]
     iterations = f"{row['iteration'] - first['iteration']:.0f} iterations"
-    return f"{where}: in {iterations} the {told} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
+    return f"{where}: in {iterations} the {quantity} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
 
 
-def _grown(rows: Sequence[Row], floor: float) -> list[float]:
-    """The objective from where it began to grow, up to the last row; that one alone where it does not."""
+def _growing_values(rows: Sequence[Row], floor: float) -> list[float]:
+    """Return the objective from where it began to grow to the last row; only the last where it does not."""
     values = [max(row.get(OBJECTIVE, row[MISFIT]), floor) for row in rows if MISFIT in row]
     first = len(values) - 1
     while first > 0 and values[first] > GROWS * values[first - 1]:
@@ -79,7 +81,7 @@ def _leaps(grown: Sequence[float]) -> bool:
     return len(last) > LEAPS and all(after > LEAP * before for before, after in itertools.pairwise(last))
 
 
-def _goes_on(grown: Sequence[float]) -> bool:
+def _keeps_growing(grown: Sequence[float]) -> bool:
     if len(grown) <= LONG or grown[-1] < FAR * grown[0]:
         return False
     middle = grown[len(grown) // 2]
@@ -87,5 +89,5 @@ def _goes_on(grown: Sequence[float]) -> bool:
 
 
 def shorter(step_size: float) -> str:
-    """What to write instead."""
+    """Return the advice to shorten the step size."""
     return f"Write a smaller solver.step than {step_size:.3g}, or step: auto if it is not; poisson also needs a start above 0."

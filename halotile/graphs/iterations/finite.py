@@ -1,4 +1,4 @@
-"""What is read has to be numbers: the sums of a first sweep tell whether it is."""
+"""Check that the data that are read are numbers: the sums of a first pass show whether they are."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from halotile.graphs.solvers.base import ERROR, State
 
 
 def check_finite(sums: Mapping[str, float], state: State) -> None:
-    """Refuse what was read when the first sums of a solver are not finite; later ones are the solver's own doing.
+    """Refuse the input when the first sums of a solver are not finite; later ones are caused by the solver itself.
 
     Raises
     ------
     InputError
-        Saying where to look.
+        With the places to look at.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A solver run to its end: sweep after sweep, each from the images of one state to those of the next."""
+"""A solver run to its end: pass after pass, each from the images of one state to those of the next."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from halotile.tasks.shared import Shared
 from halotile.tasks.step import StepTask, Sum, View, Written
 
 TINY = 1e-30
-"""A mean square that counts as this at least: nobody tells 300 dB from more."""
+"""Least mean square: a PSNR above 300 dB means nothing."""
 RESOLUTION = 1e-6
-"""The part of the misfit of 0 below which the normal form does not tell misfits apart, in single precision."""
+"""Fraction of the misfit of 0 below which the normal form cannot resolve misfits in single precision."""
 COPIES_TO_GO_BACK = 3
-"""Copies of the image of which one is no longer read, and not yet written over, when its misfit is known."""
+"""Copies of the image that are kept, so that one is not yet overwritten when its misfit is known."""
 
 
 ADJOINT = "adjoint"
@@ -58,7 +58,7 @@ ADJOINT = "adjoint"
 
 @dataclass(frozen=True)
 class Target:
-    """What iterates are compared with."""
+    """The reference that iterates are compared with."""
 
     reference: Readable | None = None
     peak: float = 1.0
@@ -66,40 +66,40 @@ class Target:
 
 @dataclass
 class Iterations:
-    """The iterations of one solver in one folder; they go on where they were left.
+    """The iterations of one solver in one folder; they are resumed from their checkpoint.
 
     Parameters
     ----------
     solver : Solver
-        What is iterated.
+        The solver to iterate.
     problem : Problem
-        What it works on.
+        The problem that it solves.
     vectors : Vectors
-        Where its images lie.
+        Storage of its images.
     grid : Grid
-        The blocks of a sweep.
+        The blocks of a pass.
     fingerprint : str
-        Of the job: state and journals belong to it.
+        Fingerprint of the job: state and journals belong to it.
     view : Sight
-        How far a step looks: what is read ahead.
+        Receptive field of a step: the reads that can be prefetched.
     margin : int
-        How far apart the windows of the operators may end.
+        Largest distance, in pixels, between the ends of the operators' windows.
     overlap : bool
-        Whether reading and writing go on beside the computation.
+        Read and write at the same time as computing.
     words : PassWords
-        How passes are named.
+        Names of the passes.
     parts : Path
-        Where partial sums lie while operators that see the whole image are added up.
+        Folder of the partial sums while operators that see the whole image are added up.
     import_folder : str, optional
-        Where imports of the user's own code start from.
+        Folder that imports of the user's own code start from.
     own_view : Sight
-        How far operators look that have a pass of their own.
+        Receptive field of operators that have a pass of their own.
     by_shard : bool
-        Whether each shard is computed for itself.
+        Compute each shard separately.
     target : Target
-        What iterates are compared with.
+        The reference that iterates are compared with.
     io_threads : int
-        Threads of a worker that read and write the pieces of a block side by side.
+        Threads of a worker that read and write the parts of a block in parallel.
     """
 
     solver: Solver
@@ -130,12 +130,12 @@ class Iterations:
 
     @property
     def done(self) -> int:
-        """Iterations so far. The state counts sweeps: the images between are stored nowhere."""
-        return max(0, self._at(self.state.iteration))
+        """Number of iterations so far. The state counts passes: the images between them are not stored."""
+        return max(0, self._iteration_of(self.state.iteration))
 
-    def _at(self, sweep: int) -> int:
-        """The iteration that a sweep ends with; 0 and below for those before the first."""
-        return self.problem.per_sweep * (sweep - self.solver.traits.passes_before)
+    def _iteration_of(self, pass_number: int) -> int:
+        """Return the number of the iteration that a pass ends with; 0 and below before the first iteration."""
+        return self.problem.per_sweep * (pass_number - self.solver.traits.passes_before)
 
     def is_over(self, iterations: int, tol: float = 0.0) -> bool:
         """Return True after so many iterations, or once the solver is done."""
@@ -158,7 +158,7 @@ class Iterations:
             raise Diverged(f"{wrong}. {self._describe_kept()}. {shorter(self.problem.step_size)}")
         self.state = after
         self.rows.append(row)
-        self.aside = self._good()
+        self.aside = self._last_good_iteration()
         self.digests = {
             name: [digest, *self.digests.get(name, [])][: self.vectors.copies[name]]
             for name, digest in digests.items()
@@ -178,21 +178,22 @@ class Iterations:
         return row
 
     def image(self, name: str = "x") -> Shared:
-        """An image of the state as it is now."""
+        """Return an image of the current state."""
         return Shared(self.vectors.open(name, self.state.iteration))
 
     def _resumed(self) -> tuple[State, list[Row], int | None, dict[str, list[str]]]:
-        kept = self.checkpoint.read()
-        if kept is None:
+        saved = self.checkpoint.read()
+        if saved is None:
             return self.solver.init(self.problem), [], None, {}
-        if kept["fingerprint"] != self.fingerprint:
+        if saved["fingerprint"] != self.fingerprint:
             raise ResumeRefused(
                 f"{self.vectors.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
             )
-        return State(kept["iteration"], kept["numbers"]), kept["rows"], kept.get("aside"), kept["digests"]
+        state = State(saved["iteration"], saved["numbers"])
+        return state, saved["rows"], saved.get("aside"), saved["digests"]
 
     def _check_vectors(self) -> None:
-        """Refuse to go on from images that are not what was written: they cannot be made again."""
+        """Refuse to resume from images that differ from what was written: they cannot be computed again."""
         for name, copies in self.solver.vectors.items():
             for age in range(min(copies - 1, self.state.iteration)):
                 path = self.vectors.path(name, self.state.iteration - age)
@@ -205,7 +206,7 @@ class Iterations:
                     ) from None
 
     def _read(self) -> Callable[[str, int], Readable]:
-        """The vectors of the state, each read once a block, and of those before it."""
+        """Return a function that reads the vectors of the state, each once for a block, and older copies of them."""
         opened: dict[tuple[str, int], Readable] = {}
 
         def read(name: str, age: int) -> Readable:
@@ -234,21 +235,26 @@ class Iterations:
             parts.append(stored.values)
         paths = [self.vectors.path(name, self.state.iteration + 1) for name in self.vectors.copies]
         done = yield self._pass(self._task(step, read), self._books("", paths))
-        return _merged([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
+        return _merge_sums([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
 
     def _stage_pass(self, stage: Stage, ahead: tuple[Shared, ...]) -> Pass | Gather:
         """Return the pass that computes and stores a stage. The images ``ahead`` are read before it computes."""
         books = self._books(f".{stage.number}", [stage.path])
         if isinstance(stage.wanted, Contributions):
-            wanted = stage.wanted
+            contributions = stage.wanted
             adding = Adding(
-                ADJOINT, str(self.parts), wanted.image, wanted.wants, stage.writer, self.import_folder
+                ADJOINT,
+                str(self.parts),
+                contributions.image,
+                contributions.wants,
+                stage.writer,
+                self.import_folder,
             )
             return Gather(
                 self.words.phase,
                 adding,
-                wanted.numbered(),
-                math.prod(wanted.shape) * wanted.image.dtype.itemsize,
+                contributions.numbered(),
+                math.prod(contributions.shape) * contributions.image.dtype.itemsize,
                 self.parts,
                 books,
                 number=self.state.iteration,
@@ -284,8 +290,8 @@ class Iterations:
     def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:
         images = {name: step.images[name] for name in self.vectors.copies}
         written = {
-            id(image): Written(place, self.grid.shape, np.dtype(self.vectors.layout.dtype))
-            for place, image in enumerate(images.values())
+            id(image): Written(number, self.grid.shape, np.dtype(self.vectors.layout.dtype))
+            for number, image in enumerate(images.values())
         }
         named = {name: written[id(image)] for name, image in images.items()}
         sums = [
@@ -311,7 +317,7 @@ class Iterations:
         )
 
     def _row(self, sums: Mapping[str, float], after: State) -> Row:
-        row: Row = {"iteration": self._at(after.iteration)}
+        row: Row = {"iteration": self._iteration_of(after.iteration)}
         if MISFIT in sums:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {
@@ -328,11 +334,11 @@ class Iterations:
             row["psnr"] = 10 * math.log10(self.target.peak**2 / error)
         return row
 
-    def _good(self) -> int | None:
-        """The iteration whose image was the last one before the objective began to grow; None where it does not grow.
+    def _last_good_iteration(self) -> int | None:
+        """Return the iteration with the last image before the objective began to grow; None without growth.
 
-        A row tells the misfit of the image that its iteration began with. So the good image is two iterations old when the
-        first row grows, and the next sweep would write over it.
+        A row has the misfit of the image that its iteration began with. So the good image is two iterations
+        old when the first row grows, and the next pass would overwrite it.
         """
         if self.vectors.copies.get("x", 0) < COPIES_TO_GO_BACK or not growth(self.rows, self._floor):
             return None
@@ -340,20 +346,20 @@ class Iterations:
 
     @property
     def _floor(self) -> float:
-        """The least misfit that is told from 0."""
+        """Return the least misfit that can be distinguished from 0."""
         return RESOLUTION * self.problem.misfit_of_zero
 
     def _set_aside(self) -> None:
-        """Have the files follow what the checkpoint says is set aside."""
+        """Move the files of images that the checkpoint has set aside."""
         if self.aside is None:
             self.vectors.forget_aside("x")
         elif self.aside > 0:
             self.vectors.set_aside("x", self.aside)
 
     def _describe_kept(self) -> str:
-        """Which image there is to go back to, and where."""
+        """Describe which earlier image is kept, and where."""
         if self.aside:
-            good = self._at(self.aside)
+            good = self._iteration_of(self.aside)
             return f"The image of iteration {good}, before it grew, is kept in {self.vectors.aside('x')}"
         has_one = self.done and "x" in self.vectors.copies
         where = f" in {self.vectors.path('x', self.state.iteration)}" if has_one else ""
@@ -362,8 +368,8 @@ class Iterations:
         return f"The image of iteration {self.done} is kept{where}"
 
 
-def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Sums of several passes as one: what several of them noted is added up."""
+def _merge_sums(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the sums of several passes as one mapping: values noted by several of them are added up."""
     merged: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
@@ -371,9 +377,9 @@ def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return merged
 
 
-def _usual_sums(made: Written, before: Readable, reference: Readable | None) -> list[Sum]:
-    sums = [Sum(CHANGE, "distance", made, before), Sum(LENGTH, "dot", made, made)]
-    return sums + ([Sum(ERROR, "distance", made, reference)] if reference is not None else [])
+def _usual_sums(written: Written, before: Readable, reference: Readable | None) -> list[Sum]:
+    sums = [Sum(CHANGE, "distance", written, before), Sum(LENGTH, "dot", written, written)]
+    return sums + ([Sum(ERROR, "distance", written, reference)] if reference is not None else [])
 
 
 def _prior_sums(density: Readable | None) -> list[Sum]:

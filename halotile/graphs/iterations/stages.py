@@ -1,4 +1,4 @@
-"""What a step needs of operators before its sweep: noted while the step is made, computed and stored one after the other."""
+"""Stages of a step: images that operators need before its pass, recorded first, then computed in order."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from halotile.tasks.shared import Shared
 
 @dataclass(frozen=True)
 class Stage:
-    """An image that is computed before the sweep that reads it.
+    """An image that is computed before the pass that reads it.
 
     Parameters
     ----------
     number : int
-        Its place among those of the step; it may read those before it.
+        Its number among the stages of the step; it may read those before it.
     wanted : Readable or Contributions
-        What is computed, by a sweep or as a sum over operators.
+        The image to compute, by a pass or as a sum over operators.
     grid : Grid
-        Its blocks: a sum over operators is one.
+        Its blocks: a sum over operators is a single block.
     writer : ShardWriter
-        Where it goes.
+        Writer of the stored image.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Stage:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Path of the stored image."""
         return Path(self.writer.path)
 
 
@@ -49,18 +49,18 @@ class Stages:
     Parameters
     ----------
     problem : Problem
-        Whose maps may be staged.
+        The problem whose maps may be staged.
     vectors : Vectors
-        Beside which they are stored.
+        Vectors beside which the stages are stored.
     grid : Grid
-        The blocks of a sweep.
+        The blocks of a pass.
 
     Attributes
     ----------
     problem : Problem
-        The same problem, to make the step of: what is staged is read from where it will be stored.
+        The same problem, to build the step from: staged images are read from where they will be stored.
     requested : list of Stage
-        What has to be computed before the step's sweep, in this order.
+        Images that have to be computed before the pass of the step, in this order.
     """
 
     def __init__(self, problem: Problem, vectors: Vectors, grid: Grid) -> None:
@@ -71,26 +71,26 @@ class Stages:
             problem, gradient=self._stored(problem.gradient), normal=self._stored(problem.normal)
         )
 
-    def _stored(self, given: Map) -> Map:
-        if not isinstance(given, Staged):
-            return given
-        staged = given
+    def _stored(self, operation: Map) -> Map:
+        if not isinstance(operation, Staged):
+            return operation
+        staged = operation
 
         def mapped(image: Readable) -> Readable:
-            before = self._ask(staged.before(image))
+            before = self._add_stage(staged.before(image))
             if staged.within is None:
                 return before
             return Total((staged.within(image), before), (1.0, 1.0))
 
         return mapped
 
-    def _ask(self, wanted: Readable | Contributions) -> Shared:
+    def _add_stage(self, image: Readable | Contributions) -> Shared:
         number = len(self.requested)
         path = self.vectors.folder / f"stage.{number}"
         create_metadata(path, self.vectors.layout, self.vectors.disk)
-        is_sum = isinstance(wanted, Contributions)
+        is_sum = isinstance(image, Contributions)
         shape = self.grid.shape
         grid = Grid(shape, shape, ((0, 0),) * len(shape)) if is_sum else self.grid
         writer = ShardWriter(path, self.vectors.layout, self.vectors.disk)
-        self.requested.append(Stage(number, wanted, grid, writer))
+        self.requested.append(Stage(number, image, grid, writer))
         return Shared(open_source(path))

@@ -1,4 +1,4 @@
-"""The names of a solver's passes, for reports and the dashboard."""
+"""Names of a solver's passes, for reports and the dashboard."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PassWords:
-    """How the passes of a solver are named.
+    """Names of the passes of a solver.
 
     Parameters
     ----------
     phase : str
-        On the dashboard, and in the counts of the job.
+        Name on the dashboard, and in the pass counts of the job.
     stages : tuple of str
-        What is done to a block.
+        Operations on a block, in order.
     title : callable
-        Returns which iteration one of these passes belongs to, to follow on what happened.
+        Returns the iteration of a pass as text that follows a message.
     is_numbered : bool
-        The dashboard groups passes by their number.
+        Group passes on the dashboard by their number.
     """
 
     phase: str

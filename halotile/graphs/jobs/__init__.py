@@ -1,1 +1,1 @@
-"""The kinds of jobs, a folder for each, found by name; plug-ins add more by entry point ``halotile.jobs``."""
+"""The kinds of jobs, one folder each, found by name; plug-ins add more through the entry point ``halotile.jobs``."""

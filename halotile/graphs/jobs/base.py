@@ -1,4 +1,4 @@
-"""The seam between kinds of jobs and the driver: what a kind declares, plans and yields, and what it gets back."""
+"""The interface between kinds of jobs and the driver: declaration of a kind, its plan, and its passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Figures = Mapping[str, Any]
 """Figures of a plan by name, as ``plan --json`` shows them."""
 Row = tuple[str, str]
-"""A label and a value, as a table shows them; an empty label goes on with the row before."""
+"""A label and a value, as a table shows them; an empty label continues the row before."""
 Check = Callable[[Any], str | None]
 """Returns the fault of a value of the right type, or None."""
 Rule = Callable[..., Iterator[tuple[tuple[str | int, ...], str]]]
@@ -35,7 +35,7 @@ Rule = Callable[..., Iterator[tuple[tuple[str | int, ...], str]]]
 
 @dataclass(frozen=True)
 class JobKind:
-    """A kind of job. Declaring one imports nothing heavy; what plans it is loaded when it is first used.
+    """A kind of job. Declaring a kind imports nothing heavy; its planner is loaded when it is first used.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class JobKind:
     plan : str
         ``module:function``; the function takes the job and a :class:`PlanRequest` and returns a :class:`Plan`.
     title : callable
-        Returns a checked job in a few words.
+        Returns a short description of a checked job.
     headline, rows : callable
         Return the figures of a plan as one line, and as a table.
     checks : mapping
@@ -52,19 +52,19 @@ class JobKind:
     rules : sequence of callable
         Rules for parts that have to agree.
     how : sequence of str
-        Top-level keys that say how the job is computed, not what it makes of what.
+        Top-level keys that only affect how the job is computed, not its result.
     identity_words : mapping of str to str
-        Keys of the identity that a job file calls by another name.
+        Names in a job file of the identity keys that are named differently there.
     inputs : sequence of str
-        Keys of the identity that describe what is read, where ``--same-input`` can accept another input.
+        Keys of the identity that describe the input, where ``--same-input`` can accept another input.
     makes_data : bool
         The ``data`` of operators are written, not read.
     on_cpu : str
-        What computes on CPUs beside a denoiser on GPUs, such as ``operators and solver``.
+        Parts that are computed on CPUs beside a denoiser on GPUs, such as ``operators and solver``.
     essentials : callable
-        Returns a stored job without what may differ between an earlier run and one that goes on with it.
+        Returns a stored job without the parts that may differ between an earlier run and one that resumes it.
     changes : callable
-        Returns the parts of a stored job that a run which goes on keeps anew, where they differ.
+        Returns the parts of a stored job that a resumed run stores anew where they differ.
     """
 
     job: type[Job]
@@ -83,7 +83,7 @@ class JobKind:
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
 
     def make_plan(self, job: Any, request: PlanRequest) -> Plan:
-        """Plan a job of this kind; imports what that takes."""
+        """Plan a job of this kind; imports its planner."""
         module, _, function = self.plan.partition(":")
         plan: Plan = getattr(importlib.import_module(module), function)(job, request)
         return plan
@@ -98,11 +98,11 @@ class PlanRequest:
     fresh : bool
         Ignore what an earlier run left.
     same_input : bool
-        Accept the input as the same image as that of the run to go on with.
+        Accept the input as the same image as that of the run to resume.
     probe : bool
-        Try the device also where nothing is to be decided, in every precision.
+        Try the device also where nothing has to be decided, in every precision.
     report : callable
-        Called with a line about what takes a while.
+        Called with a line about each slow operation.
     """
 
     fresh: bool = False
@@ -118,13 +118,13 @@ class OutputArray:
     Parameters
     ----------
     path : Path
-        Where it is.
+        Path of the array.
     layout : Layout
-        Everything about it but its pixels.
+        Everything about the array except its pixels.
     grid : Grid
-        The blocks of the pass that writes it.
+        Blocks of the pass that writes it.
     overwrite : bool
-        Replace an array that stands there.
+        Replace an array that exists at the path.
     """
 
     path: Path
@@ -135,18 +135,18 @@ class OutputArray:
 
 @dataclass(frozen=True)
 class Books:
-    """Journal and sums of a pass that writes scratch arrays; they are kept beside those.
+    """Journal and sums of a pass that writes scratch arrays, stored beside these.
 
     Parameters
     ----------
     folder : Path
-        Where they are kept.
+        Folder of the journal and the sums.
     name : str
-        Which pass of that folder it is.
+        Name of the pass within that folder.
     arrays : sequence of Path
         Scratch arrays that the pass writes, in the order of the task's images.
     layout : Layout, optional
-        Layout of each.
+        Layout of each array.
     """
 
     folder: Path
@@ -164,19 +164,19 @@ class Pass:
     phase : str
         Name of the pass in :attr:`Work.passes`, and on the dashboard.
     task : BlockTask
-        What a worker does with a block.
+        Work of a worker on a block.
     books : OutputArray or Books
-        What keeps its journal: an output, or a folder of scratch arrays.
+        Place of the journal: an output, or a folder of scratch arrays.
     number : int
         Number of the pass among those of its phase.
     title : str
-        Which pass it is, to follow on what happened, such as ``" in iteration 3 of 20"``.
+        Text that identifies the pass after a message, such as ``" in iteration 3 of 20"``.
     iteration : int, optional
         Number in the dashboard's groups.
     stages : sequence of str
-        What is done to a block, in the dashboard's words.
+        Operations on a block, as the dashboard names them.
     task_seconds : float, optional
-        Duration of a task at least.
+        Minimum duration of a task.
     seconds_per_block : float, optional
         Estimate from a trial.
     """
@@ -193,12 +193,12 @@ class Pass:
 
     @property
     def grid(self) -> Grid:
-        """Its blocks."""
+        """Blocks of the pass."""
         return self.task.grid
 
 
 class TermWork(Protocol):
-    """What workers do with the terms of one sum; pickles to a few kilobytes."""
+    """Work of the workers on the terms of one sum; pickles to a few kilobytes."""
 
     @property
     def phase(self) -> str:
@@ -212,17 +212,17 @@ class TermWork(Protocol):
 
     @property
     def compute(self) -> Callable[..., Part]:
-        """``compute(several, after)``: the partial sum of a few terms; ``after`` is only waited for."""
+        """``compute(terms, after)``: partial sum of a few terms; ``after`` is a dependency, its value unused."""
         ...
 
     @property
     def add(self) -> Callable[[list[Any]], Part]:
-        """The sum of partial sums."""
+        """Function that adds partial sums."""
         ...
 
     @property
     def keep(self) -> Callable[[Part], Part]:
-        """Writes the total; durable on return."""
+        """Function that writes the total; it is durable on return."""
         ...
 
 
@@ -233,17 +233,17 @@ class Gather:
     Parameters
     ----------
     phase : str
-        Name of the phase in :attr:`Work.passes` that it belongs to.
+        Name of the phase in :attr:`Work.passes` that the sum belongs to.
     work : TermWork
-        What a worker does with terms.
+        Work of a worker on the terms.
     terms : sequence of Numbered
         The terms in the order in which they are added.
     read_bytes : int
-        Size of what each task reads.
+        Bytes that each task reads.
     folder : Path
-        Where partial sums lie while they are needed.
+        Folder of the partial sums while they are needed.
     books : Books
-        Journal, of one block, and sums.
+        Journal, of a single block, and sums.
     number, title : int, str
         As of :class:`Pass`.
     """
@@ -265,7 +265,7 @@ class Sums:
     Parameters
     ----------
     values : mapping of str to float or ndarray
-        Sums over all blocks, exact and independent of the order in which blocks were done.
+        Sums over all blocks, exact and independent of the order in which the blocks were done.
     digests : tuple of str
         Digest of each array that was written.
     """
@@ -276,7 +276,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class PassCount:
-    """A phase of a job: so many passes over so many blocks and pixels, at most."""
+    """A phase of a job: at most this number of passes over a grid."""
 
     phase: str
     grid: Grid
@@ -284,7 +284,7 @@ class PassCount:
 
 
 class Place(Protocol):
-    """Where a job runs, as its generator of passes sees it."""
+    """The run of a job, as its generator of passes sees it."""
 
     @property
     def directory(self) -> RunDirectory:
@@ -293,15 +293,15 @@ class Place(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the identity: checkpoints belong to one."""
+        """Digest of the identity that checkpoints are tied to."""
         ...
 
     def report(self, line: str) -> None:
-        """Report a line to whoever watches the run, and log it."""
+        """Show a line to whoever watches the run, and log it."""
         ...
 
     def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:
-        """Report the figures of all iterations so far, of so many at most."""
+        """Report the figures of all iterations so far, out of at most ``total``."""
         ...
 
 
@@ -315,18 +315,18 @@ class Work(Protocol):
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
-        """All phases in order, for progress and time left."""
+        """All phases in order, for progress and remaining time."""
         ...
 
     @property
     def keeps_state(self) -> bool:
-        """Keep scratch arrays when the run has finished."""
+        """True where scratch arrays are kept after the run has finished."""
         ...
 
     def is_outdated(self, directory: RunDirectory) -> bool:
-        """Return True where the outputs hold an earlier result of this job, which is to be written anew."""
+        """Return True where the outputs hold an earlier result of this job that has to be computed again."""
         ...
 
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
-        """Yield passes until every output is written. Finished passes may be yielded again: their journals skip them."""
+        """Yield passes until every output is written. Finished ones may be yielded again: journals skip them."""
         ...

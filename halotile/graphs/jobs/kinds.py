@@ -11,7 +11,7 @@ from halotile.registry import find, names
 
 
 def kind_names() -> list[str]:
-    """Return every word that may stand after ``job:``.
+    """Return every word that may follow ``job:``.
 
     Examples
     --------
@@ -27,7 +27,7 @@ def find_kind(name: str) -> JobKind:
     Raises
     ------
     UnknownName
-        When there is none.
+        When there is no kind of this name.
     ConfigError
         When a plug-in of that name cannot be loaded, or declares no kind.
 
@@ -36,8 +36,8 @@ def find_kind(name: str) -> JobKind:
     >>> find_kind("denoise").job.__name__
     'Denoising'
     """
-    found = find("jobs", name)
-    kind = getattr(found, "KIND", found)
+    module = find("jobs", name)
+    kind = getattr(module, "KIND", module)
     if not isinstance(kind, JobKind):
         raise ConfigError(f"the plug-in {name} declares no KIND of job. Repair or uninstall it.")
     return kind

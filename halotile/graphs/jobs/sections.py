@@ -1,8 +1,8 @@
 """Sections that several kinds of jobs share, as plain frozen values.
 
-These dataclasses are the one definition of the configuration. The command line validates YAML
+These dataclasses are the only definition of the configuration. The command line validates YAML
 against them, a script builds them directly. A field left at ``"auto"`` is decided by the planner.
-Importing this module costs nothing: no Dask, no torch, no zarr.
+Importing this module is cheap: it loads neither Dask nor torch nor zarr.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
-"""How a configuration reader must treat these classes: unknown keys are errors."""
+"""Settings of pydantic for these classes: unknown keys are errors."""
 
 Auto = Literal["auto"]
 READ, OWN = "read", "own"
 ReadPath = Annotated[str, READ]
-"""Path of a file that is read: it has to be there when a job is checked."""
+"""Path of a file that is read: it has to exist when a job is checked."""
 OwnPath = Annotated[str, OWN]
-"""Path that need not be there when a job is checked."""
+"""Path that need not exist when a job is checked."""
 Size = int | tuple[int, ...]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -28,7 +28,7 @@ _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)
 
 
 def parse_bytes(text: str | int) -> int:
-    """Number of bytes that a size such as ``4GiB`` names.
+    """Return the number of bytes of a size such as ``4GiB``.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def parse_bytes(text: str | int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """Where the image is read from."""
+    """The image that is read."""
 
     __pydantic_config__ = STRICT
 
@@ -59,24 +59,23 @@ class Input:
     dataset: str | None = None
     """Path of the dataset inside an HDF5 file or a Zarr group."""
     axes: str | None = None
-    """One letter for each axis, such as "zyx" or "tcyx", where the file does not say."""
+    """One letter for each axis, such as "zyx" or "tcyx", where the file does not name them."""
     range: tuple[float, float] | Auto = "auto"
-    """The values mapped to 0 and 1 before denoising, and back after. auto: integers by the range of
-    their type, floats as they are."""
+    """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type; floats unchanged."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)
-    """Per-pixel inputs that are tiled along, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
+    """Per-pixel inputs tiled with the image, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where the result is written: a sharded Zarr v3 array."""
+    """The result: a sharded Zarr v3 array."""
 
     __pydantic_config__ = STRICT
 
     path: OwnPath
     """Path of the Zarr to write."""
     overwrite: bool = False
-    """Replace a Zarr that stands at this path."""
+    """Replace an existing Zarr at this path."""
     shard: Size | Auto = "auto"
     """Edge of one shard file in pixels: the unit of safe write."""
     chunk: Size | Auto = "auto"
@@ -89,7 +88,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """How the image is cut."""
+    """The cutting of the image into tiles and blocks."""
 
     __pydantic_config__ = STRICT
 
@@ -98,41 +97,41 @@ class Tile:
     depth: Size | Auto = "auto"
     """Halo width in pixels; auto: the denoiser's receptive field."""
     boundary: Literal["auto", "reflect", "nearest", "periodic", "constant", "cut"] = "auto"
-    """What is read past the edge of the image; auto: the denoiser's own rule."""
+    """Values past the edge of the image; auto: the denoiser's own rule."""
     batch: int | Auto = "auto"
     """Tiles computed at once."""
     channels_last: bool | Auto = "auto"
-    """Memory layout of a network's activations on a GPU; auto: the one that is faster in a trial there."""
+    """Memory layout of a network's activations on a GPU; auto: the faster one in a trial on the GPU."""
     block: Size | Auto = "auto"
     """Edge of one super-block in pixels, a whole number of shards: the unit of work."""
     axes: str | Auto = "auto"
     """Axes that are tiled, such as "yx"; the other axes are looped over."""
     seams: Literal["refuse", "allow"] = "refuse"
-    """Whether a depth smaller than the receptive field is allowed."""
+    """allow: accept a depth smaller than the receptive field; refuse: report an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How the job is run."""
+    """Execution of the job: workers, memory, device and precision."""
 
     __pydantic_config__ = STRICT
 
     workers: int | Auto = "auto"
-    """Number of worker processes; auto: what the cores and the memory of this machine allow, or all of an allocation."""
+    """Number of worker processes; auto: as the cores and the memory of this machine permit, or all of an allocation."""
     memory_per_worker: str | int = "4GiB"
     """Memory that one worker may use, such as 4GiB; a bare number is bytes."""
     retries: int = 3
-    """How often a failing block is tried again."""
+    """Number of times that a failed block is tried again."""
     on_bad_block: Literal["fail", "quarantine"] = "fail"
     """fail: the run ends with exit code 1; quarantine: with exit code 3. The good blocks stay either way."""
     on_nan: Literal["propagate", "fail"] = "propagate"
-    """What a NaN or infinity in the input does."""
+    """Effect of a NaN or infinity in the input: propagate computes with it, fail ends the run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What computes: CPUs or GPUs. auto: GPUs where the cluster has them for its workers."""
+    """Device: CPUs or GPUs. auto: GPUs where the cluster has them for its workers."""
     precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32"
-    """Precision of networks; other denoisers compute in float32. tf32 is of GPUs. `plan --probe` tells the speed and the error of each."""
+    """Precision of networks; other denoisers compute in float32. tf32 needs a GPU. `plan --probe` shows the speed and the error of each."""
     stall_seconds: float = 300.0
-    """Time without a finished block after which the cluster is started anew; a worker that is silent for so long is replaced."""
+    """Time without a finished block after which the cluster is restarted; a worker that is silent for as long is replaced."""
 
     @property
     def count(self) -> int:
@@ -143,55 +142,55 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Where the workers live."""
+    """The cluster that the workers belong to."""
 
     __pydantic_config__ = STRICT
 
     kind: str = "auto"
-    """Kind of cluster: a name in halotile.graphs.clusters. auto: what the environment says, else this machine."""
+    """Kind of cluster: a name in halotile.graphs.clusters. auto: as the environment indicates, else this machine."""
     dashboard: bool = True
-    """Whether the scheduler serves its dashboard, on 127.0.0.1."""
+    """Serve the scheduler's dashboard, on 127.0.0.1."""
     tls: bool = True
-    """Whether everything is encrypted and strangers are refused; false is for loopback alone."""
+    """Encrypt all connections and refuse strangers; false is allowed on loopback only."""
     interface: str | None = None
     """Network interface that scheduler and workers listen on, such as ib0, where they are on several machines."""
     address: str | None = None
     """scheduler: address of the running scheduler, such as tls://10.0.0.7:8786."""
     scheduler_file: OwnPath | None = None
-    """scheduler: the file that `dask scheduler --scheduler-file` wrote, instead of an address."""
+    """scheduler: file written by `dask scheduler --scheduler-file`, instead of an address."""
     queue: str | None = None
     """Batch systems: queue or partition."""
     account: str | None = None
-    """Batch systems: account or project that pays."""
+    """Batch systems: account or project to charge."""
     walltime: str | None = None
-    """Batch systems: how long a job may take, such as "04:00:00"; a job of `submit` goes on in another one."""
+    """Batch systems: time limit of a job, such as "04:00:00"; a job of `submit` continues in a further one."""
     cores: int = 1
     """Batch systems: cores for each worker."""
     gpus: int | Literal["all"] | tuple[int, ...] = 0
-    """Batch systems: GPUs for each worker. local-cuda: all, or which of them, such as [0, 2]."""
+    """Batch systems: GPUs for each worker. local-cuda: all, or a list of GPUs, such as [0, 2]."""
     prologue: tuple[str, ...] = ()
     """Batch systems: lines of the job script before the worker starts, such as "module load cuda"."""
     directives: tuple[str, ...] = ()
     """Batch systems: further directives, such as "--constraint=v100"."""
     directives_skip: tuple[str, ...] = ()
-    """Batch systems: directives that are left out, by what they contain, such as "--mem"."""
+    """Batch systems: text of directives to leave out, such as "--mem"."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of a kind from another package; of a batch system, further arguments of its dask-jobqueue class."""
+    """Settings of a kind from another package; for a batch system, further arguments of its dask-jobqueue class."""
 
 
 class NamedChoice:
-    """A part of a job that is a name with its options, written side by side."""
+    """A part of a job that is a name with its options as neighbouring keys."""
 
     registry: ClassVar[str]
     """Registry of the name, such as ``denoisers``."""
     attribute: ClassVar[str]
     """Name of the class in a module of that registry."""
     hidden: ClassVar[tuple[str, ...]] = ()
-    """Names that are not for jobs."""
+    """Names that jobs cannot use."""
 
     @classmethod
     def written(cls, declared: type) -> type:
-        """Return the dataclass of the keys beside the name, from the class that the name stands for."""
+        """Return the dataclass of the keys beside the name, from the class that the name refers to."""
         return declared
 
 
@@ -210,7 +209,7 @@ class DenoiserChoice(NamedChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Fields that every kind of job has. A kind adds its own sections, lists and values."""
+    """Fields of every kind of job. A kind adds its own sections, lists and values."""
 
     kind: ClassVar[str]
     """Name of the kind: that of its folder or entry point."""
@@ -218,9 +217,9 @@ class Job:
     run: Run = field(default_factory=Run)
     cluster: Cluster = field(default_factory=Cluster)
     allow_import: bool = False
-    """Allow the job to import code of the user's own."""
+    """Allow the job to import the user's own code."""
     import_folder: str | None = None
-    """Folder that such imports start from, before all others: that of the job file."""
+    """Folder that such imports search first: that of the job file."""
 
     @property
     def place(self) -> str:
@@ -234,7 +233,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputJob(Job):
-    """A job whose first output is the one of its section ``output``."""
+    """A job whose first output is that of its section ``output``."""
 
     output: Output
 
@@ -250,6 +249,6 @@ class OutputJob(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class TiledJob(OutputJob):
-    """A job that computes tiles, on GPUs as well."""
+    """A job that computes tiles, on CPUs or GPUs."""
 
     tile: Tile = field(default_factory=Tile)

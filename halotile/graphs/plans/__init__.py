@@ -1,1 +1,1 @@
-"""What every plan decides: sizes, memory, devices, workers. What one kind of job plans is in its folder in ``graphs/jobs``."""
+"""Decisions common to all plans: sizes, memory, devices, workers; the planners are in ``graphs/jobs``."""

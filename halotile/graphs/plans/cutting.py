@@ -1,4 +1,4 @@
-"""How an image is cut for a denoiser: the layout of the output, the tiles, the super-blocks, and what each reads."""
+"""Cutting of an image for a denoiser: the layout of the output, tiles, super-blocks, and their windows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def geometry_of(source: Readable, denoiser: Denoiser, roles: Roles, reach: Reach) -> Geometry:
-    """Shapes in and out, and what the cuts must heed."""
+    """Return the input and output shapes, with the constraints on the cuts."""
     output_shape = [n * f for n, f in zip(source.shape, roles.per_axis(denoiser.scale, 1), strict=True)]
     if roles.channel is not None:
         output_shape[roles.channel] = denoiser.channels[1]
@@ -53,7 +53,7 @@ def layout_of(
     roles: Roles,
     previous: Mapping[str, Any] | None = None,
 ) -> Layout:
-    """The output: its shards and chunks, and what it takes over from the input and from the run that goes on."""
+    """Return the layout of the output, with what is kept from the input and from a resumed run."""
     chunk = choose_chunk(geometry, job.output)
     # A mask is smoothed to values between 0 and 1.
     own = "float32" if source.dtype == np.bool_ else str(source.dtype)
@@ -81,7 +81,7 @@ def layout_of(
 
 
 def rim_of(tile: Tile, denoiser: Denoiser, roles: Roles) -> Rim:
-    """What a window reads outside the image: on tiled axes by the job's rule, or the denoiser's own."""
+    """Return the rim of the image: on tiled axes by the job's boundary rule, or the denoiser's own."""
     rule = denoiser.boundary if tile.boundary == "auto" else tile.boundary
     return Rim(tuple(rule if i in roles.spatial else "cut" for i in range(len(roles.axes))))
 
@@ -97,18 +97,18 @@ def tiling_of(
     values: tuple[float, float] | None,
     dtype: np.dtype[Any],
 ) -> Tiling:
-    """The compute tiles of a block, and how many are computed at once."""
+    """Return the compute tiles of a block, and the number of tiles computed at once."""
     wide = dtype.itemsize >= 4 and dtype != np.float32 and not denoiser.convolutional
     least = least_window(geometry, denoiser.convolutional)
     tile = fit_tile(geometry, size, block)
     window = math.prod(t + a + b for t, (a, b) in zip(tile, reach.depth, strict=True))
-    # As many pixels at once as one tile of the size asked for: blocks may be smaller than it.
+    # As many pixels at once as one tile of the requested size: blocks may be smaller than it.
     at_once = math.prod(geometry.spread("tile.size", size, geometry.shape)[i] for i in roles.spatial)
     tiles = math.prod(-(-block[i] // t) for i, t in zip(roles.spatial, tile, strict=True))
     planes = math.prod(block[i] for i in roles.looped)
     batch = min(max(1, at_once // window), tiles * planes) if wanted.batch == "auto" else wanted.batch
     if math.prod(least) <= SMALL_CONVOLUTION and denoiser.convolutional:
-        batch = 1  # several images at once go to the other library
+        batch = 1  # several images at once would use the other library
     return Tiling(
         tile=tile,
         depth=reach.depth,
@@ -123,7 +123,7 @@ def tiling_of(
 
 
 def grid_of(geometry: Geometry, roles: Roles, reach: Reach, block: tuple[int, ...], tiling: Tiling) -> Grid:
-    """The super-blocks."""
+    """Return the grid of super-blocks."""
     depth = dict(zip(roles.spatial, reach.depth, strict=True))
     # The halo beyond the image does not count where the window is cut there.
     least = {i: n + max(depth[i]) for i, n in zip(roles.spatial, tiling.least, strict=True) if n > 1}
@@ -137,7 +137,7 @@ def grid_of(geometry: Geometry, roles: Roles, reach: Reach, block: tuple[int, ..
 
 
 def overlap_pays(run: Run) -> bool:
-    """Whether there are cores to spare for reading and writing beside the computation."""
+    """Return True where there are cores to spare for reading and writing at the same time as computing."""
     return cores_here() > run.count
 
 
@@ -151,7 +151,7 @@ def choose_block(
     *,
     on_gpu: bool = False,
 ) -> tuple[T, Footprint]:
-    """The largest tile and super-block that fit the memory of a worker, or else the smallest.
+    """Choose the largest tile and super-block that fit the memory of a worker, or else the smallest.
 
     A resumed run keeps its super-block.
     """
@@ -170,9 +170,9 @@ def choose_block(
 
 
 def allowed_bytes(run: Run, machine: int | None) -> int:
-    """What one worker may need: as it is told, and no more than its share of a machine of so many bytes."""
-    told = parse_bytes(run.memory_per_worker)
-    return told if machine is None else min(told, share_bytes(machine, run.count))
+    """Return the memory that one worker may need: as the job sets it, at most its share of the machine."""
+    limit = parse_bytes(run.memory_per_worker)
+    return limit if machine is None else min(limit, share_bytes(machine, run.count))
 
 
 def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, ...]) -> bool:

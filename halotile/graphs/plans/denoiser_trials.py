@@ -1,4 +1,4 @@
-"""What planning finds out about a denoiser by running it: its code, how far it looks, whether its tiles give the whole."""
+"""Trials of a denoiser while planning: its code, its receptive field, and whether its tiles give the whole image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from halotile.tasks.trials.user_code import loaded_code
 
 T = TypeVar("T")
 MOST_THREADS = 4
-"""Windows on trial are small."""
+"""Threads of a trial: its windows are small."""
 UNCOMPARED = "tiles were not compared with larger windows"
 
 
@@ -40,7 +40,7 @@ class CodeEnded(ConfigError):
 
 
 class Tried(NamedTuple):
-    """What was found out about a denoiser."""
+    """Results of the trial of a denoiser."""
 
     code: Mapping[str, str]
     """Digests of the user's own code, by its name."""
@@ -48,7 +48,7 @@ class Tried(NamedTuple):
 
 
 def expect_trial(denoiser: Denoiser | None) -> None:
-    """Let what a trial imports be imported, while other things are planned."""
+    """Start importing the modules that a trial needs, while other parts are planned."""
     if denoiser is not None and denoiser.tried_apart:
         ensure_forks()
 
@@ -62,28 +62,28 @@ def tried(
     run: Run,
     report: Report,
 ) -> Tried:
-    """Check a denoiser, and try what it does not declare; a network of the user's own in a process with a worker's memory.
+    """Check a denoiser, and try what it does not declare; a user's own network in a process with a worker's memory.
 
     Parameters
     ----------
     denoiser : Denoiser
-        Told the noise level.
+        The denoiser, with the noise level set.
     tile : Tile
-        What the job says of tiles.
+        The tile section of the job.
     image : tuple of int
         Lengths of the tiled axes.
     previous : mapping, optional
-        The plan of the run that goes on: what was found then is kept.
+        The plan of the run that is resumed: its results are kept.
 
     Raises
     ------
     ConfigError, WeightsError
-        When it cannot be tiled, or not be built.
+        When it cannot be tiled or built.
     MemoryRefused
-        When it takes more memory than a worker has.
+        When it needs more memory than a worker has.
     """
-    begun = previous["identity"] if previous else None
-    call = partial(_tried, denoiser, tile, image, begun and begun.get("probed"), is_new=previous is None)
+    before = previous["identity"] if previous else None
+    call = partial(_try_code, denoiser, tile, image, before and before.get("probed"), is_new=previous is None)
     if not denoiser.tried_apart:
         with no_more_than_free():
             return call()
@@ -100,9 +100,10 @@ def compared(
     run: Run,
     report: Report,
 ) -> Reach:
-    """The reach after tiles of the job's own sizes were compared with larger windows, for a new run of a network on the CPU.
+    """Compare tiles of a new job's own sizes with larger windows, for a network on the CPU; return the reach.
 
-    A run that goes on keeps what was found when it began. Where that fails, for a worker's memory or otherwise, a note says so: the job itself may do well.
+    A resumed run keeps the result that it began with. Where the comparison fails, for a worker's memory or
+    otherwise, a note reports it: the job itself may succeed.
     """
     if task is None:
         return reach
@@ -116,27 +117,27 @@ def compared(
     with report_if_slow(report, f"comparing tiles of {title} with larger windows"):
         for at_once in (True, False):
             try:
-                found = bounded(partial(_difference, sizes, at_once=at_once), title, run)
+                difference = bounded(partial(_measure_difference, sizes, at_once=at_once), title, run)
             except (MemoryRefused, CodeEnded, ReferenceFailed) as error:
                 note = f"{UNCOMPARED}: {error}"
             else:
-                return replace(reach, difference=max(found, reach.difference))
+                return replace(reach, difference=max(difference, reach.difference))
     return replace(reach, notes=(*reach.notes, note))
 
 
 def bounded(call: Callable[[], T], title: str, run: Run) -> T:
-    """The result of a call of somebody's code, in a process with a worker's memory.
+    """Return the result of a call of foreign code, in a process with a worker's memory.
 
     Raises
     ------
     MemoryRefused
-        When the code takes more than that.
+        When the code needs more than that.
     ConfigError
         When it ends its process.
     """
     limit_bytes = parse_bytes(run.memory_per_worker)
     try:
-        return call_bounded(partial(_told, call), limit_bytes)
+        return call_bounded(partial(_translate_memory_error, call), limit_bytes)
     except MemoryError as error:
         raise _refusal(title, limit_bytes, "needs more than that to be tried") from error
     except NoAnswer as error:
@@ -149,8 +150,8 @@ def bounded(call: Callable[[], T], title: str, run: Run) -> T:
         ) from None
 
 
-def _told(call: Callable[[], T]) -> T:
-    """Turn any library's word for memory that ran out into one that leaves this process."""
+def _translate_memory_error(call: Callable[[], T]) -> T:
+    """Translate any library's error for exhausted memory into one that can leave this process."""
     try:
         return call()
     except Exception as error:
@@ -159,19 +160,19 @@ def _told(call: Callable[[], T]) -> T:
         raise
 
 
-def _difference(task: DenoiseTask, *, at_once: bool) -> float:
+def _measure_difference(task: DenoiseTask, *, at_once: bool) -> float:
     question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
     origin = build_digest(task.denoiser, "bits", *question)
-    if origin is not None and (known := read_cached(origin)) is not None:
-        return float(known)
+    if origin is not None and (stored := read_cached(origin)) is not None:
+        return float(stored)
     loaded = loaded_code()
-    found = tile_difference(task, at_once=at_once)
+    difference = tile_difference(task, at_once=at_once)
     if origin is not None and loaded_code() == loaded:
-        write_cached(origin, found)
-    return found
+        write_cached(origin, difference)
+    return difference
 
 
-def _tried(
+def _try_code(
     denoiser: Denoiser,
     tile: Tile,
     image: tuple[int, ...],
@@ -181,20 +182,20 @@ def _tried(
 ) -> Tried:
     code = denoiser.check()
     if not denoiser.tried_apart:
-        return Tried(code, _reach(denoiser, tile, image, probed, code, is_new))
-    # What is imported only while it runs is not in the key: nothing is kept of it.
+        return Tried(code, _find_reach(denoiser, tile, image, probed, code, is_new))
+    # What is imported only while it runs is not in the key: no result is stored for it.
     loaded = loaded_code()
     origin = build_digest(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
-    if origin is not None and (known := read_cached(origin)) is not None:
-        return Tried(code, Reach.from_json(known))
+    if origin is not None and (stored := read_cached(origin)) is not None:
+        return Tried(code, Reach.from_json(stored))
     with torch_threads(min(cores_here(), MOST_THREADS)):
-        reach = _reach(denoiser, tile, image, probed, code, is_new)
+        reach = _find_reach(denoiser, tile, image, probed, code, is_new)
     if origin is not None and loaded_code() == loaded:
         write_cached(origin, asdict(reach))
     return Tried(code, reach)
 
 
-def _reach(
+def _find_reach(
     denoiser: Denoiser,
     tile: Tile,
     image: tuple[int, ...],

@@ -1,4 +1,4 @@
-"""What computes a job, decided when it is planned: what is begun on one device does not go on with the bits of another."""
+"""The device of a job, decided when it is planned: no run is resumed with the bits of another device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from halotile.graphs.jobs.sections import Cluster, Job, Run
 from halotile.graphs.rules.words import shown
 
 MOST_IO_THREADS = 8
-"""Threads of a worker with a GPU that read and write beside it; more find no more to do."""
+"""Threads of a worker with a GPU that read and write beside it; more threads would have no work."""
 
 
 def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str:
-    """``cpu`` or ``cuda``: what is written, else GPUs where the cluster has them for its workers.
+    """Return ``cpu`` or ``cuda``: as the job sets it, else GPUs where the cluster has them for its workers.
 
-    In an allocation of Slurm's that is so where each worker gets one of its own.
+    In a Slurm allocation, GPUs are used where each worker gets one of its own.
 
     Raises
     ------
@@ -44,12 +44,12 @@ def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.en
 
 
 def is_here(cluster: Cluster) -> bool:
-    """Whether the workers are processes of this machine, which share its cores and memory."""
+    """Return True where the workers are processes of this machine, which share its cores and memory."""
     return kind_of(cluster).traits.is_here
 
 
 def cluster_for(requested: Cluster, device: str) -> Cluster:
-    """The cluster of a job that this computes: GPUs that nobody asked for are left alone where they would have nothing to do."""
+    """Return the cluster of a job on this device: GPUs that were not asked for and would be idle are left alone."""
     spoken_for = requested.kind != AUTO or requested.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
     if device != "cpu" or spoken_for or not kind_of(requested).traits.has_worker_per_gpu:
         return requested
@@ -57,7 +57,7 @@ def cluster_for(requested: Cluster, device: str) -> Cluster:
 
 
 def note_of_cluster(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
-    """What is to be said of GPUs that a job has nothing for, and of CPUs that it leaves alone or does not ask for."""
+    """Return notes on GPUs that the job cannot use, and on CPUs that it leaves idle or does not ask for."""
     return _note_of_gpus(job, cluster, device) + kind_of(cluster).traits.notes(cluster)
 
 
@@ -83,12 +83,12 @@ def _note_of_gpus(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
 
 
 def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
-    """The GPUs of this machine that a cluster section means, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs of this machine that a cluster section names, as CUDA_VISIBLE_DEVICES has them.
 
     Raises
     ------
     ConfigError
-        Where there is none, or not the one that is asked for.
+        Where there is no GPU, or not the one that is asked for.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     places = (
         tuple(range(requested))
         if isinstance(requested, int)
-        else tuple(place for place in requested if isinstance(place, int))
+        else tuple(index for index in requested if isinstance(index, int))
     )
     if not places or max(places) >= len(here.names):
         count = counted(len(here.names), "GPU")
@@ -118,11 +118,11 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
             f"cluster.gpus is {shown(requested)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
             "or how many, or which of them as a list, counted from 0."
         )
-    return tuple(dict.fromkeys(here.names[place] for place in places))
+    return tuple(dict.fromkeys(here.names[index] for index in places))
 
 
 def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
-    """Threads of a worker that read and write the pieces of a block side by side: of CPUs, none beside the one that does.
+    """Return the threads of a worker that read and write in parallel: on CPUs, only the one that computes.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
 
 
 def requested_by(run: Run, cluster: Cluster) -> str:
-    """What of a job asks for GPUs.
+    """Return the key and value of a job that ask for GPUs.
 
     Examples
     --------
@@ -147,20 +147,20 @@ def requested_by(run: Run, cluster: Cluster) -> str:
 
 
 def check_device(run: Run, cluster: Cluster, device: str) -> None:
-    """Refuse a GPU where workers live on this machine and there is none.
+    """Refuse a GPU where workers are on this machine and there is none.
 
     Raises
     ------
     ConfigError
-        Saying why there is none, and what to write.
+        With the reason why there is none, and what to write instead.
     """
     if device == "cpu" or not is_here(cluster):
         return
-    here = gpus_here()
+    gpus = gpus_here()
     if kind_of(cluster).traits.has_worker_per_gpu:
-        chosen(cluster, here)
-    if not here.names:
+        chosen(cluster, gpus)
+    if not gpus.names:
         raise ConfigError(
-            f"{requested_by(run, cluster)}, and there is no GPU here: {here.why_none}. Leave it out to compute on CPUs, or start it where there is one "
+            f"{requested_by(run, cluster)}, and there is no GPU here: {gpus.why_none}. Leave it out to compute on CPUs, or start it where there is one "
             "(`recon-cli doctor` looks for them)."
         )

@@ -12,7 +12,7 @@ from halotile.graphs.plans.plan import Documents
 from halotile.graphs.plans.worker_count import Requested
 
 PRIVATE = ("allow_import", "import_folder")
-"""Keys that no file may set: it cannot allow itself to run code."""
+"""Keys that no file may set: a file must not allow itself to run code."""
 
 
 def documents_of(
@@ -28,31 +28,31 @@ def documents_of(
     job : Job
         With its number of workers decided.
     requested : Requested
-        The number that was asked for.
+        The number of workers that was asked for.
     given : mapping, optional
-        Parts that are written otherwise than by their fields.
+        Parts that are written differently from their fields.
     resolved : mapping, optional
-        Keys of sections whose values were decided, by section; a value itself outside sections.
+        Keys of sections whose values were decided, by section; for values outside sections the value itself.
     """
     job = job.moved_to(os.path.abspath(job.place))
-    parts: dict[str, Any] = {each.name: _written(getattr(job, each.name)) for each in fields(job)}
+    parts: dict[str, Any] = {f.name: _written(getattr(job, f.name)) for f in fields(job)}
     parts["run"]["workers"] = requested.workers
-    asked = {"version": 1, "job": job.kind, **parts, **(given or {})}
-    decided = {key: value for key, value in asked.items() if key not in PRIVATE}
+    requested_document = {"version": 1, "job": job.kind, **parts, **(given or {})}
+    decided = {key: value for key, value in requested_document.items() if key not in PRIVATE}
     for key, value in (resolved or {}).items():
         decided[key] = (
             decided[key] | value if isinstance(decided.get(key), dict) and key != "denoiser" else value
         )
-    return Documents(asked, decided)
+    return Documents(requested_document, decided)
 
 
 def _written(part: Any) -> Any:
     """Return a part of a job as a file has it: a choice by name as one mapping."""
     if isinstance(part, NamedChoice):
-        own = asdict(part)  # type: ignore[call-overload]  # as every choice is a dataclass
-        return {**{key: value for key, value in own.items() if key != "options"}, **own["options"]}
+        choice = asdict(part)  # type: ignore[call-overload]  # every choice is a dataclass
+        return {**{key: value for key, value in choice.items() if key != "options"}, **choice["options"]}
     if is_dataclass(part) and not isinstance(part, type):
-        return {each.name: _written(getattr(part, each.name)) for each in fields(part)}
+        return {item.name: _written(getattr(part, item.name)) for item in fields(part)}
     if isinstance(part, tuple | list):
-        return [_written(each) for each in part]
+        return [_written(item) for item in part]
     return part

@@ -1,4 +1,4 @@
-"""Tile and batch for a GPU: tried on it once, in a process of its own. The driver does not touch CUDA, and the run remembers."""
+"""Choice of tile and batch for a GPU: tried once in another process, as the driver must not touch CUDA."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ C = TypeVar("C")
 LIMIT_SECONDS = 300.0
 """A trial that takes longer hangs."""
 APART_BYTES = 64 * 2**20
-"""What two trials may tell differently of a process's memory."""
+"""Largest difference between two trials in the measured memory of a process."""
 REQUEST, REPLY = "request", "reply"
 BATCH = "batch"
-"""In what a run directory keeps of a plan: how many tiles at once a run came down to."""
+"""Key under which a run directory keeps the number of tiles at once that a run was reduced to."""
 _CHILD = "import sys; from halotile.graphs.plans.gpu_trials import answer; answer(sys.argv[1])"
 
 
 class NotTried(Exception):
-    """Why there was no trial, in words that end a sentence."""
+    """Reason why there was no trial, in words that end a sentence."""
 
 
 def remembered(previous: Mapping[str, Any]) -> Tuned | None:
-    """What was found for a run that began earlier."""
-    found = previous.get("summary", {}).get("tuned")
-    return Tuned.from_json(found) if found else None
+    """Return the trial result of a run that began earlier."""
+    stored = previous.get("summary", {}).get("tuned")
+    return Tuned.from_json(stored) if stored else None
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class ChosenTiles:
     Parameters
     ----------
     task : DenoiseTask
-        With these.
+        The task with these values.
     tuned : Tuned, optional
-        What a trial found, of this run or for the one that it goes on with.
+        Result of the trial, of this run or of the run that it resumes.
     note : str
-        What is to be said where there was no trial, and should have been one.
+        Note where there should have been a trial and was none.
     """
 
     task: DenoiseTask
@@ -69,7 +69,7 @@ class ChosenTiles:
 
 
 def channels_last_of(tile: Tile, device: str, precision: str) -> bool:
-    """The memory layout that a network begins with: as written, or what suits most of its kind.
+    """Return the memory layout that a network begins with: as the job sets it, or what suits most networks.
 
     On GPUs that is channels last in half precision; in float32 most of their convolutions are faster the other way.
     """
@@ -79,40 +79,40 @@ def channels_last_of(tile: Tile, device: str, precision: str) -> bool:
 
 
 def as_it_went(tiled: T, previous: Mapping[str, Any] | None) -> T:
-    """With as few tiles at once as the run that it goes on with came down to, for want of memory."""
+    """Return the task or image with the smaller batch that the resumed run was reduced to for lack of memory."""
     batch = min(tiled.tiling.batch, (previous or {}).get(BATCH, tiled.tiling.batch))
     return replace(tiled, tiling=replace(tiled.tiling, batch=batch))
 
 
 def sized_as(denoised: Denoised, task: DenoiseTask) -> Denoised:
-    """A denoised image with the tile, batch and memory layout of a task."""
+    """Return a denoised image with the tile, batch and memory layout of a task."""
     tiling = replace(denoised.tiling, tile=task.tiling.tile, batch=task.tiling.batch)
     return replace(denoised, tiling=tiling, channels_last=task.channels_last, records=task.records)
 
 
 def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What else decides about bits where it is not a CPU that computes: its libraries choose by shape.
+    """Return further settings that affect the bits of the result on a GPU: its libraries choose algorithms by shape.
 
-    A run may go on with fewer tiles at once than it began with: it has to where memory runs out.
+    A run may be resumed with fewer tiles at once than it began with: it has to be where memory runs out.
     """
     if tiled.device == "cpu":
         return {}
-    begun: int = previous["identity"].get("batch", 0) if previous else 0
+    first_batch: int = previous["identity"].get("batch", 0) if previous else 0
     return {
         "device": tiled.device,
         "tile": list(tiled.tiling.tile),
-        "batch": max(begun, tiled.tiling.batch),
+        "batch": max(first_batch, tiled.tiling.batch),
         "channels_last": tiled.channels_last,
     }
 
 
 def trying(task: DenoiseTask) -> str:
-    """What is going on meanwhile, in a few words."""
+    """Describe a trial in a few words, for the time that it takes."""
     return f"trying {task.denoiser.title} on {'this CPU' if task.device == 'cpu' else 'a GPU'}"
 
 
 def written_tiles(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
-    """The tiles as a job file would write them."""
+    """Return the tiles as a job file would have them."""
     layout = {} if tiled.device == "cpu" else {"channels_last": tiled.channels_last}
     return {"size": list(tiled.tiling.tile), "batch": tiled.tiling.batch, **layout}
 
@@ -120,22 +120,22 @@ def written_tiles(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
 def choose_tiles(
     job: TiledJob, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, *, probe: bool
 ) -> ChosenTiles:
-    """Decide tile, batch and memory layout: a GPU is tried for a new run, anything where that is asked for.
+    """Decide tile, batch and memory layout: a GPU is tried for a new run, any device where a probe is asked for.
 
     The parameters are those of :func:`tuned_for`, and:
 
     Parameters
     ----------
     previous : mapping, optional
-        The plan of the run that it goes on with, as it began but for what the job says by now.
+        The plan of the run that is resumed, as it began except for what the job sets now.
     probe : bool
-        Whether to try the device whatever is known, and every precision on it.
+        Try the device whatever is known, and every precision on it.
     """
     known = None
-    begun = previous["identity"] if previous is not None else {}
-    if previous is not None and "tile" in begun and begun["device"] == task.device:
+    identity = previous["identity"] if previous is not None else {}
+    if previous is not None and "tile" in identity and identity["device"] == task.device:
         known = remembered(previous)
-        task = _as_started(task, job.tile, geometry, begun, known)
+        task = _task_as_started(task, job.tile, geometry, identity, known)
     if not probe and (task.device == "cpu" or previous is not None):
         return ChosenTiles(task, known)
     if previous is not None and task.device != "cpu":  # a probe of a run that has begun changes nothing
@@ -159,18 +159,18 @@ def chosen_with_tiles(
     *,
     is_free: bool,
 ) -> tuple[C, ChosenTiles | None]:
-    """Blocks, and how they are computed.
+    """Return the blocks, and the tiles that compute them.
 
     Parameters
     ----------
     choose : callable
-        The largest that a worker has room for, by what a trial told of its memory, or what is allowed for that.
+        Returns the largest blocks that a worker has memory for, by the memory that a trial measured, or an allowance.
     settled : callable
-        How they are computed; None where there is nothing to settle.
+        Returns the tiles that compute them; None where there is nothing to decide.
     fits : callable
-        Whether a worker has room for that.
+        Returns True where a worker has memory for that.
     is_free : bool
-        Whether others may be chosen. A GPU's libraries may keep more than was allowed for them.
+        Other blocks may be chosen. The libraries of a GPU may keep more memory than was allowed for them.
     """
     chosen = choose(None)
     first = settled(chosen)
@@ -178,77 +178,77 @@ def chosen_with_tiles(
         return chosen, first
     most = first.tuned.host_bytes
     chosen = choose(replace(first.tuned, host_bytes=most + APART_BYTES))
-    again = settled(chosen)
-    assert again is not None
-    if again.tuned is None:  # what was found of larger blocks will do where these cannot be tried
-        again = ChosenTiles(_with_tuned(again.task, first.tuned), first.tuned)
-    tuned = again.tuned or first.tuned
-    return chosen, replace(again, tuned=replace(tuned, host_bytes=max(most, tuned.host_bytes)))
+    second = settled(chosen)
+    assert second is not None
+    if second.tuned is None:  # the result for larger blocks is used where these cannot be tried
+        second = ChosenTiles(_with_tuned(second.task, first.tuned), first.tuned)
+    tuned = second.tuned or first.tuned
+    return chosen, replace(second, tuned=replace(tuned, host_bytes=max(most, tuned.host_bytes)))
 
 
 def _with_tuned(task: DenoiseTask, tuned: Tuned) -> DenoiseTask:
-    """The task with what was found."""
+    """Return the task with the result of the trial."""
     tiling = replace(task.tiling, tile=tuned.tile, batch=tuned.batch)
     return replace(task, tiling=tiling, channels_last=tuned.channels_last, records=tuned.records)
 
 
-def _as_started(
-    task: DenoiseTask, tile: Tile, geometry: Geometry, begun: Mapping[str, Any], known: Tuned | None
+def _task_as_started(
+    task: DenoiseTask, tile: Tile, geometry: Geometry, identity: Mapping[str, Any], tuned: Tuned | None
 ) -> DenoiseTask:
-    """The task as the run began, but for what the job says by now: what is another job then is for others to tell."""
-    # As a trial would be asked for what is written, or as the rule made it.
+    """Return the task as the run began, except for what the job sets now; differences are checked elsewhere."""
+    # As a trial would be asked for with what is written, or as the rule decided.
     edges, batch = task.tiling.tile, task.tiling.batch
     if tile.size == "auto":
-        edges = tuple(begun["tile"])
-    elif known is not None:
+        edges = tuple(identity["tile"])
+    elif tuned is not None:
         edges = fit_tile(geometry, tile.size, task.grid.block)
     if tile.batch == "auto":
-        batch = begun["batch"]
-    elif known is not None:
+        batch = identity["batch"]
+    elif tuned is not None:
         batch = tile.batch
     is_laid_out = tile.channels_last != "auto" and _has_layouts(task, geometry)
     return replace(
         task,
         tiling=replace(task.tiling, tile=edges, batch=batch),
-        channels_last=task.channels_last if is_laid_out else begun["channels_last"],
-        records=known is not None and known.records,
+        channels_last=task.channels_last if is_laid_out else identity["channels_last"],
+        records=tuned is not None and tuned.records,
     )
 
 
 def _has_layouts(task: DenoiseTask, geometry: Geometry) -> bool:
-    """Whether there is a memory layout to be chosen."""
+    """Return True where there is a memory layout to choose."""
     return task.denoiser.convolutional and geometry.dims == 2
 
 
 def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
-    """Try tiles and batches on the first GPU that the workers would use; on a CPU, the tile of the task.
+    """Try tiles and batches on the first GPU that the workers would use; on a CPU, only the tile of the task.
 
     Parameters
     ----------
     job : Job
-        What is given there is not changed.
+        The job; values that it sets are not changed.
     task : DenoiseTask
-        The job with a tile that fits.
+        The task with a tile that fits.
     geometry : Geometry
-        What tiles must heed.
+        Constraints on the tiles.
     compare : bool
-        Whether all precisions are tried.
+        Try all precisions.
 
     Raises
     ------
     NotTried
-        When there is no GPU here, or the trial broke.
+        When there is no GPU on this machine, or the trial broke.
     HalotileError
-        What a run would say.
+        An error that a run would raise as well.
     """
-    # It may import what this process can.
+    # The trial may import what this process can.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if task.device != "cpu":
-        here = gpus_here()
-        if not here.names:
-            raise NotTried(f"there is no GPU here to try them on ({here.why_none})")
+        gpus = gpus_here()
+        if not gpus.names:
+            raise NotTried(f"there is no GPU here to try them on ({gpus.why_none})")
         if kind_of(job.cluster).traits.has_worker_per_gpu:
-            environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, here)[0]
+            environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, gpus)[0]
     return _in_a_process_of_its_own(job, task, _request(job, task, geometry, compare), environment)
 
 
@@ -259,7 +259,7 @@ def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool
     return TrialRequest(
         tiles=tuple(dict.fromkeys(fit_tile(geometry, size, task.grid.block) for size in sizes)),
         batch=None if job.tile.batch == "auto" else job.tile.batch,
-        # Workers of one machine that are not told of a GPU each all use the first.
+        # Workers of one machine that are not assigned a GPU each all use the first.
         sharing=job.run.count if kind_of(job.cluster).traits.gpus == "shared" else 1,
         layouts=job.tile.channels_last == "auto" and _has_layouts(task, geometry),
         compare=compare,
@@ -269,14 +269,14 @@ def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool
 def _in_a_process_of_its_own(
     job: TiledJob, task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]
 ) -> Tuned:
-    with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as made:
-        folder = Path(made)
-        # A model that a script defines is in no module: it goes along as it is.
+    with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as temporary:
+        folder = Path(temporary)
+        # A model that a script defines is in no module: it is sent by value.
         requested = cloudpickle.dumps((task, request))
         (folder / REQUEST).write_bytes(pickle.dumps((sys.path, job.import_folder, requested)))
         try:
             ended = subprocess.run(
-                [sys.executable, "-c", _CHILD, made],
+                [sys.executable, "-c", _CHILD, temporary],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -288,31 +288,31 @@ def _in_a_process_of_its_own(
         if ended.returncode or not (folder / REPLY).exists():
             last = _error_in(ended.stderr) or f"exit code {ended.returncode}"
             raise NotTried(f"a trial broke: {last}")
-        found = pickle.loads((folder / REPLY).read_bytes())
-    if isinstance(found, HalotileError):
-        raise found
-    assert isinstance(found, Tuned)
-    return found
+        reply = pickle.loads((folder / REPLY).read_bytes())
+    if isinstance(reply, HalotileError):
+        raise reply
+    assert isinstance(reply, Tuned)
+    return reply
 
 
-def _error_in(said: str) -> str:
-    r"""The line of a traceback that names its error: what CUDA adds after it says nothing.
+def _error_in(output: str) -> str:
+    r"""Return the line of a traceback that names its error: the text that CUDA adds after it is of no help.
 
     Examples
     --------
     >>> _error_in("Traceback ...\nRuntimeError: CUDA error: misaligned address\nCompile with `TORCH_USE_CUDA_DSA` ...\n")
     'RuntimeError: CUDA error: misaligned address'
     """
-    named = re.findall(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)\b.*", said, re.MULTILINE)
-    lines = said.strip().splitlines()
+    named = re.findall(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)\b.*", output, re.MULTILINE)
+    lines = output.strip().splitlines()
     return str(named[-1]) if named else lines[-1] if lines else ""
 
 
 def answer(folder: str) -> None:
-    """What the process does: read a request from a folder, and write what was found beside it."""
+    """Run the separate process: read a request from a folder, and write the result beside it."""
     search_path, import_folder, requested = pickle.loads((Path(folder) / REQUEST).read_bytes())
     sys.path[:] = search_path
-    allow_memory(None)  # what a GPU's driver needs is not known
+    allow_memory(None)  # the memory that a GPU driver needs is unknown
     import halotile.graphs.runs.worker_setup  # noqa: F401 - a worker's memory is measured, with all that it imports
     from halotile.tasks.devices.device import prepare_process
     from halotile.tasks.options import import_from
@@ -320,9 +320,9 @@ def answer(folder: str) -> None:
 
     import_from(import_folder)
     prepare_process(threads=1)
-    found: Tuned | HalotileError
+    reply: Tuned | HalotileError
     try:
-        found = tune(*pickle.loads(requested))
+        reply = tune(*pickle.loads(requested))
     except HalotileError as error:
-        found = error
-    (Path(folder) / REPLY).write_bytes(pickle.dumps(found))
+        reply = error
+    (Path(folder) / REPLY).write_bytes(pickle.dumps(reply))

@@ -1,4 +1,4 @@
-"""Planning a job of any kind: checked, planned by its kind, refused where it does not fit."""
+"""Planning of a job of any kind: checked, planned by its kind, refused where it does not fit."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def make_plan(
 ) -> Plan:
     """Decide every size of a job and check that it fits.
 
-    Reads metadata, not pixels, unless a noise level or a receptive field has to be found out, or a GPU is tried.
+    Reads metadata, not pixels, unless a noise level or a receptive field has to be estimated, or a GPU is tried.
 
     Parameters
     ----------
     job : Job
-        What is asked for, of any kind.
+        The job, of any kind.
     fresh : bool
-        Plan anew, even where a run directory of an unfinished run stands.
+        Plan from scratch, even where the run directory of an unfinished run exists.
     refuse : bool
         Raise for a plan that does not fit; otherwise :meth:`Plan.check_fits` does.
     same_input : bool
-        Take what is read for the images of the run that stands there, mended, copied or moved, if their
-        shapes, types and axes agree. It is remembered.
+        Accept the input as the images of the existing run, repaired, copied or moved, if their
+        shapes, types and axes agree. The run remembers this.
     probe : bool
-        Try the device also where nothing is to be decided, in every precision.
+        Try the device also where nothing has to be decided, in every precision.
     report : callable
-        Called with a line about what takes a while.
+        Called with a line about each slow operation.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""How much memory one worker needs for one block: the model that plans are refused by.
+"""Memory of one worker for one block: the model by which plans are refused.
 
-A test holds it against measured peaks.
+A test compares it with measured peaks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MIB = 1024**2
 IMPORTS_BYTES = 700 * MIB
 """Resident memory of a worker before its first block: Python, Dask, zarr, torch."""
 SHARED_BYTES = 240 * MIB
-"""What of it is program files, of which a machine keeps one copy for all its workers."""
+"""Part of it that is program files, of which a machine keeps one copy for all its workers."""
 GPU_BYTES = 2048 * MIB
-"""Allowed for what a driver of GPUs and its libraries keep in a process that computes on one, until a trial there has measured it."""
+"""Allowance for a GPU driver and its libraries in a process that uses a GPU, until a trial has measured them."""
 CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
-"""Of the two versions of control groups."""
+"""Limit files of the two versions of control groups."""
 
 
 def machine_bytes() -> int:
-    """Memory of this machine, or what of it the control groups of this process allow."""
+    """Return the memory of this machine, or the part that the control groups of this process allow."""
     import psutil
 
     limits = [int(psutil.virtual_memory().total)]
@@ -38,7 +38,7 @@ def machine_bytes() -> int:
 
 
 def share_bytes(machine: int, workers: int) -> int:
-    """The most that each worker may need where so many share a machine.
+    """Return the most memory that each worker may need where so many share a machine.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def share_bytes(machine: int, workers: int) -> int:
 
 
 def workers_that_fit(machine: int, needed: int) -> int:
-    """How many workers that each need so much a machine has room for.
+    """Return the number of workers of this need that a machine has memory for.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def workers_that_fit(machine: int, needed: int) -> int:
 
 
 def gpu_bytes(measured: int | None) -> int:
-    """What a GPU's own libraries keep in a worker: by what a trial measured of a whole process, else what is allowed for them.
+    """Return the memory of a GPU's own libraries in a worker: from a trial's measurement, else the allowance.
 
     Examples
     --------
@@ -73,18 +73,18 @@ def gpu_bytes(measured: int | None) -> int:
 def check_share(
     workers: int, machine: int | None, needed: int, what: str, smaller: str, beside: str = ""
 ) -> None:
-    """Refuse more workers than a machine has room for.
+    """Refuse more workers than a machine has memory for.
 
     Parameters
     ----------
     workers : int
-        How many are wanted.
+        Number of workers wanted.
     machine : int or None
         Memory that they share, in bytes; None where they run on other machines.
     needed : int
-        What each needs, in bytes.
+        Need of each worker, in bytes.
     what, smaller, beside : str
-        What takes most of it, what to write to need less, and what else is to be said.
+        The largest part of it, what to write to need less, and a further remark.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def check_share(
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes that one worker holds while it processes one block, by what they are for."""
+    """Bytes that one worker holds while it processes one block, by purpose."""
 
     imports_bytes: int
     weights_bytes: int
@@ -120,11 +120,11 @@ class Footprint:
 
     @property
     def fixed_bytes(self) -> int:
-        """What no smaller tile or block saves."""
+        """The part that no smaller tile or block reduces."""
         return self.imports_bytes + self.weights_bytes + self.decode_bytes
 
     def describe(self) -> str:
-        """What takes most, largest first."""
+        """Describe the largest parts, largest first."""
         parts = {
             "the program itself": self.imports_bytes,
             "the model": self.weights_bytes,
@@ -133,11 +133,11 @@ class Footprint:
             "one stored piece of the input": self.decode_bytes,
         }
         largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-        return ", ".join(f"{bytes_text(count)} are {what}" for what, count in largest)
+        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest)
 
 
 def pinned(size: int) -> int:
-    """What torch allocates for so many bytes of pinned memory.
+    """Return the bytes that torch allocates for so many bytes of pinned memory.
 
     Source: PyTorch, ``CachingHostAllocator``: the next power of two.
 
@@ -167,18 +167,19 @@ def footprint(
     io_threads: int = 1,
     gpu_bytes: int | None = None,
 ) -> Footprint:
-    """The footprint of a block of this size.
+    """Return the footprint of a block of this size.
 
     Parameters
     ----------
     window, core_out, shard : tuple of int
-        What a block reads (pixels of the input), what it writes and one shard (pixels of the output).
+        The window that a block reads (pixels of the input), the core that it writes and one shard (pixels of
+        the output).
     tile_window_pixels, batch : int
-        Pixels of one compute window, all channels, and how many windows are computed at once.
+        Pixels of one compute window, all channels, and the number of windows computed at once.
     itemsize_in, itemsize_work, itemsize_out : int
-        Bytes of one pixel as it is read, computed and stored: it is in the type that is computed until it is encoded.
+        Bytes of one pixel as it is read, computed and stored: it has the type of the computation until it is encoded.
     stored_piece : tuple of int
-        The unit of decode of the input, in pixels: it is in memory as it is stored, and decoded.
+        The unit of decode of the input, in pixels: it is in memory both encoded and decoded.
     sides : int
         Number of per-pixel side inputs.
     bytes_per_pixel : float
@@ -186,17 +187,18 @@ def footprint(
     weights_bytes : int
         Size of the model.
     overlap : bool
-        Whether the next read and the last write go on beside the computation.
+        The next read and the last write run at the same time as the computation.
     io_threads : int
-        Threads that read and write side by side, each with pieces of its own.
+        Threads that read and write in parallel, each with parts of its own.
     gpu_bytes : int, optional
-        What a GPU's own libraries keep in the worker, where one computes: tiles are there then, and pixels pass through pinned
-        memory on their way there and back.
+        Memory that a GPU's own libraries keep in the worker, where one computes: tiles are then on the GPU,
+        and pixels pass through pinned memory on their way there and back.
     """
     read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
-    # Where a result was, the next window may begin, and the next result finds no room there: one more is counted.
+    # The next window may begin in the space of a result, and the next result finds no room there: one more is
+    # counted.
     results = result * (2 + overlap)
-    rest = {
+    common = {
         "weights_bytes": weights_bytes,
         "decode_bytes": io_threads * 2 * math.prod(stored_piece) * itemsize_in,
         "encode_bytes": io_threads * 2 * math.prod(shard) * itemsize_out,
@@ -207,7 +209,7 @@ def footprint(
             read_bytes=read * (1 + sides) + BUFFERS * pinned(read),
             result_bytes=2 * result + BUFFERS * pinned(result),
             tiles_bytes=0,
-            **rest,
+            **common,
         )
     copies = 2 if overlap else 1
     return Footprint(
@@ -215,5 +217,5 @@ def footprint(
         read_bytes=read * (1 + sides) * copies,
         result_bytes=results,
         tiles_bytes=int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
-        **rest,
+        **common,
     )

@@ -1,4 +1,4 @@
-"""What a plan has to say besides its figures: what it found out, and what the result will lack or cost."""
+"""Notes of a plan: results of trials, and what the result will lack or cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from halotile.storage.sharded.output import Layout
 from halotile.tasks.roles import Roles
 
 DECODED_AT_MOST = 4
-"""Times the pixels needed; beyond this a plan says so."""
+"""Ratio of pixels decoded to pixels needed above which a plan has a note."""
 
 
 def notes_of(
@@ -36,7 +36,7 @@ def notes_of(
     """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
     return (
         *((of_trial,) if of_trial else ()),
-        *_found(noise_level, reach),
+        *_trial_notes(noise_level, reach),
         *_metadata(original, layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
@@ -44,7 +44,7 @@ def notes_of(
 
 
 def note_of_locks(output: Path) -> tuple[str, ...]:
-    """What to say of a file system on which a run does not keep those on other machines away from its output."""
+    """Return a note on a file system where a lock does not keep runs on other machines from the output."""
     why = local_lock_reason(output)
     return (
         (f"locks are not seen by other machines, so start one run of this output at a time. {why}",)
@@ -54,7 +54,7 @@ def note_of_locks(output: Path) -> tuple[str, ...]:
 
 
 def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ...]:
-    """What to say of more files than automatic shards keep to: what keeps them from being fewer, and what may help."""
+    """Return a note on more files than automatic shards would give: why they cannot be fewer, and what may help."""
     if wanted.shard != "auto" or layout.files <= MOST_FILES:
         return ()
     counts = [-(-n // s) for n, s in zip(layout.shape, layout.shard, strict=True)]
@@ -72,8 +72,8 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
     return (f"{told}: {'; and '.join(reasons)}",)
 
 
-def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
-    """What was found out."""
+def _trial_notes(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
+    """Return a note on the estimated noise level and receptive field."""
     estimated = (
         () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole image",)
     )
@@ -81,7 +81,7 @@ def _found(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
 
 
 def _metadata(source: Source, layout: Layout) -> tuple[str, ...]:
-    """What to say of OME metadata that the output cannot carry on."""
+    """Return a note on OME metadata that the output cannot carry over."""
     if source.ome is None or layout.ome:
         return ()
     return (
@@ -90,20 +90,22 @@ def _metadata(source: Source, layout: Layout) -> tuple[str, ...]:
     )
 
 
-def _narrowing(given: np.dtype[Any], made: np.dtype[Any]) -> tuple[str, ...]:
-    """What to say of an output of whole numbers that cannot hold all that the input can."""
-    if made.kind not in "iu" or np.can_cast(given, made):
+def _narrowing(input_dtype: np.dtype[Any], output_dtype: np.dtype[Any]) -> tuple[str, ...]:
+    """Return a note on an output of integers that cannot hold all values of the input."""
+    if output_dtype.kind not in "iu" or np.can_cast(input_dtype, output_dtype):
         return ()
-    limits = np.iinfo(made)
-    kept = f"output.dtype {made} holds whole numbers from {limits.min} to {limits.max}"
-    if given.kind == "f":
-        return (f"{kept}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
-    theirs = np.iinfo(given)
-    return (f"{kept}, and the input's {given} goes from {theirs.min} to {theirs.max}: the rest is cut off",)
+    limits = np.iinfo(output_dtype)
+    holds = f"output.dtype {output_dtype} holds whole numbers from {limits.min} to {limits.max}"
+    if input_dtype.kind == "f":
+        return (f"{holds}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
+    input_limits = np.iinfo(input_dtype)
+    return (
+        f"{holds}, and the input's {input_dtype} goes from {input_limits.min} to {input_limits.max}: the rest is cut off",
+    )
 
 
 def _decoding(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
-    """What to say of an input stored in pieces much larger than the blocks that are read from it."""
+    """Return a note on an input stored in chunks much larger than the blocks that are read from it."""
     window = grid.middle.window.clip(Region.whole(grid.shape))
     piece = (1,) * (len(roles.axes) - len(source.axes)) + tuple(source.chunks)
     decoded = math.prod(

@@ -1,4 +1,4 @@
-"""What the words of a job mean for this image: its denoiser, axes, side inputs, values and noise level."""
+"""The parts of a job resolved for its image: denoiser, axes, side inputs, values and noise level."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from halotile.tasks.trials.user_code import qualified_name
 
 
 class Imports(Protocol):
-    """Whether a job may import code of the user's own, and from where."""
+    """Permission of a job to import the user's own code, and the folder of that code."""
 
     @property
     def allow_import(self) -> bool:
-        """Whether it may."""
+        """True where such imports are allowed."""
         ...
 
     @property
     def import_folder(self) -> str | None:
-        """The folder that imports start from, before all others."""
+        """Folder that imports search first."""
         ...
 
 
 def make_denoiser(choice: Any, job: Imports) -> Denoiser:
-    """The denoiser that a job names, with its options checked; one that was given from Python, as it is.
+    """Return the denoiser that a job names, with its options checked; an object from a script as it is.
 
     Raises
     ------
     UnknownName
-        When there is none of that name.
+        When there is no denoiser of that name.
     ConfigError
-        When its options are wrong, or it would run the user's code without being allowed to.
+        When its options are wrong, or it would run the user's code without permission.
     """
     if not isinstance(choice, DenoiserChoice):
         given: Denoiser = choice
@@ -70,9 +70,9 @@ def make_denoiser(choice: Any, job: Imports) -> Denoiser:
         allow_imports(f"denoiser {choice.name}", choice.options, job)
     left_out = [key for key in required_keys(kind) if key not in choice.options]
     if left_out:
-        told = "".join(f" {key} is {what}." for key in left_out if (what := description_of(kind, key)))
+        hints = "".join(f" {key} is {text}." for key in left_out if (text := description_of(kind, key)))
         raise ConfigError(
-            f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.{told}"
+            f"denoiser {choice.name}: write {' and '.join(left_out)}, which has no default.{hints}"
         )
     try:
         # A file has lists where the options are tuples.
@@ -84,7 +84,7 @@ def make_denoiser(choice: Any, job: Imports) -> Denoiser:
 
 
 def allow_imports(what: str, options: Mapping[str, Any], job: Imports) -> None:
-    """Have code of the user's own be found beside the job file, or refuse to run it."""
+    """Make the user's own code beside the job file importable, or refuse to run it."""
     if not job.allow_import:
         raise ConfigError(
             f"{what} runs code of your own ({options.get('import')}). If you trust this job file, add --allow-import."
@@ -93,7 +93,7 @@ def allow_imports(what: str, options: Mapping[str, Any], job: Imports) -> None:
 
 
 def computed_by(denoiser: Denoiser, device: str, precision: str) -> tuple[str, str, tuple[str, ...]]:
-    """What computes a denoiser, how exactly, and what is to be said where that is not what was asked for."""
+    """Return device and precision of a denoiser, with notes where these differ from what was asked for."""
     notes = []
     if device != "cpu" and isinstance(denoiser, ArrayDenoiser):
         device = "cpu"
@@ -110,10 +110,10 @@ def computed_by(denoiser: Denoiser, device: str, precision: str) -> tuple[str, s
 
 
 def describe_denoiser(denoiser: Denoiser) -> dict[str, Any]:
-    """A denoiser as JSON: its name and every option. A function is told by its name."""
+    """Return a denoiser as JSON: its name and every option. A function is represented by its name."""
     options = {
         job_key(field.name): getattr(denoiser, field.name)
-        for field in dataclasses.fields(denoiser)  # type: ignore[arg-type]  # as every denoiser has to be
+        for field in dataclasses.fields(denoiser)  # type: ignore[arg-type]  # every denoiser has to be a dataclass
     }
     return {"name": denoiser.name} | {key: _as_json(value) for key, value in options.items()}
 
@@ -135,7 +135,7 @@ def _as_json(value: Any) -> Any:
 
 
 def check_paths(source: Source, output: Path) -> None:
-    """Refuse an output that is the input, lies in it, or holds it."""
+    """Refuse an output that is the input, lies in it, or contains it."""
     check_whole(source.path)
     read, written = Path(source.path).resolve(), output.resolve()
     if read == written:
@@ -149,24 +149,24 @@ def check_paths(source: Source, output: Path) -> None:
 
 
 def check_whole(path: str) -> None:
-    """Refuse an input that a run has begun to write and not finished: some of its blocks are not there.
+    """Refuse an input that a run has begun to write and not finished: some of its blocks are missing.
 
     Raises
     ------
     InputError
-        With what is done, and how to go on.
+        With the progress of that run, and how to resume it.
     """
-    for output in (Path(path), Path(path).parent):  # of an OME-Zarr group, a level is read
+    for output in (Path(path), Path(path).parent):  # the input may be a level of an OME-Zarr group
         if (
             not output.name
             or not (directory := RunDirectory(run_directory_of(output))).journal_path.is_file()
         ):
             continue
-        with suppress(DamagedData, ResumeRefused):  # damaged, or of another version: nobody knows
+        with suppress(DamagedData, ResumeRefused):  # damaged or of another version: its state is unknown
             journal = Journal.open_any(directory.journal_path)
-            if left := journal.total - len(journal.done):
+            if remaining := journal.total - len(journal.done):
                 raise InputError(
-                    f"{output} is the output of a run that has {left:,} of {counted(journal.total, 'block')} left to do. "
+                    f"{output} is the output of a run that has {remaining:,} of {counted(journal.total, 'block')} left to do. "
                     f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
                 )
 
@@ -177,8 +177,8 @@ def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Rol
     if job.tile.axes != "auto":
         tiled = list(job.tile.axes)
     else:
-        wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
-        tiled = space[-wanted:]
+        dims_wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
+        tiled = space[-dims_wanted:]
     missing = [letter for letter in tiled if letter not in axes]
     if missing:
         raise ConfigError(
@@ -233,21 +233,21 @@ def open_sides(job: Denoising, denoiser: Denoiser, source: Readable, roles: Role
 
 
 def value_range(job: Denoising, dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    given = job.input.range
-    if given != "auto":
-        return (float(given[0]), float(given[1]))
+    requested = job.input.range
+    if requested != "auto":
+        return (float(requested[0]), float(requested[1]))
     return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
 
 
 def check_units(
     denoiser: Denoiser, values: tuple[float, float] | None, sides: Mapping[str, Readable]
 ) -> None:
-    """Refuse a noise level, or a strength in the place of one, that counts in other numbers than the image that is denoised.
+    """Refuse a noise level, or a strength in its place, that is in other units than the image that is denoised.
 
     Raises
     ------
     ConfigError
-        Saying what to write.
+        With what to write instead.
     """
     if values is None:
         return
@@ -259,12 +259,12 @@ def check_units(
         if isinstance(denoiser, Leveled) and not is_known
         else None,
     }
-    for key, given in in_units.items():
-        if isinstance(given, int | float) and given > 1:
-            what, instead = ("noise", "auto") if key == "sigma" else ("strength", "sigma: auto beside it")
+    for key, setting in in_units.items():
+        if isinstance(setting, int | float) and setting > 1:
+            quantity, instead = ("noise", "auto") if key == "sigma" else ("strength", "sigma: auto beside it")
             raise ConfigError(
-                f"denoiser.{key} is {given:g}. {describe_range(values, what)} "
-                f"Write {key}: {given / (values[1] - values[0]):.3g}, or {instead}."
+                f"denoiser.{key} is {setting:g}. {describe_range(values, quantity)} "
+                f"Write {key}: {setting / (values[1] - values[0]):.3g}, or {instead}."
             )
 
 
@@ -274,9 +274,9 @@ def choose_noise_level(
     values: tuple[float, float] | None,
     previous: Mapping[str, Any] | None,
 ) -> tuple[Denoiser, float | None]:
-    """The denoiser told the noise level, if it wants one: estimated once, for the whole image.
+    """Return the denoiser with the noise level set, if it wants one: estimated once, for the whole image.
 
-    A resumed run keeps the estimate it began with.
+    A resumed run keeps the estimate that it began with.
     """
     if not denoiser.wants_noise_level:
         return denoiser, None

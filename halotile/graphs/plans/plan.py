@@ -33,11 +33,11 @@ class Need:
     total_bytes : int
         The projected peak.
     parts : str
-        The largest parts, in words.
+        The largest parts, as text.
     remedy : str
-        Sentences that say what to write instead.
+        Sentences with what to write instead.
     remark : str
-        What is to be known besides.
+        A further remark.
     """
 
     what: str
@@ -49,22 +49,22 @@ class Need:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run takes of the machine, and what there is.
+    """Resources of the machine that a run needs, and those that there are.
 
     Parameters
     ----------
     needs : tuple of Need
-        Each kind of task of a worker.
+        Memory needs of each kind of task of a worker.
     smaller : str
-        What to write so that a worker needs less, as the end of a sentence.
+        Advice by which a worker needs less, as the end of a sentence.
     machine_bytes : int, optional
         Memory that the workers share; None where they run on other machines.
     free_disk_bytes : int
-        Free space where the output goes.
+        Free space on the file system of the output.
     scratch_bytes, scratch_inodes : int
-        Scratch arrays, at most.
+        Size and files of scratch arrays, at most.
     smaller_output : str
-        What makes the output smaller, as the end of a sentence.
+        Advice by which the output becomes smaller, as the end of a sentence.
     """
 
     needs: tuple[Need, ...]
@@ -77,7 +77,7 @@ class Resources:
 
     @property
     def largest(self) -> Need:
-        """The task that takes most."""
+        """The task that needs most memory."""
         return max(self.needs, key=lambda need: need.total_bytes)
 
 
@@ -96,29 +96,29 @@ class Plan:
     Parameters
     ----------
     job : Job
-        With its number of workers decided.
+        The job with its number of workers decided.
     work : Work
         Its outputs and passes.
     cluster : Cluster
-        Where its workers live: that of the job, or a better one where the job leaves that open.
+        Cluster of the workers: that of the job, or a better one where the job leaves that open.
     requested : Requested
         Number of workers that the job asks for.
     sources : tuple of Source
         The arrays that workers read.
     files : tuple of Path
-        Files that the job reads besides.
+        Other files that the job reads.
     identity : mapping
         Everything that can change a bit of an output.
     resources : Resources
-        What it takes.
+        Needed and available resources.
     documents : Documents
         The job as configurations.
     figures : mapping
-        Figures of its kind, by name.
+        Figures of the kind of job, by name.
     notes : tuple of str
-        Sentences about what was found, or what the result will lack or cost.
+        Sentences about trial results, or what the result will lack or cost.
     earlier : Earlier
-        How it relates to the run whose directory stands there.
+        Relation to the run whose directory exists already.
     """
 
     job: Job
@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
-        """The arrays that are written; the first is named in messages and status."""
+        """The arrays that are written; messages and status name the first."""
         return self.work.outputs
 
     @property
@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def overwrite(self) -> bool:
-        """Replace arrays that stand at the outputs."""
+        """True where arrays that exist at the outputs are replaced."""
         return any(output.overwrite for output in self.outputs)
 
     @property
@@ -171,22 +171,22 @@ class Plan:
 
     @property
     def run(self) -> Run:
-        """How it is run."""
+        """The execution section of the job."""
         return self.job.run
 
     @property
     def blocks(self) -> int:
-        """Blocks of all outputs."""
+        """Number of blocks of all outputs."""
         return sum(len(output.grid) for output in self.outputs)
 
     @property
     def output_bytes(self) -> int:
-        """Size of the outputs without compression: the most they can take, but for a few checksums."""
+        """Size of the outputs without compression: the most they can need, except for a few checksums."""
         return sum(output.layout.size_bytes for output in self.outputs)
 
     @property
     def inodes(self) -> int:
-        """Files and folders, those of scratch arrays included."""
+        """Number of files and folders, those of scratch arrays included."""
         return sum(output.layout.inodes for output in self.outputs) + self.resources.scratch_inodes
 
     @property
@@ -196,17 +196,17 @@ class Plan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the identity: a journal belongs to one."""
+        """Digest of the identity, to which journals are tied."""
         return fingerprint(self.identity)
 
     @property
     def resumes(self) -> bool:
-        """True where a run goes on with the one that stands there."""
+        """True where the run resumes the earlier one."""
         return self.earlier.resumes
 
     @property
     def fresh(self) -> bool:
-        """True where what an earlier run left is thrown away."""
+        """True where the results of an earlier run are discarded."""
         return self.earlier.is_discarded
 
     def check_fits(self) -> None:
@@ -238,14 +238,14 @@ class Plan:
             self._check_disk()
 
     def _check_disk(self) -> None:
-        place, scratch = existing_parent(self.output), self.resources.scratch_bytes
-        check_inodes(self.inodes, place)
+        folder, scratch = existing_parent(self.output), self.resources.scratch_bytes
+        check_inodes(self.inodes, folder)
         if self.output_bytes + scratch <= self.resources.free_disk_bytes:
             return
         besides = f" and scratch arrays {bytes_text(scratch)}" if scratch else ""
         smaller = f", or {self.resources.smaller_output}" if self.resources.smaller_output else ""
         raise DiskRefused(
-            f"the output takes up to {bytes_text(self.output_bytes)}{besides}, and {place} has "
+            f"the output takes up to {bytes_text(self.output_bytes)}{besides}, and {folder} has "
             f"{bytes_text(self.resources.free_disk_bytes)} free. Write output.path on a larger disk{smaller}."
         )
 
@@ -280,18 +280,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Earlier:
-    """How a plan relates to the run whose directory stands beside its output.
+    """Relation of a plan to the run whose directory exists beside its output.
 
     Parameters
     ----------
     resumes : bool
-        It goes on with that run.
+        The plan resumes that run.
     differs : tuple of str
-        Where the identities differ, a line each.
+        Differences between the identities, one line each.
     same_inputs : tuple of mapping
         Other descriptions that were accepted for the input of that run.
     is_discarded : bool
-        That run is thrown away.
+        That run is discarded.
     """
 
     resumes: bool = False
@@ -301,9 +301,9 @@ class Earlier:
 
 
 def free_inodes(place: Path) -> int | None:
-    """Files and folders that a file system has room for; None where it does not count them, as btrfs."""
-    found = os.statvfs(place)
-    return found.f_favail if found.f_files else None
+    """Return the free inodes of a file system; None where it does not count them, as btrfs."""
+    statistics = os.statvfs(place)
+    return statistics.f_favail if statistics.f_files else None
 
 
 def check_inodes(needed: int, place: Path) -> None:
@@ -323,11 +323,11 @@ def check_inodes(needed: int, place: Path) -> None:
 
 
 def run_directory_of(output: str | Path) -> Path:
-    """The run directory beside an output: ``clean.zarr.run`` for ``clean.zarr``."""
+    """Return the run directory beside an output: ``clean.zarr.run`` for ``clean.zarr``."""
     path = Path(output)
     return path.with_name(path.name + ".run")
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest folder above a path that is there already."""
+    """Return the nearest folder above a path that exists."""
     return next(parent for parent in path.parents if parent.exists())

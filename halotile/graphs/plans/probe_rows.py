@@ -1,4 +1,4 @@
-"""What a trial of a device found, as rows: the tiles and batches that were tried, and the precisions."""
+"""Results of a device trial as table rows: the tiles and batches that were tried, and the precisions."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from halotile.graphs.jobs.base import Row
 from halotile.graphs.units import rate_text, shape_text
 
 Found = Mapping[str, Any]
-"""What ``Tuned.to_json()`` says."""
+"""The mapping of ``Tuned.to_json()``."""
 
 
 def probe_rows(figures: Mapping[str, Any]) -> list[Row]:
-    """What a plan found out: the precisions, where they were compared, after the tiles that were tried."""
-    found: Found | None = figures.get("tuned")
-    if not found or not found["precisions"]:
+    """Return the rows of a trial: the tiles that were tried, then the precisions where they were compared."""
+    tuned: Found | None = figures.get("tuned")
+    if not tuned or not tuned["precisions"]:
         return []
-    rows = [("", ""), ("tried on", str(found["device"]))]
-    tiles = [_tile(each) for each in found["tried"]]
+    rows = [("", ""), ("tried on", str(tuned["device"]))]
+    tiles = [_tile(trial) for trial in tuned["tried"]]
     width = max(map(len, tiles)) + 2
-    for place, (tile, each) in enumerate(zip(tiles, found["tried"], strict=True)):
-        rows.append(("tiles" if place == 0 else "", f"{tile:<{width}}{_cost(each, found)}"))
-    for place, each in enumerate(found["precisions"]):
-        rows.append(("precision" if place == 0 else "", f"{each['name']:<10}{_precision(each, found)}"))
+    for number, (tile, trial) in enumerate(zip(tiles, tuned["tried"], strict=True)):
+        rows.append(("tiles" if number == 0 else "", f"{tile:<{width}}{_cost(trial, tuned)}"))
+    for number, trial in enumerate(tuned["precisions"]):
+        rows.append(("precision" if number == 0 else "", f"{trial['name']:<10}{_precision(trial, tuned)}"))
     rows.append(("", "errors are the largest, of the brightest pixel, against float32 on a processor"))
     return rows
 
 
-def _tile(each: Found) -> str:
-    return f"{shape_text(each['tile'])}, {each['batch']} at once"
+def _tile(trial: Found) -> str:
+    return f"{shape_text(trial['tile'])}, {trial['batch']} at once"
 
 
-def _cost(each: Found, found: Found) -> str:
-    """Speed, and memory where it is a GPU's own."""
-    speed = rate_text(found["block_pixels"] / 1e6 / each["seconds"])
-    held = f", {bytes_text(each['batch_bytes'])} for them" if each["batch_bytes"] else ""
-    chosen = (each["tile"], each["batch"]) == (found["tile"], found["batch"])
-    return f"{speed}{held}{' (chosen)' if chosen and len(found['tried']) > 1 else ''}"
+def _cost(trial: Found, tuned: Found) -> str:
+    """Return speed, and memory where it is that of a GPU."""
+    speed = rate_text(tuned["block_pixels"] / 1e6 / trial["seconds"])
+    memory = f", {bytes_text(trial['batch_bytes'])} for them" if trial["batch_bytes"] else ""
+    chosen = (trial["tile"], trial["batch"]) == (tuned["tile"], tuned["batch"])
+    return f"{speed}{memory}{' (chosen)' if chosen and len(tuned['tried']) > 1 else ''}"
 
 
-def _precision(each: Found, found: Found) -> str:
-    """Speed and error.
+def _precision(trial: Found, tuned: Found) -> str:
+    """Return speed and error.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def _precision(each: Found, found: Found) -> str:
     >>> _precision({"seconds": None, "error": None, "why_not": "of GPUs only"}, {"block_pixels": 1})
     'of GPUs only'
     """
-    if each["seconds"] is None:
-        return str(each["why_not"])
-    error = each["why_not"] if each["error"] is None else f"error {each['error']:.2g}"
-    return f"{rate_text(found['block_pixels'] / 1e6 / each['seconds'])}, {error}"
+    if trial["seconds"] is None:
+        return str(trial["why_not"])
+    error = trial["why_not"] if trial["error"] is None else f"error {trial['error']:.2g}"
+    return f"{rate_text(tuned['block_pixels'] / 1e6 / trial['seconds'])}, {error}"

@@ -1,4 +1,4 @@
-"""How deep the halo must be: declared by the denoiser, probed from a network, or given and checked."""
+"""Depth of the halo: declared by the denoiser, probed from a network, or given and checked."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from halotile.tasks.trials.probe import check_ragged, probe
 from halotile.tasks.trials.rehearsal import rehearse, tiling_error
 
 DIFFER = "tiles differ from the whole image"
-"""A note that begins so is kept with the run."""
+"""Start of a note that is kept with the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The halo of a job, where it comes from, and what is to be said about it."""
+    """The halo of a job, its origin, and notes about it."""
 
     depth: Depth
-    """Before and after, for each tiled axis, in pixels."""
+    """Width before and after, for each tiled axis, in pixels."""
     align: int
     origin: str
     probed: tuple[int, int] | None = None
-    """Receptive field and alignment, where they had to be found out."""
+    """Receptive field and alignment, where they had to be probed."""
     notes: tuple[str, ...] = ()
     difference: float = 0.0
-    """How far tiles were from the whole image on a trial, relative to the largest pixel."""
+    """Largest difference between tiles and the whole image in a trial, relative to the largest pixel."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Reach:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """From what became of :func:`~dataclasses.asdict` in a file."""
+        """Build a reach from the JSON of its :func:`~dataclasses.asdict`."""
         return cls(**{name: _with_tuples(value) for name, value in stored.items()})
 
 
@@ -51,7 +51,7 @@ def _with_tuples(value: Any) -> Any:
 
 
 def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, int] | None = None) -> Reach:
-    """The depth of a job's tiles. A resumed run keeps what its first run probed: that is ``known``.
+    """Return the depth of a job's tiles. A resumed run keeps the probed values of its first run as ``known``.
 
     Raises
     ------
@@ -65,13 +65,13 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
         origin = "probed"
     if tile.depth == "auto":
         return Reach(((needed, needed),) * dims, align, origin, probed)
-    given = (tile.depth,) * dims if isinstance(tile.depth, int) else tuple(tile.depth)
-    if len(given) != dims:
+    widths = (tile.depth,) * dims if isinstance(tile.depth, int) else tuple(tile.depth)
+    if len(widths) != dims:
         raise ConfigError(
             f"tile.depth is {tile.depth}: write one number, or one for each of the {dims} tiled axes."
         )
-    depth = tuple((d, d) for d in given)
-    if min(given) >= needed:
+    depth = tuple((d, d) for d in widths)
+    if min(widths) >= needed:
         return Reach(depth, align, "given", probed)
     if tile.seams == "allow":
         return Reach(
@@ -79,16 +79,16 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
             align,
             "given",
             probed,
-            (f"depth {min(given)} is below the receptive field {needed}: seams will show",),
+            (f"depth {min(widths)} is below the receptive field {needed}: seams will show",),
         )
     raise ConfigError(
-        f"tile.depth is {min(given)} but {denoiser.title}'s receptive field is {needed}: seams would show. "
+        f"tile.depth is {min(widths)} but {denoiser.title}'s receptive field is {needed}: seams would show. "
         f"Write depth: {needed}, or depth: auto, or seams: allow."
     )
 
 
 def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ...]) -> Reach:
-    """The reach of a user's network or function after its tiles were compared with a whole image.
+    """Return the reach of a user's network or function after comparing its tiles with a whole image.
 
     Parameters
     ----------
@@ -98,26 +98,27 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
     Returns
     -------
     Reach
-        With a larger alignment, where tiles agree with the whole only then; with the difference, where they do not quite.
+        With a larger alignment, where tiles agree with the whole only then; with the difference, where they
+        do not quite agree.
 
     Raises
     ------
     ConfigError
-        When the tiles show, and nobody said by hand how far it looks, or that seams are allowed; or when the
-        network cannot take the image's far edge.
+        When the tiles show, and neither a depth was given by hand nor seams are allowed; or when the
+        network cannot process the far edge of the image.
     """
     if isinstance(denoiser, ArrayDenoiser):
         if tile.seams != "allow":
             denoiser.check_depth(reach.depth)
         return reach
-    known = denoiser.probed(*reach.probed) if reach.probed else denoiser
-    if known.alignment > 1:
-        check_ragged(known, image)
+    probed = denoiser.probed(*reach.probed) if reach.probed else denoiser
+    if probed.alignment > 1:
+        check_ragged(probed, image)
     if tile.seams == "allow":
         return reach
-    found = rehearse(known, reach.depth, image, search=reach.probed is not None)
+    rehearsal = rehearse(probed, reach.depth, image, search=reach.probed is not None)
     if reach.probed is not None:
-        if not found.agrees:
-            raise tiling_error(denoiser, found, image)
-        reach = replace(reach, align=found.alignment, probed=(reach.probed[0], found.alignment))
-    return replace(reach, difference=found.difference)
+        if not rehearsal.agrees:
+            raise tiling_error(denoiser, rehearsal, image)
+        reach = replace(reach, align=rehearsal.alignment, probed=(reach.probed[0], rehearsal.alignment))
+    return replace(reach, difference=rehearsal.difference)

@@ -1,4 +1,4 @@
-"""The figures that every plan has, as people read them."""
+"""The figures of every plan as table rows for people."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from halotile.graphs.jobs.base import Row
 from halotile.graphs.units import rate_text, shape_text
 
 Figures = Mapping[str, Any]
-"""What ``summary()`` of a plan says."""
+"""The mapping of ``summary()`` of a plan."""
 
 
 def output_rows(figures: Figures) -> list[Row]:
-    """What is cut how."""
+    """Return the rows on the output and its sizes."""
     return [
         ("blocks", _blocks(figures)),
         ("shards", f"{shape_text(figures['shard'])}, in chunks of {shape_text(figures['chunk'])}"),
@@ -22,28 +22,28 @@ def output_rows(figures: Figures) -> list[Row]:
 
 
 def device_text(figures: Figures) -> str:
-    """What computes a denoiser, and how exactly."""
+    """Return the device and the precision of a denoiser as text."""
     device = "processors" if figures["device"] == "cpu" else "GPUs"
     return f"on {device} in {figures['precision']}"
 
 
 def tiles_text(figures: Figures) -> str:
-    """How many pixels are denoised at once, and why so many."""
+    """Return the number of pixels denoised at once as text, with its reason."""
     text = f"{shape_text(figures['tile'])}, {figures['batch']} at once"
     tuned = figures.get("tuned")
     if not tuned or figures["device"] == "cpu":
         return text
     if (list(figures["tile"]), figures["batch"]) != (list(tuned["tile"]), tuned["batch"]):
-        return text  # other than was found
+        return text  # other than the trial chose
     count = len(tuned["tried"])
-    found = f"the fastest of {count} tried" if count > 1 else "tried"
+    reason = f"the fastest of {count} tried" if count > 1 else "tried"
     if tuned["records"]:
-        found += ", recorded"
-    return f"{text}: {found} on {tuned['device']}, {rate_text(tuned['megapixels_per_second'])} there"
+        reason += ", recorded"
+    return f"{text}: {reason} on {tuned['device']}, {rate_text(tuned['megapixels_per_second'])} there"
 
 
 def cost_rows(figures: Figures) -> list[Row]:
-    """What it takes, and what there is to be said."""
+    """Return the rows on the cost of the run, and its notes."""
     return [
         ("memory", _memory(figures)),
         *_device_memory(figures),
@@ -67,7 +67,7 @@ def _memory(figures: Figures) -> str:
 
 
 def _device_memory(figures: Figures) -> list[Row]:
-    """What is taken of a GPU, where that was measured."""
+    """Return the rows on the memory of a GPU, where it was measured."""
     peak, tuned = figures.get("device_memory_bytes"), figures.get("tuned")
     if peak is None or not tuned:
         return []

@@ -1,4 +1,4 @@
-"""The three sizes of a job: the shard that is written, the super-block that is worked on, the tile that is computed."""
+"""The three sizes of a job: the shard (unit of safe write), the super-block (of work), the compute tile."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from halotile.tasks.roles import Roles
 CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
 MOST_FILES = 100_000
-"""Shards grow with an image that would have more of them, as far as memory allows: file systems are slow with millions."""
+"""Number of shards above which they grow, as far as memory allows: file systems are slow with millions of files."""
 SHARES = 12
-"""A shard has at most one of so many parts of what a worker has besides its program: a block reads, computes and encodes one or more."""
+"""A shard is at most this fraction of a worker's free memory: a block reads, computes and encodes one or more."""
 TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
-"""Compute tiles worth considering, the fastest first; the smaller ones where memory is short."""
+"""Candidate compute tiles, the fastest first; the smaller ones are for little memory."""
 GPU_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
-"""Those that are tried on a GPU, where small ones in big batches may be as good, and memory for large ones may be plenty."""
+"""Candidate tiles on a GPU: small ones in big batches may be as good, and there may be memory for large ones."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
-"""On a CPU. A GPU may have blocks of twice the edge: it outruns the storage, and reads less halo."""
+"""Longest edge of a block on a CPU. A GPU may have twice the edge: it outruns the storage, and reads less halo."""
 SMALL_CONVOLUTION = 20480
 BLOCKS_PER_WORKER = 8
-"""Fewer super-blocks than this for each worker, and the last ones leave workers idle."""
+"""With fewer super-blocks than this for each worker, the last ones leave workers idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What is known of the image before sizes are chosen."""
+    """Properties of the image that the sizes depend on."""
 
     shape: tuple[int, ...]
     """Shape of the input, in pixels."""
@@ -52,7 +52,7 @@ class Geometry:
         return len(self.roles.spatial)
 
     def spread(self, field: str, size: Size, other: tuple[int, ...]) -> tuple[int, ...]:
-        """A size given for the tiled axes, as one number for each axis; ``other`` elsewhere."""
+        """Return a size given for the tiled axes, as one number for each axis; ``other`` on the others."""
         spatial = self.roles.spatial
         edges = (size,) * len(spatial) if isinstance(size, int) else tuple(size)
         if len(edges) != len(spatial):
@@ -67,31 +67,31 @@ class Geometry:
 
 
 def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
-    """Inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels.
+    """Return the inner chunk, in output pixels: never longer than the array; 1 on looped axes, whole on channels.
 
-    One that is not given is no longer than a shard that is.
+    A chunk that is not given is no longer than a given shard.
     """
-    other = [1] * len(geometry.output_shape)
+    others = [1] * len(geometry.output_shape)
     if geometry.roles.channel is not None:
-        other[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
+        others[geometry.roles.channel] = geometry.output_shape[geometry.roles.channel]
     usual = CHUNK.get(geometry.dims, 64)
-    chunk = geometry.spread("output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(other))
+    chunk = geometry.spread("output.chunk", usual if wanted.chunk == "auto" else wanted.chunk, tuple(others))
     if wanted.chunk == "auto" and wanted.shard != "auto":
         chunk = tuple(map(min, chunk, geometry.spread("output.shard", wanted.shard, chunk)))
     return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))
 
 
 class Growth(NamedTuple):
-    """What is known of the shards of a large image before their size is chosen.
+    """Limits on the size of the shards of a large image.
 
     Parameters
     ----------
     most_pixels : int
-        That memory allows in one.
+        Most pixels of a shard that memory allows.
     like : tuple of int, optional
         The shards of the input.
     kept : tuple of int, optional
-        Those of the run that goes on.
+        The shards of the run that is resumed.
     """
 
     most_pixels: int = 0
@@ -103,34 +103,34 @@ NO_GROWTH = Growth()
 
 
 def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mapping[str, Any] | None) -> Growth:
-    """How shards may grow whose pixels take so many bytes while they are computed.
+    """Return the limits for shards whose pixels need so many bytes while they are computed.
 
     Parameters
     ----------
     memory_bytes : int
-        What a worker may use.
+        Memory of a worker.
     itemsize : int
-        Of a pixel.
+        Bytes of a pixel.
     source : Source
-        What is read.
+        The input.
     previous : mapping, optional
-        What the run directory keeps of the run that goes on.
+        The stored plan of the run that is resumed.
     """
     allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
-    kept = tuple(previous["identity"]["layout"]["shard"]) if previous else None
-    return Growth(max(0, allowed) // max(4, itemsize), source.shards, kept)
+    previous_shard = tuple(previous["identity"]["layout"]["shard"]) if previous else None
+    return Growth(max(0, allowed) // max(4, itemsize), source.shards, previous_shard)
 
 
 def choose_shard(
     geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...], growth: Growth = NO_GROWTH
 ) -> tuple[int, ...]:
-    """Shard, in output pixels: a whole number of chunks, no longer than covers the array."""
+    """Return the shard, in output pixels: a whole number of chunks, no longer than covers the array."""
     if size == "auto":
-        shard = _grown(geometry, chunk, growth)
+        shard = _grow_shard(geometry, chunk, growth)
     else:
-        wanted = geometry.spread("output.shard", size, chunk)
+        requested = geometry.spread("output.shard", size, chunk)
         shard = tuple(
-            min(s, -(-n // c) * c) for s, c, n in zip(wanted, chunk, geometry.output_shape, strict=True)
+            min(s, -(-n // c) * c) for s, c, n in zip(requested, chunk, geometry.output_shape, strict=True)
         )
     for s, c in zip(shard, chunk, strict=True):
         if s % c:
@@ -141,15 +141,15 @@ def choose_shard(
     return shard
 
 
-def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
-    """The usual shard, or that of the input, twice as long on the tiled axes as often as there are too many of them."""
+def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
+    """Return the usual shard, or that of the input, doubled on tiled axes until there are few enough."""
     shape, spatial = geometry.output_shape, geometry.roles.spatial
 
     def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
-        whole = (-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
+        covering = (-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
         return tuple(
             min(s * factor, w) if i in spatial else s
-            for i, (s, w) in enumerate(zip(shard, whole, strict=True))
+            for i, (s, w) in enumerate(zip(shard, covering, strict=True))
         )
 
     def files(shard: tuple[int, ...]) -> int:
@@ -158,9 +158,9 @@ def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[
     shard = times(chunk, SHARD_CHUNKS)
     if files(shard) <= MOST_FILES:
         return shard
-    if kept := _fitting(growth.kept, geometry, chunk):
-        return kept
-    like = _fitting(growth.like, geometry, chunk)
+    if previous_shard := _fitting_shard(growth.kept, geometry, chunk):
+        return previous_shard
+    like = _fitting_shard(growth.like, geometry, chunk)
     if like and math.prod(like) <= growth.most_pixels and files(like) < files(shard):
         shard = like
     while files(shard) > MOST_FILES and (larger := times(shard, 2)) != shard:
@@ -170,10 +170,10 @@ def _grown(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[
     return shard
 
 
-def _fitting(
+def _fitting_shard(
     shard: tuple[int, ...] | None, geometry: Geometry, chunk: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """A shard from elsewhere, where it holds whole chunks and differs from them on tiled axes alone."""
+    """Return a given shard where it holds whole chunks and differs from them on tiled axes alone."""
     if shard is None or len(shard) != len(chunk):
         return None
     fits = all(
@@ -191,22 +191,22 @@ def layout_like(
     memory_bytes: int,
     previous: Mapping[str, Any] | None = None,
 ) -> Layout:
-    """The layout of an image that comes of others: its pixels are as large as those of ``source``, where it has its shape.
+    """Return the layout of a computed image: its pixels are as large as those of ``source``, if shaped alike.
 
     Parameters
     ----------
     source : Source
-        What it comes of; the axes may be fewer.
+        The image it is computed from; its axes may be fewer.
     wanted : Output
-        How it is to be stored.
+        The requested storage.
     geometry : Geometry
-        Its shape and axes.
+        Shape and axes of the image.
     dtype : dtype
-        What it is computed in: its type, where ``wanted`` says ``auto``.
+        Type of the computation: also the stored type where ``wanted`` has ``auto``.
     memory_bytes : int
-        What a worker may use.
+        Memory of a worker.
     previous : mapping, optional
-        What the run directory keeps of the run that goes on.
+        The stored plan of the run that is resumed.
     """
     chunk = choose_chunk(geometry, wanted)
     axes, alike = len(geometry.shape), source.shape == geometry.shape
@@ -227,7 +227,7 @@ def layout_like(
 
 
 def axes_like(source: Source, count: int) -> tuple[str, ...]:
-    """The axes of an image that comes of others: the last ones of ``source``, or the usual ones where it has fewer.
+    """Return the axes of a computed image: the last ones of ``source``, or the usual ones if it has fewer.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def axes_like(source: Source, count: int) -> tuple[str, ...]:
 
 
 def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:
-    """The least super-block, in input pixels: whole shards of output, aligned for the network."""
+    """Return the smallest super-block, in input pixels: whole shards of output, aligned for the network."""
     unit = []
     for i, s in enumerate(shard):
         if i in geometry.roles.spatial:
@@ -251,7 +251,7 @@ def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[int, ...]:
-    """A super-block that was given: refused unless it is a whole number of shards."""
+    """Return a super-block that was given: refused unless it is a whole number of shards."""
     block = geometry.spread("tile.block", size, unit)
     for b, u, n in zip(block, unit, geometry.shape, strict=True):
         if b % u and b < n:
@@ -265,7 +265,7 @@ def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[
 def candidate_blocks(
     geometry: Geometry, unit: tuple[int, ...], workers: int, *, on_gpu: bool = False
 ) -> list[tuple[int, ...]]:
-    """Super-blocks worth considering, largest first: k units on each tiled axis.
+    """Return candidate super-blocks, largest first: k units on each tiled axis.
 
     Larger ones read less halo; but there must be enough of them to keep all workers busy.
     """
@@ -282,9 +282,9 @@ def candidate_blocks(
 
 
 def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
-    """The shortest window on each tiled axis that is computed as the whole image is.
+    """Return the shortest window on each tiled axis that is computed as the whole image is.
 
-    torch gives a convolution over a single image of up to 20480 numbers to another library, which rounds
+    torch passes a convolution over a single image of up to 20480 numbers to another library, which rounds
     differently. An image that is itself no larger is one window.
     """
     image = [geometry.shape[i] for i in geometry.roles.spatial]
@@ -296,19 +296,19 @@ def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
     while math.prod(least) <= SMALL_CONVOLUTION:
         room = [i for i, n in enumerate(image) if least[i] < n]
         i = min(room, key=lambda axis: least[axis])
-        others = math.prod(least) // least[i]
-        least[i] = min(image[i], SMALL_CONVOLUTION // others + 1)
+        other_lengths = math.prod(least) // least[i]
+        least[i] = min(image[i], SMALL_CONVOLUTION // other_lengths + 1)
     return tuple(least)
 
 
 def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_gpu: bool = False) -> tuple[Size, ...]:
-    """Compute tiles worth considering, the likeliest first; the one that was given, if one was."""
+    """Return candidate compute tiles, the most promising first; only the given one, if there is one."""
     tiles = GPU_TILES if on_gpu else TILES
     return tiles.get(geometry.dims, (64,)) if size == "auto" else (size,)
 
 
 def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute tile on the tiled axes, in input pixels: no longer than the block or the image, aligned for the network."""
+    """Return the compute tile on the tiled axes, in input pixels: aligned, within the block and the image."""
     spread = geometry.spread("tile.size", size, geometry.shape)
     align = geometry.align
     least = (min(spread[i], block[i], geometry.shape[i]) for i in geometry.roles.spatial)

@@ -1,4 +1,4 @@
-"""The first steps of planning any job: where it writes, what an earlier run left there, what computes it."""
+"""First steps of planning any job: its output, the plan of an earlier run there, and its device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ J = TypeVar("J", bound=Job)
 
 @dataclass(frozen=True)
 class Begun:
-    """Where a job writes first, and the plan that an earlier run left there."""
+    """The first output of a job, and the plan that an earlier run left there."""
 
     output: Path
     directory: RunDirectory
@@ -35,12 +35,12 @@ class Begun:
 
 
 def begin(job: Job, request: PlanRequest) -> Begun:
-    """Look at the place of a job.
+    """Inspect the output path of a job.
 
     Raises
     ------
     OutputRefused
-        When it lies below something that is no folder.
+        When it lies below something that is not a folder.
     """
     output = Path(os.path.abspath(job.place))
     check_parents(output)
@@ -50,20 +50,20 @@ def begin(job: Job, request: PlanRequest) -> Begun:
 
 @dataclass(frozen=True)
 class Computing(Generic[J]):
-    """What computes a job.
+    """Workers and device of a job.
 
     Parameters
     ----------
     job : Job
-        With its number of workers decided.
+        The job with its number of workers decided.
     requested : Requested
         Number of workers that was asked for.
     cluster : Cluster
-        Where they live.
+        The cluster of the workers.
     device, precision : str
-        Of the denoiser.
+        Device and precision of the denoiser.
     ignored : tuple of str
-        Notes on what was asked for in vain.
+        Notes on settings that have no effect.
     machine_bytes : int, optional
         Memory that the workers share; None where they run on other machines.
     """
@@ -83,20 +83,20 @@ class Computing(Generic[J]):
 
 
 def compute_on(job: J, denoiser: Denoiser | None) -> Computing[J]:
-    """Decide what computes a job, with this denoiser if it has one; without one, the CPU.
+    """Decide workers and device of a job, with this denoiser if it has one; without one, the CPU.
 
     Raises
     ------
     ConfigError
         For a GPU where there is none.
     """
-    asked = job.run.precision
+    precision_requested = job.run.precision
     if denoiser is None:
-        remark = f"run.precision is {asked}, which is for networks: this job has none"
+        remark = f"run.precision is {precision_requested}, which is for networks: this job has none"
         device, precision = "cpu", "float32"
-        notes: tuple[str, ...] = (remark,) if asked != "float32" else ()
+        notes: tuple[str, ...] = (remark,) if precision_requested != "float32" else ()
     else:
-        device, precision, notes = computed_by(denoiser, device_of(job.run, job.cluster), asked)
+        device, precision, notes = computed_by(denoiser, device_of(job.run, job.cluster), precision_requested)
         check_device(job.run, job.cluster, device)
     cluster = cluster_for(job.cluster, device)
     job, requested = with_workers(job, cluster, device)
@@ -107,9 +107,10 @@ def compute_on(job: J, denoiser: Denoiser | None) -> Computing[J]:
 def relate(
     job: Job, identity: dict[str, Any], previous: Mapping[str, Any] | None, request: PlanRequest
 ) -> tuple[dict[str, Any], Earlier]:
-    """Return the identity of a job, and how it relates to the run that stands at its place.
+    """Return the identity of a job, and its relation to the run that exists at its output.
 
-    Where the input was accepted as the same image as that of the earlier run, the identity describes it as that run did.
+    Where the input was accepted as the same image as that of the earlier run, the identity describes it as
+    that run did.
     """
     if previous is None:
         return identity, Earlier(is_discarded=request.fresh)
@@ -127,5 +128,5 @@ def relate(
 
 
 def free_bytes(output: Path) -> int:
-    """Return the free space where an output goes."""
+    """Return the free space on the file system of an output."""
     return shutil.disk_usage(existing_parent(output)).free

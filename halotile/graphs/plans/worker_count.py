@@ -1,4 +1,4 @@
-"""How many workers a run has where the job leaves that open: what the cores and the memory here allow, or all of an allocation."""
+"""Number of workers where the job leaves it open: as cores and memory permit, or all of an allocation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from halotile.graphs.plans.devices import chosen
 from halotile.graphs.plans.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
 
 USUAL = 2
-"""Where others give as many as are asked for."""
+"""Number of workers where a cluster gives as many as are asked for."""
 AJob = TypeVar("AJob", bound=Job)
 
 
 class Count(NamedTuple):
-    """A number of workers.
+    """A number of workers, with its reason.
 
     Parameters
     ----------
     workers : int
-        How many.
+        The number.
     why : str
-        In a few words; nothing where it is as written.
+        The reason in a few words; empty where the number is as written.
     """
 
     workers: int
@@ -37,12 +37,12 @@ class Count(NamedTuple):
 
 
 def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str, str] = os.environ) -> Count:
-    """The number of workers of a run that computes on ``device``.
+    """Return the number of workers of a run that computes on ``device``.
 
     Raises
     ------
     ConfigError
-        Where a GPU is asked for that is not there.
+        Where a GPU is asked for that does not exist.
     ClusterFailed
         In an allocation, when Slurm does not answer.
 
@@ -60,7 +60,7 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
         return Count(run.workers)
     if traits.is_here:
         return (
-            _of_this_machine(run, environment)
+            _workers_of_this_machine(run, environment)
             if device == "cpu"
             else Count(USUAL, "which share the first GPU")
         )
@@ -69,7 +69,7 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
     return Count(USUAL, "as many as are asked for: run.workers")
 
 
-def _of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
+def _workers_of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
     cores, memory = cores_here(environment), machine_bytes()
     room = workers_that_fit(memory, max(parse_bytes(run.memory_per_worker), IMPORTS_BYTES))
     if cores <= room:
@@ -82,14 +82,14 @@ def _of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
 
 
 class Requested(NamedTuple):
-    """The number of workers that a job has asked for, and why it has another.
+    """The number of workers that a job asked for, and why the plan has another.
 
     Parameters
     ----------
     workers : int or "auto"
-        As it is written.
+        The number as written.
     why : str
-        In a few words; nothing where it has what is written.
+        The reason in a few words; empty where the plan has the number as written.
     """
 
     workers: int | Auto
@@ -97,7 +97,7 @@ class Requested(NamedTuple):
 
 
 def with_workers(job: AJob, cluster: Cluster, device: str) -> tuple[AJob, Requested]:
-    """A job with its number of workers decided, and what it was before."""
+    """Return a job with its number of workers decided, and the number that it asked for."""
     workers, why = workers_of(job.run, cluster, device)
     return replace(job, run=replace(job.run, workers=workers)), Requested(job.run.workers, why)
 
@@ -105,14 +105,14 @@ def with_workers(job: AJob, cluster: Cluster, device: str) -> tuple[AJob, Reques
 def no_more_than(
     job: AJob, requested: Requested, shape: tuple[int, ...], unit: tuple[int, ...]
 ) -> tuple[AJob, Requested]:
-    """The same without workers that would have nothing to do, where their number is not somebody's own.
+    """Return the same without workers that would be idle, where their number was not set by the user.
 
     Parameters
     ----------
     job : Job
-        With its number of workers decided.
-    requested : Asked
-        What it was before.
+        The job with its number of workers decided.
+    requested : Requested
+        The number that was asked for.
     shape, unit : tuple of int
         Shapes of the image and of the smallest block, in pixels.
     """

@@ -1,1 +1,1 @@
-"""Rules for the values of a job, each with the words of its error. No image is looked at here."""
+"""Rules for the values of a job, each with its error message. No image is opened here."""

@@ -1,4 +1,4 @@
-"""Sections of a job file as arguments of functions: a mapping in the same words, or the one word that matters most."""
+"""Sections of a job file as function arguments: a mapping with the same keys, or only the value of the main key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from halotile.graphs.rules.words import dotted, nearest, shown
 
 T = TypeVar("T")
 Words = Mapping[str, Any]
-"""A section of a job in the words of a job file."""
+"""A section of a job with the keys of a job file."""
 
 
 def section(name: str, kind: type[T], written: str | Words, first: str = "name") -> T:
-    """A section from its words; a word alone is its ``first`` key.
+    """Build a section from its keys and values; a single word is the value of its ``first`` key.
 
     Raises
     ------
     ConfigError
-        For a key that it does not have.
+        For a key that the section does not have.
 
     Examples
     --------
@@ -36,25 +36,25 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
         raise ConfigError(
             f'{name} is {shown(written)}: that is neither a {first} nor a mapping. Write {{"{first}": ...}}.'
         )
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as every section is
+    keys = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as every section is
     for key in values:
-        if key not in known:
-            near = nearest(str(key), known)
+        if key not in keys:
+            near = nearest(str(key), keys)
             raise ConfigError(
                 f"{name} has no key {key!r}; "
-                + (f"did you mean {near}?" if near else f"write some of {', '.join(known)}.")
+                + (f"did you mean {near}?" if near else f"write some of {', '.join(keys)}.")
             )
-    # A job is a value: its lists are tuples, however they are written.
+    # A job is a value: its lists become tuples, whether they were given as lists or tuples.
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
 def cluster_of_script(written: str | Words | Cluster) -> Cluster:
-    """The cluster that an argument of a call describes which starts it.
+    """Return the cluster that an argument describes, for a call that starts it.
 
     Raises
     ------
     ConfigError
-        As :func:`cluster_of`; and in one of several copies of a script.
+        As :func:`cluster_of`; also in one of several copies of a script.
     """
     choice = cluster_of(written)
     check_one_script(kind_of(choice))
@@ -62,7 +62,7 @@ def cluster_of_script(written: str | Words | Cluster) -> Cluster:
 
 
 def cluster_of(written: str | Words | Cluster) -> Cluster:
-    """The cluster that an argument describes.
+    """Return the cluster that an argument describes.
 
     Raises
     ------
@@ -75,6 +75,6 @@ def cluster_of(written: str | Words | Cluster) -> Cluster:
     ('slurm', ('module load cuda',))
     """
     choice = written if isinstance(written, Cluster) else section("cluster", Cluster, written, "kind")
-    for place, message in apply_rules(OF_CLUSTERS, {"cluster": choice}).items():
-        raise ConfigError(f"{dotted(place)}: {message}")
+    for position, message in apply_rules(OF_CLUSTERS, {"cluster": choice}).items():
+        raise ConfigError(f"{dotted(position)}: {message}")
     return choice

@@ -1,4 +1,4 @@
-"""A job checked before any image is looked at: every value, and all parts that have to agree."""
+"""Checks of a job before any image is opened: every value, and all parts that have to agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Position = tuple[str | int, ...]
 
 
 def check_job(job: Job) -> None:
-    """Refuse a job with values that no image could make right, or with parts that do not agree.
+    """Refuse a job with values that are wrong for every image, or with parts that do not agree.
 
     Raises
     ------
@@ -36,13 +36,13 @@ def check_job(job: Job) -> None:
     halotile.errors.ConfigError: run.workers: 0 is too small; write at least 1
     """
     kind = kind_of(job)
-    found = dict(_value_faults(job, checks_of(kind)))
-    if not found:
+    faults_found = dict(_value_faults(job, checks_of(kind)))
+    if not faults_found:
         parts = {
             name: getattr(job, name) for name, hint in get_type_hints(type(job)).items() if hint is not Any
         }
-        found = disagreements(kind, {name: part for name, part in parts.items() if name != "denoiser"})
-    faults = [f"{dotted(position)}: {message}" for position, message in found.items()]
+        faults_found = disagreements(kind, {name: part for name, part in parts.items() if name != "denoiser"})
+    faults = [f"{dotted(position)}: {message}" for position, message in faults_found.items()]
     if len(faults) > 1:
         faults.insert(0, f"{len(faults)} problems in the job; nothing was started")
     if faults:
@@ -55,14 +55,14 @@ def checks_of(kind: JobKind) -> Mapping[tuple[str, str], Check]:
 
 
 def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str]:
-    """Return the faults of parts that have to agree, as far as the parts are known.
+    """Return the faults of parts that have to agree, as far as these parts are known.
 
     Parameters
     ----------
     kind : JobKind
         The kind of job.
     parts : mapping
-        Its sections, lists and values by name; a denoiser that it names, as ``denoiser``.
+        Its sections, lists and values by name; a denoiser that it names is passed as ``denoiser``.
 
     Examples
     --------

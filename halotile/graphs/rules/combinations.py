@@ -1,7 +1,7 @@
-"""Rules for parts of a job that have to agree, as several kinds of jobs share them.
+"""Rules for parts of a job that have to agree, shared by several kinds of jobs.
 
-A rule takes parts of a job by their names and yields faults with their places. One that takes a part
-that is wrong itself is left out.
+A rule takes parts of a job by their names and yields faults with their places. A rule that takes a part
+which is itself wrong is skipped.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from halotile.graphs.rules.words import shown
 from halotile.tasks.denoisers.base import Denoiser
 
 Faults = Iterator[tuple[tuple[str | int, ...], str]]
-"""Places of faults, and messages."""
+"""Places of faults, with their messages."""
 
 
 def apply_rules(rules: Iterable[Rule], parts: Mapping[str, Any]) -> dict[tuple[str | int, ...], str]:
-    """Return the faults that rules find in the parts that are known, by place; the first rule that finds one counts."""
-    found: dict[tuple[str | int, ...], str] = {}
+    """Return the faults of rules on the known parts, by place; the first rule to find a fault counts."""
+    faults: dict[tuple[str | int, ...], str] = {}
     for rule in rules:
-        wanted = inspect.signature(rule).parameters
-        if wanted.keys() <= parts.keys():
-            found = dict(rule(**{name: parts[name] for name in wanted})) | found
-    return found
+        parameters = inspect.signature(rule).parameters
+        if parameters.keys() <= parts.keys():
+            faults = dict(rule(**{name: parts[name] for name in parameters})) | faults
+    return faults
 
 
 def check_sizes(output: Output, tile: Tile, scale: int) -> Faults:
-    """Sizes that have to be multiples of one another."""
+    """Yield sizes that are not multiples of one another as they have to be."""
     shard, chunk, block = output.shard, output.chunk, tile.block
     if message := _multiple(shard, chunk, "output.chunk", "a shard holds whole chunks"):
         yield ("output", "shard"), message
@@ -42,7 +42,7 @@ def check_sizes(output: Output, tile: Tile, scale: int) -> Faults:
 
 
 def check_depth(tile: Tile, denoiser: Denoiser) -> Faults:
-    """A depth for a denoiser that declares how far it looks."""
+    """Yield a depth that conflicts with a denoiser which declares its receptive field."""
     needed = denoiser.receptive_field()
     if tile.depth == "auto" or tile.seams == "allow" or needed is None:
         return
@@ -59,7 +59,7 @@ def _numbers(size: Size) -> tuple[int, ...]:
 
 
 def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | None:
-    """What is wrong with a size that has to be a multiple of another, where both are told on the same axes."""
+    """Return the fault of a size that has to be a multiple of another, where both are given for the same axes."""
     if isinstance(size, str) or isinstance(unit, str):
         return None
     sizes, units = _numbers(size), _numbers(unit)
@@ -75,7 +75,7 @@ def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | 
 
 
 def _scheduler_of_cluster(cluster: Cluster) -> Faults:
-    """Where a running scheduler is, of which there is one."""
+    """Yield a scheduler's address that is missing, given twice, or not for this kind of cluster."""
     given = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
     joins = traits_of(cluster.kind).joins
     if cluster.kind != AUTO and not joins:
@@ -94,7 +94,7 @@ def _scheduler_of_cluster(cluster: Cluster) -> Faults:
 
 
 def _keys_of_cluster(cluster: Cluster) -> Faults:
-    """What some batch systems have nothing of."""
+    """Yield keys that have no meaning for a batch system."""
     for key in traits_of(cluster.kind).ignored:
         if (value := getattr(cluster, key)) is not None:
             yield (
@@ -104,7 +104,7 @@ def _keys_of_cluster(cluster: Cluster) -> Faults:
 
 
 def _gpus_of_cluster(cluster: Cluster) -> Faults:
-    """Which GPUs are said on one machine, how many for each worker elsewhere."""
+    """Yield GPUs that are named where a number per worker is needed, or given where workers share one."""
     gpus = traits_of(cluster.kind).gpus
     if gpus == "shared" and cluster.gpus:
         yield (
@@ -120,7 +120,7 @@ def _gpus_of_cluster(cluster: Cluster) -> Faults:
 
 
 def _device_of_run(run: Run) -> Faults:
-    """Formats that CPUs have none of."""
+    """Yield number formats that CPUs do not support."""
     if run.precision == "tf32" and run.device == "cpu":
         yield (
             ("run", "precision"),
@@ -129,7 +129,7 @@ def _device_of_run(run: Run) -> Faults:
 
 
 def _encryption_of_cluster(cluster: Cluster) -> Faults:
-    """Who may be without: nobody beyond loopback."""
+    """Yield connections beyond loopback that would not be encrypted."""
     remote = cluster.kind != AUTO and traits_of(cluster.kind).is_remote
     address = cluster.address or ""
     if not cluster.tls and (remote or (address and not is_loopback(host_of(address)))):
@@ -150,4 +150,4 @@ OF_CLUSTERS: tuple[Rule, ...] = (
     _encryption_of_cluster,
     _device_of_run,
 )
-"""Rules of every kind of job."""
+"""Rules for every kind of job."""

@@ -1,4 +1,4 @@
-"""The options of an operator as a job writes them: files for arrays and images, mappings for operators."""
+"""Options of an operator as a job file has them: paths for arrays and images, mappings for operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRITTEN: Mapping[Kind, Any] = {"array": Path, "image": Path, "operators": tuple
 
 
 def stand_ins(operator: type) -> dict[str, Kind]:
-    """What stands for something else in a job: an array or an image by its path, operators by their mappings.
+    """Return the fields that a job writes differently: an array or an image by its path, operators by their mappings.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def _kind_of(hint: Any) -> Kind | None:
 
 @functools.cache
 def as_written(operator: type, own: type | None = None) -> type:
-    """The dataclass of what a job writes of an operator: its options, after the keys of ``own`` that are not its name.
+    """Return the dataclass of an operator in a job file: the keys of ``own`` except its name, then its options.
 
     It refuses what the operator refuses, without opening a file.
 
@@ -64,14 +64,14 @@ def as_written(operator: type, own: type | None = None) -> type:
     halotile.errors.ConfigError: boundary is 'round': write one of circular, reflect, replicate, zero, valid.
     """
     hints, kinds = typing.get_type_hints(operator), stand_ins(operator)
-    written = _own(own) if own else []
+    written = _own_fields(own) if own else []
     for field in dataclasses.fields(operator):
         key = job_key(field.name)
-        written.append((_attribute(field.name), _written(hints[field.name], kinds.get(key)), _default(field)))
+        written.append((_name_of(field.name), _type_of(hints[field.name], kinds.get(key)), _default(field)))
 
     def check(self: Any) -> None:
-        values = {f.name: getattr(self, _attribute(f.name)) for f in dataclasses.fields(operator)}
-        operator(**{name: _tried(value, kinds.get(job_key(name))) for name, value in values.items()})
+        values = {f.name: getattr(self, _name_of(f.name)) for f in dataclasses.fields(operator)}
+        operator(**{name: _trial_value(value, kinds.get(job_key(name))) for name, value in values.items()})
 
     namespace = {
         "__post_init__": check,
@@ -83,14 +83,14 @@ def as_written(operator: type, own: type | None = None) -> type:
     )
 
 
-def _attribute(field: str) -> str:
-    """What stands for a field: its key, unless Python has that word for itself."""
+def _name_of(field: str) -> str:
+    """Return the key of a field in a dataclass: the field's name, changed where it is a Python keyword."""
     key = job_key(field)
     return field if keyword.iskeyword(key) else key
 
 
-def _own(choice: type) -> list[tuple[str, Any, Any]]:
-    """What a choice has besides its name and its options."""
+def _own_fields(choice: type) -> list[tuple[str, Any, Any]]:
+    """Return the fields of a choice other than its name and its options."""
     hints = typing.get_type_hints(choice)
     fields = (field for field in dataclasses.fields(choice) if field.name not in ("name", "options"))
     return [
@@ -98,8 +98,8 @@ def _own(choice: type) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _written(hint: Any, kind: Kind | None) -> Any:
-    """The type of what a job writes: a file for an array, a name for an object of Python's."""
+def _type_of(hint: Any, kind: Kind | None) -> Any:
+    """Return the type of a value in a job file: a path for an array, a name for a Python object."""
     if kind is not None:
         return _WRITTEN[kind] | None if type(None) in parts(hint) else _WRITTEN[kind]
     return str if {str, Any} == set(parts(hint)) else hint
@@ -109,8 +109,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return dataclasses.field(default=field.default, default_factory=field.default_factory)
 
 
-def _tried(value: Any, kind: Kind | None) -> Any:
-    """A value that the operator can be tried with: what a file holds is not known yet."""
+def _trial_value(value: Any, kind: Kind | None) -> Any:
+    """Return a value that the operator can be tried with: the content of a file is not known yet."""
     if value is None or kind is None:
         return value
     return {"array": np.ones((1, 1)), "image": Constant((1, 1), np.dtype("float32")), "operators": ()}[kind]

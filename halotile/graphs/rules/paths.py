@@ -1,4 +1,4 @@
-"""Paths that a script gives, as they stand in a job: whole, so that a run can go on from any folder."""
+"""Paths given by a script, made absolute for the job, so that a run can be resumed from any folder."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from halotile.registry import find, names
 
 
 def whole_path(argument: str, place: Any) -> str:
-    """A path as text: ``~`` written out, a relative one from the folder that the script was started in.
+    """Return a path as text: ``~`` expanded, relative paths resolved against the starting folder of the script.
 
     Addresses such as ``s3://`` stay as they are.
 
     Parameters
     ----------
     argument : str
-        What the script calls it.
+        Name of the argument in the script.
     place : str or path
         The path.
 
     Raises
     ------
     ConfigError
-        When it is no path.
+        When it is not a path.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def whole_path(argument: str, place: Any) -> str:
 
 
 def with_whole_paths(job: Reconstruction) -> Reconstruction:
-    """A job whose every path that is read is whole."""
+    """Return a job in which every path that is read is absolute."""
     start, reference = (
         path and whole_path(key, path) for key, path in (("start", job.start), ("reference", job.reference))
     )
@@ -61,14 +61,14 @@ def with_whole_paths(job: Reconstruction) -> Reconstruction:
 
 
 def whole_choice(choice: OperatorChoice) -> OperatorChoice:
-    """A measurement whose every path is whole."""
+    """Return a measurement in which every path is absolute."""
     return replace(
         choice, data=whole_path("data", choice.data), options=_whole_options(choice.name, choice.options)
     )
 
 
 def _whole_options(name: str, options: Any) -> dict[str, Any]:
-    """The options of an operator; those of operators inside it as well."""
+    """Return the options of an operator with absolute paths, those of nested operators included."""
     if "operator" in options or name not in names("operators"):
         return dict(options)
     meant = stand_ins(find("operators", name).OPERATOR)

@@ -1,7 +1,7 @@
-"""Values of a job that cannot be, each with the words that say so.
+"""Checks of single values of a job, each with its error message.
 
-A job file and a script both come by here, so the same value gets the same words. The planner checks what
-takes the image to know, and a denoiser its own options.
+Job files and scripts both use these checks, so the same value gets the same message. The planner checks
+what depends on the image, and a denoiser checks its own options.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float
 
 
 _LONGEST_NAME = 230
-"""Bytes of the name of an output. File systems take 255, and what lies beside it has a longer one."""
+"""Longest name of an output, in bytes. File systems allow 255, and the names beside an output are longer."""
 _PREVIEWS = {".tif": "a TIFF", ".tiff": "a TIFF", ".png": "a PNG"}
 _OTHER_FORMATS = re.compile(r"\.(tiff?|png|jpe?g|bmp|gif|np[yz]|h5|hdf5?|nc|mat|zip)", re.IGNORECASE)
 
@@ -44,7 +44,7 @@ class AtLeast:
     least: int
 
     def __call__(self, value: Any) -> str | None:
-        """What is wrong with the value, if anything."""
+        """Return the fault of the value, if it has one."""
         numbers = value if isinstance(value, list | tuple) else [value]
         if len(numbers) > 0 and all(isinstance(n, str) or self.least <= n < math.inf for n in numbers):
             return None
@@ -60,7 +60,7 @@ class Above:
     bound: float
 
     def __call__(self, value: float | str) -> str | None:
-        """What is wrong with the value, if anything."""
+        """Return the fault of the value, if it has one."""
         if isinstance(value, str) or self.bound < value < math.inf:
             return None
         if not math.isfinite(value):
@@ -70,7 +70,7 @@ class Above:
 
 @dataclass(frozen=True)
 class Named:
-    """A check that a word names an extension. It is looked up by name only: to import it would load Dask.
+    """A check that a word names an extension. It is looked up by name only: importing it would load Dask.
 
     Examples
     --------
@@ -81,20 +81,20 @@ class Named:
     word: str
     registry: str
     without: tuple[str, ...] = ()
-    """Names that are not for jobs."""
+    """Names that jobs cannot use."""
     besides: tuple[str, ...] = ()
-    """Words that may be written as well."""
+    """Other words that are accepted."""
 
     @property
     def names(self) -> list[str]:
-        """What may be written."""
+        """Return the accepted words."""
         return [*self.besides, *(name for name in registry.names(self.registry) if name not in self.without)]
 
     def __call__(self, value: str) -> str | None:
-        """What is wrong with the value, if anything."""
+        """Return the fault of the value, if it has one."""
         if value in self.names:
             return None
-        near = nearest(value, self.names, likeness=0.5)  # they are short
+        near = nearest(value, self.names, likeness=0.5)  # the names are short
         hint = f"did you mean {near}?" if near else f"write one of {', '.join(self.names)}"
         return f"no {self.word} is called {value}; {hint}"
 
@@ -148,7 +148,7 @@ def output_path(value: str) -> str | None:
 
 
 def _output_name(path: PurePath) -> str | None:
-    """What is wrong with the last part of an output's path.
+    """Return the fault of the last part of an output's path, if it has one.
 
     Examples
     --------
@@ -181,7 +181,7 @@ def _walltime(value: str) -> str | None:
 
 
 def _one_line(value: str) -> str | None:
-    """It stands in a job script, where what follows on another line is a command."""
+    """Refuse more than one line: the value is written into a job script, where a second line would be a command."""
     return (
         None
         if value.isprintable() and value.strip()
@@ -190,14 +190,12 @@ def _one_line(value: str) -> str | None:
 
 
 def _directives(value: Any) -> str | None:
-    for each in value:
-        if not each.isprintable():
-            return f"{shown(each)} is more than a line; write an entry for each directive"
-        if each.lstrip().startswith("#"):
-            instead = each.lstrip("# ").partition(" ")[2]
-            return (
-                f"{shown(each)} has the mark of a directive before it, which is added; write {shown(instead)}"
-            )
+    for directive in value:
+        if not directive.isprintable():
+            return f"{shown(directive)} is more than a line; write an entry for each directive"
+        if directive.lstrip().startswith("#"):
+            instead = directive.lstrip("# ").partition(" ")[2]
+            return f"{shown(directive)} has the mark of a directive before it, which is added; write {shown(instead)}"
     return None
 
 
@@ -229,4 +227,4 @@ COMMON: Mapping[tuple[str, str], Check] = {
     ("cluster", "cores"): AtLeast(1),
     ("cluster", "gpus"): AtLeast(0),
 }
-"""Checks of the sections that several kinds of jobs share, by section and key. Nothing is checked that is left empty."""
+"""Checks of the sections that several kinds of jobs share, by section and key. Empty values are not checked."""

@@ -1,4 +1,4 @@
-"""Values and types in the words of a job file."""
+"""Values and types as a job file writes them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 ALIKE = {"gpu": ("cuda", "local-cuda"), "gpus": ("cuda", "local-cuda")}
-"""What is meant by words that are not spelt alike."""
+"""Words that users write, with the accepted words of the same meaning."""
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def shown(value: Any) -> str:
-    """A value as a person would write it in YAML, cut where it is long.
+    """Return a value as YAML would have it, shortened where it is long.
 
     Examples
     --------
@@ -25,13 +25,13 @@ def shown(value: Any) -> str:
     """
     try:
         text = json.dumps(value, ensure_ascii=False)
-    except TypeError:  # from Python, anything may come
+    except TypeError:  # a script may pass any object
         text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """A place in a job as it is written on the command line.
+    """Return a place in a job as it is written on the command line.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | None:
-    """The word that was probably meant, if one is near.
+    """Return the word that was probably meant, if one is similar enough.
 
     Examples
     --------
@@ -57,12 +57,12 @@ def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | 
     by_lower = {known.lower(): known for known in words}
     if alike := next((known for known in ALIKE.get(word.lower(), ()) if known in by_lower), None):
         return by_lower[alike]
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
-    return by_lower[found[0]] if found else None
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
+    return by_lower[matches[0]] if matches else None
 
 
 def parts(annotation: Any) -> list[Any]:
-    """The types that an annotation allows.
+    """Return the types that an annotation allows.
 
     Examples
     --------
@@ -75,13 +75,13 @@ def parts(annotation: Any) -> list[Any]:
 
 
 def choices(annotation: Any) -> list[str]:
-    """The fixed words that a type allows."""
+    """Return the fixed words that a type allows."""
     literals = (part for part in parts(annotation) if get_origin(part) is Literal)
     return [str(word) for part in literals for word in get_args(part)]
 
 
 def expected(annotation: Any) -> str:
-    """A type, in words.
+    """Describe a type in words.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def _phrase(part: Any) -> str:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value is of a type. Nothing is converted, but a list does for a tuple.
+    """Return True where a value is of a type. Nothing is converted, but a list is accepted for a tuple.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""One pass over blocks: they stream through a cluster, receipts come back, the journal grows."""
+"""One pass over blocks: they are sent through a cluster, receipts come back, and the journal grows."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.block import BadBlock, Receipt
 
 TASK_SECONDS = 1.0
-"""How long a task lasts at least, where nothing is lost between two."""
+"""Minimum duration of a task where no time is lost between two tasks."""
 SYNC_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
-"""After so long without an answer it is looked whether anybody is there to give one."""
+"""Time without an answer after which the pass checks that there are still workers."""
 
 
 class BlockPass:
-    """The state of one pass over blocks, which may take several clusters.
+    """The state of one pass over blocks, which may need several clusters.
 
     Parameters
     ----------
     wanted : Pass
-        What is done to which blocks.
+        The task and its blocks.
     journal : Journal
-        What is done.
+        Record of the blocks that are done.
     context : RunContext
         The run.
     ledger : Ledger, optional
-        Where the sums of the blocks go.
+        Storage of the sums of the blocks.
     bad : mapping, optional
-        Blocks that are given up already.
+        Blocks that have been given up already.
     seconds_per_block : float, optional
-        Duration of a block in an earlier pass of this phase; of this one, once it is through.
+        Duration of a block in an earlier pass of this phase; of this one, once it is finished.
     """
 
     def __init__(
@@ -76,27 +76,27 @@ class BlockPass:
         self.seconds_per_block = seconds_per_block or wanted.seconds_per_block
         self.attempts: dict[int, int] = {}
         self.bad: dict[int, BadBlock] = dict(bad or {})
-        """Blocks that are given up."""
+        """Blocks that have been given up."""
         self.disk_error: str | None = None
         """Error of a full disk that ended the pass early."""
         self.untidy = False
-        """True once a worker was lost, which may have left half a file behind."""
+        """True once a worker was lost, which may have left part of a file behind."""
         self.synced = time.monotonic()
         self._missing: str | None = None
 
     def left(self) -> int:
-        """How many blocks are neither done nor given up."""
+        """Return the number of blocks that are neither done nor given up."""
         return len(self.task.grid) - len(self.journal.done) - len(self.bad)
 
     def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
-        """Send what is left through a cluster, until nothing is or the disk is full.
+        """Process the remaining blocks on a cluster, until none is left or the disk is full.
 
         Parameters
         ----------
         cluster : Cluster
             Running workers.
         preparing : str
-            What the reports call the time in which they load the job.
+            Name in reports of the time in which workers load the job.
 
         Raises
         ------
@@ -110,9 +110,9 @@ class BlockPass:
         self.held.begin(self.journal, self.wanted.title)
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
-        with ExitStack() as held:
+        with ExitStack() as stack:
             with self.status.ticking(partial(self.progress, preparing)):
-                held.enter_context(prepared(cluster.client, plugin))
+                stack.enter_context(prepared(cluster.client, plugin))
             self.stop_if_asked()
             if cluster.dashboard:
                 self._show(cluster)
@@ -131,11 +131,11 @@ class BlockPass:
             )
 
     def progress(self, phase: str) -> Progress:
-        """Return how far the run is."""
+        """Return the progress of the run."""
         return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
 
     def _show(self, cluster: Cluster) -> None:
-        """Have the dashboard begin with this pass."""
+        """Restart the dashboard's page with this pass."""
         done = self.journal.done
         total = len(self.task.grid)
         show_blocks(cluster.client, self.phase, done=len(done), total=total, stages=self.wanted.stages)
@@ -165,21 +165,21 @@ class BlockPass:
         self.status.watch.in_flight = stream.in_flight
         present = workers_of(cluster.client)
         try:
-            for answers in stream.answers(self._todo(), self.left()):
+            for answers in stream.answers(self._remaining(), self.left()):
                 for answer in sorted(answers, key=lambda answer: answer.error is not None):
-                    self._take(answer, stream)
+                    self._process_answer(answer, stream)
                 self._watch(stream)
                 if not answers and stream.silent_seconds > SILENCE_SECONDS:
-                    self._look_at(cluster, stream)
-            # A scheduler of somebody else's may have sent a lost worker's tasks elsewhere by itself.
+                    self._check_workers(cluster, stream)
+            # A scheduler that the user started may have sent a lost worker's tasks elsewhere by itself.
             self.untidy |= not present <= workers_of(cluster.client)
         finally:
             self.seconds_per_block = grouping.seconds_per_block
             self.untidy |= stream.lost > 0
             stream.abandon()
 
-    def _look_at(self, cluster: Cluster, stream: Stream) -> None:
-        """Where all workers are lost, others may be waiting in a queue: blocks are not to blame."""
+    def _check_workers(self, cluster: Cluster, stream: Stream) -> None:
+        """Check for workers: where all are lost, others may be queued, and the blocks are not the cause."""
         if (missing := cluster.missing()) is not None:
             cluster.check()
             stream.be_patient()
@@ -187,27 +187,27 @@ class BlockPass:
                 self.status.report(f"no worker is there: {missing}")
         self._missing = missing
 
-    def _todo(self) -> Iterator[int]:
+    def _remaining(self) -> Iterator[int]:
         todo = self.journal.done.complement(len(self.task.grid))
         return itertools.filterfalse(self.bad.__contains__, iter(todo))
 
-    def _take(self, answer: Answer, stream: Stream) -> None:
-        """Enter an answer: good blocks into the journal, bad ones back into the stream."""
+    def _process_answer(self, answer: Answer, stream: Stream) -> None:
+        """Process an answer: good blocks go into the journal, bad ones back into the stream."""
         if answer.error is not None:
-            self._lost(answer, stream)
+            self._handle_failed_task(answer, stream)
             return
         receipt: Receipt = answer.result
         self._mark(receipt, stream)
         self.status.count(receipt)
-        self._note_batch(receipt.batch)
+        self._report_batch(receipt.batch)
         self.status.note_cpu_kind(receipt.cpu_kind)
         for bad in receipt.bad:
             self._retry(bad, stream)
-        begun = {*receipt.done, *(bad.number for bad in receipt.bad)}
-        stream.hand_back(number for number in answer.numbers if number not in begun)
+        begun_blocks = {*receipt.done, *(bad.number for bad in receipt.bad)}
+        stream.hand_back(number for number in answer.numbers if number not in begun_blocks)
 
-    def _note_batch(self, batch: int) -> None:
-        """Report a worker that computes fewer tiles at once, for want of memory; a resumed run begins so."""
+    def _report_batch(self, batch: int) -> None:
+        """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
         before = self.status.batch or self.task.batch
         if 0 < batch < before:
             self.status.batch_fell(batch, before)
@@ -220,16 +220,16 @@ class BlockPass:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._disk_is_full(f"{error} (the journal)", stream)
+            self._stop_at_full_disk(f"{error} (the journal)", stream)
 
-    def _disk_is_full(self, error: str, stream: Stream) -> None:
+    def _stop_at_full_disk(self, error: str, stream: Stream) -> None:
         self.disk_error = error
         stream.drain()
 
-    def _lost(self, answer: Answer, stream: Stream) -> None:
-        """A task that failed as a whole. If it was one block, the block is to blame."""
+    def _handle_failed_task(self, answer: Answer, stream: Stream) -> None:
+        """Handle a task that failed as a whole. If it was a single block, that block is the cause."""
         error = answer.error
-        # What blocks are to blame for comes in a receipt: such a worker could not be set up, and none after it will be.
+        # Failures caused by blocks come in a receipt: this worker could not be set up, and none after it will be.
         if isinstance(error, ConnectionError | ConfigError | WeightsError):
             raise error
         if len(answer.numbers) > 1:
@@ -248,12 +248,12 @@ class BlockPass:
 
     def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
         with suppress(InputUnreadable):
-            self.held.check_place()  # where that is gone, no block is to blame
+            self.held.check_place()  # where the output is gone, no block is the cause
         if bad.kind == "disk":
-            self._disk_is_full(bad.error, stream)
+            self._stop_at_full_disk(bad.error, stream)
             return
         tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
-        # What is refused once is refused again.
+        # Input that was refused once is refused again.
         if bad.kind != "input" and tried <= self.options.retries:
             self.status.retry(bad)
             stream.again([bad.number], alone=alone)
@@ -262,7 +262,7 @@ class BlockPass:
         self.status.give_up(bad)
 
     def _watch(self, stream: Stream) -> None:
-        """Between answers: heed signals, sync the journal, tell how far it is."""
+        """Between answers: react to signals, sync the journal, report the progress."""
         if self.signals.requested and not stream.draining:
             stream.drain()
             self.directory.request_stop()

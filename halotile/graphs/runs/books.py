@@ -1,4 +1,4 @@
-"""The books of a pass over scratch arrays: its journal and the sums of its blocks, kept beside those arrays."""
+"""Records of a pass over scratch arrays: its journal and the sums of its blocks, stored beside those arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from halotile.tasks.exact_sums import add_exactly
 
 @dataclass(frozen=True)
 class OpenBooks:
-    """Journal and ledger of a pass that is under way."""
+    """Journal and ledger of a pass in progress."""
 
     journal: Journal
     ledger: Ledger
@@ -30,25 +30,25 @@ class OpenBooks:
 
     def sums(self) -> Sums:
         """Return the totals of the finished pass."""
-        digests = tuple(self.journal.image_digest(place).hex() for place in range(self.arrays))
+        digests = tuple(self.journal.image_digest(number).hex() for number in range(self.arrays))
         return Sums(add_up(self.ledger.sums), digests)
 
 
 @contextmanager
 def open_books(books: Books, grid: Grid, fingerprint: str) -> Iterator[OpenBooks]:
-    """Open the books of a pass over the blocks of ``grid``; what is damaged is struck from them.
+    """Open the records of a pass over the blocks of ``grid``; damaged entries are removed.
 
-    Nothing of them has to outlive a power cut: a pass without books begins anew. So they are synced only where the
-    pass breaks off, and an iteration waits for the disk once, for its checkpoint.
+    Nothing of them has to survive a power cut: a pass without records starts again. So they are synced only where the
+    pass is interrupted, and an iteration waits for the disk once, for its checkpoint.
 
     Parameters
     ----------
     books : Books
-        Where they are kept.
+        Folder and name of the records.
     grid : Grid
         The blocks.
     fingerprint : str
-        Of the job.
+        Fingerprint of the job.
     """
     images = max(1, len(books.arrays))
     path, owner = books.folder / f"journal.{books.name}", f"{fingerprint}-{books.name}"
@@ -62,14 +62,14 @@ def open_books(books: Books, grid: Grid, fingerprint: str) -> Iterator[OpenBooks
     try:
         yield OpenBooks(journal, ledger, len(books.arrays))
     except BaseException:
-        with suppress(OSError):  # what is lost with the disk is done again
+        with suppress(OSError):  # what the disk loses is computed again
             ledger.sync()
             journal.sync()
         raise
 
 
 def _strike(books: Books, journal: Journal, ledger: Ledger, grid: Grid) -> None:
-    """Strike blocks that are marked, and have lost their sums or a shard."""
+    """Remove blocks from the records that are marked, and have lost their sums or a shard."""
     if not journal.done:
         return
     lost = {number for number in journal.done if number not in ledger.sums}
@@ -82,7 +82,7 @@ def _strike(books: Books, journal: Journal, ledger: Ledger, grid: Grid) -> None:
 
 
 def remove_books(folder: Path, name: str) -> None:
-    """Remove the books of a pass that is over, and those of its stages."""
+    """Remove the records of a finished pass, and those of its stages."""
     for kind in ("journal", "sums"):
         for pattern in (f"{kind}.{name}", f"{kind}.{name}.*"):
             for path in folder.glob(pattern):
@@ -90,7 +90,7 @@ def remove_books(folder: Path, name: str) -> None:
 
 
 def add_up(sums: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the totals of the sums of blocks, exact whatever the order in which blocks were done.
+    """Return the totals of the sums of blocks, exact regardless of the order in which the blocks were done.
 
     A sum over a block is a list with an entry for each of its shards: a number, or nested lists for an array.
 

@@ -1,4 +1,4 @@
-"""Taking possession of an output: alone, with the right journal, nothing of anybody else's touched."""
+"""Claim of an output: exclusive, with the right journal, and without touching files of any other job."""
 
 from __future__ import annotations
 
@@ -44,52 +44,56 @@ from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.output import create_output
 
 ORPHAN_SECONDS = 60.0
-"""Time that workers of a killed driver have to end before a new one may write."""
+"""Time that workers of a killed driver have to end before a new driver may write."""
 
 
 @contextmanager
 def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
-    """Hold the outputs of a plan, with the journals of what is done, for the length of the context.
+    """Hold the outputs of a plan, with the journals of the blocks that are done, for the duration of the context.
 
     Parameters
     ----------
     plan : Plan
-        What is to be written.
+        The outputs to claim.
     signals : Signals, optional
-        What cuts a wait for an output short; by default nothing does.
+        Signals that end the wait for an output early; by default none.
 
     Raises
     ------
     OutputRefused
-        When something that is not this job's stands there, or another run is writing.
+        When something that does not belong to this job exists there, or another run is writing.
     ResumeRefused
         When the run directory belongs to a different job; the message lists what differs.
     DiskRefused
-        When there is no room to begin.
+        When there is too little disk space to begin.
     Stopped
-        When a signal came while somebody else had the output; its cause is the :class:`OutputInUse` that would have come else.
+        When a signal came while another run held the output; its cause is the :class:`OutputInUse` that would
+        have been raised instead.
     """
     signals = signals or Signals()
     slots = slots_of(plan)
-    # Before the lock, so that nothing is made beside an output that is refused, or for a cluster that cannot start.
+    # Before the lock, so that nothing is created beside an output that is refused, or for a cluster that
+    # cannot start.
     for slot in slots:
         check_output(slot)
     first = slots[0].directory
     if not first.claims_output():
         check_startable(plan.cluster)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             for slot in slots:
-                with _waiting(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
-                    held.enter_context(slot.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
-            with _waiting(f"waiting for the workers of an earlier run in {first.path}", signals) as cut_short:
+                with _wait_for(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
+                    stack.enter_context(slot.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
+            with _wait_for(
+                f"waiting for the workers of an earlier run in {first.path}", signals
+            ) as cut_short:
                 WorkerLock(first).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
             opened = []
             for output, journal in zip(plan.outputs, _open(slots), strict=True):
-                held.enter_context(journal)
-                place = os.open(output.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                held.callback(os.close, place)
-                opened.append(HeldOutput(output, journal, place))
+                stack.enter_context(journal)
+                descriptor = os.open(output.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, descriptor)
+                opened.append(HeldOutput(output, journal, descriptor))
         except OSError as error:
             if not is_full(error):
                 raise
@@ -100,10 +104,10 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
 
 
 @contextmanager
-def _waiting(what: str, signals: Signals) -> Iterator[Callable[[], bool]]:
-    """Tell what is waited for where that takes a while; given is what asks whether a signal has cut it short."""
+def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
+    """Report a slow wait; the context yields a function that returns True once a signal has ended the wait."""
     try:
-        with report_if_slow(log_line, what):
+        with report_if_slow(log_line, operation):
             yield lambda: signals.requested
     except OutputInUse as held:
         if not signals.requested:
@@ -112,7 +116,7 @@ def _waiting(what: str, signals: Signals) -> Iterator[Callable[[], bool]]:
 
 
 def look(plan: Plan) -> int:
-    """Return how many blocks an earlier run of this plan has done, where a run would go on; nothing is touched.
+    """Return the number of blocks of this plan that an earlier run has done; nothing is changed.
 
     Raises
     ------
@@ -166,24 +170,24 @@ def _resumable(slots: tuple[Slot, ...]) -> bool:
 
 
 def _check_nothing_done(slot: Slot) -> None:
-    """Refuse to begin anew what was done before the output went away, unless that is said: it may come back.
+    """Refuse to start over, unasked, where blocks were done before the output disappeared: it may come back.
 
     Raises
     ------
     OutputRefused
-        With what is done.
+        With the number of blocks that are done.
     """
     done = len(Journal.open_any(slot.directory.journal_path).done)
     if done or slot.first.state_path.exists():
-        what = f"{counted(done, 'block')} of it" if done else "scratch arrays"
+        work_done = f"{counted(done, 'block')} of it" if done else "scratch arrays"
         raise OutputRefused(
-            f"{slot.path} is not there, and {slot.directory.path} keeps {what} that an earlier run has done. Put it back to go on, "
+            f"{slot.path} is not there, and {slot.directory.path} keeps {work_done} that an earlier run has done. Put it back to go on, "
             "or run with --fresh to start over."
         )
 
 
 def _is_journal_of(slot: Slot) -> bool:
-    """Return True where a journal that has lost its plan is this job's; one without a block is nobody's.
+    """Return True where a journal that has lost its plan is this job's; a journal without a block has no owner.
 
     Raises
     ------
@@ -204,22 +208,22 @@ def _is_journal_of(slot: Slot) -> bool:
 
 
 def _restore(plan: Plan, directory: RunDirectory) -> None:
-    """Write down again what the directory has lost, or what may change from one run to the next."""
-    kept = directory.read_valid_plan() or {}
+    """Write again the files that the directory has lost, or that may change from one run to the next."""
+    stored_plan = directory.read_valid_plan() or {}
     now = kept_of(plan)
-    if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
-        directory.write_plan(kept | now)
+    if any(stored_plan.get(part) != now[part] for part in ("identity", "same_inputs")):
+        directory.write_plan(stored_plan | now)
     try:
-        asked = directory.read_job()
+        stored_job = directory.read_job()
     except DamagedData:
-        asked = None
-    if asked is None or plan.kind.changes(asked) != plan.kind.changes(plan.documents.asked):
+        stored_job = None
+    if stored_job is None or plan.kind.changes(stored_job) != plan.kind.changes(plan.documents.asked):
         directory.write_job(plan.documents.asked)
         directory.write_config(plan.documents.resolved)
 
 
 def kept_of(plan: Plan) -> dict[str, Any]:
-    """Return what the run directory keeps of a plan."""
+    """Return the mapping that the run directory stores of a plan."""
     return {
         "fingerprint": plan.fingerprint,
         "identity": plan.identity,
@@ -239,14 +243,14 @@ def kept_of(plan: Plan) -> dict[str, Any]:
 
 
 def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run of another job.
+    """Refuse to resume a run of another job.
 
-    Not by ``plan.earlier``: another run may have begun there since the plan was made.
+    This does not use ``plan.earlier``: another run may have begun there since the plan was made.
 
     Raises
     ------
     ResumeRefused
-        With what differs.
+        With the differences.
     """
     if differs := differences(previous["identity"], plan.identity, plan.kind.identity_words):
         listed = "\n".join(f"  {line}" for line in differs)
@@ -269,10 +273,10 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
 
 
 def _start_over(slots: tuple[Slot, ...]) -> None:
-    """Make empty outputs and empty journals.
+    """Create empty outputs and empty journals.
 
-    The job comes first: it claims the output, so that a run cut off in here may begin again. The plan
-    comes last: without one, nothing is resumed.
+    The job is written first: it claims the output, so that a run interrupted in here may begin again. The plan
+    is written last: without a plan, nothing is resumed.
     """
     plan, first = slots[0].plan, slots[0].directory
     claimed = [slot.directory.claims_output() for slot in slots]
@@ -291,7 +295,7 @@ def _start_over(slots: tuple[Slot, ...]) -> None:
             slot.directory.write_primary(first.path)
         layout = slot.output.layout
         if is_claimed and slot.path.exists():
-            restore_metadata(slot.path, layout)  # what is half removed can be recognised by them
+            restore_metadata(slot.path, layout)  # a half-removed output can be recognised by its metadata
         create_output(slot.path, layout, overwrite=is_claimed or slot.output.overwrite)
         Journal.create(slot.directory.journal_path, slot.fingerprint, len(slot.output.grid)).close()
     first.write_plan(kept_of(plan))

@@ -1,4 +1,4 @@
-"""The parts of a run that all of its passes share."""
+"""Parts of a run that all of its passes share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class RunContext:
 
     plan: Plan
     held: HeldOutputs
-    """The outputs, which are looked after on the way."""
+    """The outputs, which are checked during the run."""
     directory: RunDirectory
-    """Where workers look for a request to stop."""
+    """The run directory, in which workers look for a request to stop."""
     signals: Signals
     """Requests to the driver."""
     status: Status
-    """Progress, reported and written down."""
+    """Progress, reported and written to disk."""

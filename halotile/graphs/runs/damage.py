@@ -1,4 +1,4 @@
-"""Which blocks of an output are not what was written, several looked at side by side."""
+"""Search for the blocks of an output that differ from what was written, several of them in parallel."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ T = TypeVar("T")
 
 CHECKED_AT_ONCE = 64
 WAITING_SECONDS = 1e-3
-"""A look that waits so long is one of many that will. Threads that do not wait hinder each other, in the interpreter."""
+"""A check that takes longer waits for the disk, as many after it will; checks in memory only hinder each
+other as threads."""
 HELD_BYTES = 2**30
-"""Of shards that are in memory to be read whole: a driver's memory is in no plan."""
+"""Most bytes of shards in memory while they are read whole: the memory of a driver is in no plan."""
 
 
 def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) -> Grid:
-    """The blocks of a run as they lie in its output, numbered as in the journal.
+    """Return the blocks of a run as they are in its output, numbered as in the journal.
 
     Parameters
     ----------
     layout : Layout
-        The output.
+        The layout of the output.
     shape, block : tuple of int
         Shape of the input and of a super-block, in pixels of the input.
     """
@@ -44,11 +45,11 @@ def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) 
 
 def written_of(kept: Mapping[str, Any]) -> list[tuple[Layout, Grid]]:
     """Return layout and :func:`output_grid` of each output, from what the run directory keeps of the plan."""
-    found = []
+    outputs = []
     for output in kept["outputs"]:
         layout = Layout.from_json(output["layout"])
-        found.append((layout, output_grid(layout, tuple(output["shape"]), tuple(output["block"]))))
-    return found
+        outputs.append((layout, output_grid(layout, tuple(output["shape"]), tuple(output["block"]))))
+    return outputs
 
 
 def damaged_blocks(
@@ -59,7 +60,7 @@ def damaged_blocks(
     *,
     thorough: bool = True,
 ) -> Iterator[tuple[int, list[str]]]:
-    """Numbers of the blocks with problems, and the problems.
+    """Return the problems of damaged blocks, by block number.
 
     Parameters
     ----------
@@ -70,17 +71,17 @@ def damaged_blocks(
     blocks : iterable of Block
         Blocks of :func:`output_grid`.
     digest : callable
-        Gives the digest of what was written of a block, by its number; None where nobody knows.
+        Returns the digest of a block as it was written, by its number; None where it is unknown.
     thorough : bool
-        Whether every byte is read, or only the checksums in each file.
+        Read every byte, not only the checksums in each file.
     """
 
     def check(block: Block) -> list[str]:
         return check_block(path, layout, block.core, digest(block.number), thorough=thorough)
 
     threads = _threads_for(layout) if thorough else cores_here()
-    found = _side_by_side(check, blocks, threads, at_once=thorough)
-    return ((number, problems) for number, problems in found if problems)
+    checked = _check_in_parallel(check, blocks, threads, at_once=thorough)
+    return ((number, problems) for number, problems in checked if problems)
 
 
 def damaged_among(
@@ -93,19 +94,19 @@ def damaged_among(
     image: int = 0,
     thorough: bool = True,
 ) -> list[int]:
-    """Which of these blocks of a run are not what its journal tells of an image; ``grid`` is that of the run."""
+    """Return the blocks that differ from the journal's record of an image; ``grid`` is that of the run."""
     blocks = map(output_grid(layout, grid.shape, grid.block).block_at, numbers)
     digest = partial(journal.digest, image=image)
     return [number for number, _ in damaged_blocks(path, layout, blocks, digest, thorough=thorough)]
 
 
 def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
-    """The digest of an image that lies there whole, from the checksums in its files.
+    """Return the digest of a complete stored image, from the checksums in its files.
 
     Raises
     ------
     DamagedData
-        When a shard is missing or not whole.
+        When a shard is missing or incomplete.
     """
 
     def inspect(block: Block) -> tuple[list[str], bytes]:
@@ -113,7 +114,7 @@ def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
 
     digests = []
     blocks = output_grid(layout, grid.shape, grid.block)
-    for _, (problems, digest) in _side_by_side(inspect, blocks, cores_here()):
+    for _, (problems, digest) in _check_in_parallel(inspect, blocks, cores_here()):
         if problems:
             raise DamagedData(problems[0])
         digests.append(digest)
@@ -121,29 +122,29 @@ def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
 
 
 def _threads_for(layout: Layout) -> int:
-    """How many threads may each hold a whole shard."""
+    """Return the number of threads that may each hold a whole shard."""
     shard_bytes = math.prod(layout.form.counts) * layout.form.chain.nbytes
     return max(1, min(cores_here(), HELD_BYTES // shard_bytes))
 
 
-def _side_by_side(
-    look: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
+def _check_in_parallel(
+    check: Callable[[Block], T], blocks: Iterable[Block], threads: int, *, at_once: bool = False
 ) -> Iterator[tuple[int, T]]:
-    """What a look at each block finds, in their order: by several threads ``at_once``, or once a look has to wait for the disk."""
-    rest = iter(blocks)
+    """Check blocks and yield the results in order, in threads if ``at_once`` or once a check waits for the disk."""
+    remaining = iter(blocks)
     waits = at_once
-    while not waits and (block := next(rest, None)) is not None:
+    while not waits and (block := next(remaining, None)) is not None:
         began = time.perf_counter() - time.thread_time()
-        found = look(block)
+        result = check(block)
         waits = time.perf_counter() - time.thread_time() - began > WAITING_SECONDS
-        yield block.number, found
+        yield block.number, result
     pending: deque[tuple[int, Future[T]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        for more in itertools.chain(rest, itertools.repeat(None)):
-            if more is not None:
-                pending.append((more.number, pool.submit(look, more)))
+        for block_or_none in itertools.chain(remaining, itertools.repeat(None)):
+            if block_or_none is not None:
+                pending.append((block_or_none.number, pool.submit(check, block_or_none)))
             elif not pending:
                 return
-            if more is None or len(pending) >= CHECKED_AT_ONCE:
+            if block_or_none is None or len(pending) >= CHECKED_AT_ONCE:
                 number, future = pending.popleft()
                 yield number, future.result()

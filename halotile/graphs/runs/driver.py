@@ -1,4 +1,4 @@
-"""The one driver of all kinds of jobs: outputs claimed, passes taken through a cluster, the end reported."""
+"""The driver of all kinds of jobs: claim the outputs, take passes through a cluster, report the end."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ from halotile.tasks.block import BadBlock
 
 
 def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None = None) -> Outcome:
-    """Run a plan to its end, or go on with one that was interrupted.
+    """Run a plan to its end, or resume an interrupted run.
 
     Parameters
     ----------
     plan : Plan
-        From :func:`halotile.graphs.plans.make.make_plan`.
+        Result of :func:`halotile.graphs.plans.make.make_plan`.
     observer : callable, optional
         Called with a :class:`Progress` about twice a second.
     cluster : Cluster, optional
-        A running cluster to use; by default the one the job names is started, and ended.
+        A running cluster to use; by default the cluster of the job is started, and ended.
 
     Raises
     ------
     OutputRefused, ResumeRefused
-        When an output is not this job's to write, another run is writing it, or it was moved or removed meanwhile.
+        When an output does not belong to this job, another run is writing it, or it was moved or removed meanwhile.
     InputError
-        When what is read was changed meanwhile.
+        When a file that is read was changed meanwhile.
     Diverged
-        When a solver's numbers grow without bound.
+        When the numbers of a solver grow without bound.
     BlockFailed
-        When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All others of that pass are done.
+        When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All other blocks of that
+        pass are done.
     DiskRefused
-        When the disk is full. What is done stays done.
+        When the disk is full. Blocks that are done stay done.
     Stopped
         When SIGTERM or SIGUSR1 asked the run to drain.
     """
     directory = RunDirectory(plan.run_directory)
-    with Signals() as signals, claim(plan, signals) as held:
-        context = RunContext(plan, held, directory, signals, Status(directory, plan, observer))
+    with Signals() as signals, claim(plan, signals) as outputs:
+        context = RunContext(plan, outputs, directory, signals, Status(directory, plan, observer))
         return _Driver(context, cluster).run()
 
 
@@ -85,28 +86,28 @@ class _Driver:
         self.cluster = cluster
         self.plan, self.held, self.status = context.plan, context.held, context.status
         self.bad: dict[str, dict[int, BadBlock]] = {}
-        """Blocks of each output that are given up."""
+        """Blocks of each output that have been given up."""
         self.pace: dict[str, float | None] = {}
         """Duration of a block in the last pass of each phase, in seconds."""
         self.under_way: ClusterPass | None = None
 
     def run(self) -> Outcome:
-        """Do what is left, until every byte of the outputs is as it was written."""
+        """Compute the remaining blocks, until every byte of the outputs is as it was written."""
         signals = self.context.signals
-        struck = self.held.strike_damaged(signals, thorough=False)
+        struck = self.held.unmark_damaged(signals, thorough=False)
         if self.held.done and self.plan.work.is_outdated(self.context.directory):
             self.held.strike_all()
-        earlier = [each.journal.done.copy() for each in self.held.held]
+        earlier = [output.journal.done.copy() for output in self.held.held]
         self.status.begin(self.held.done)
         self._report_struck(struck)
-        for warning in filter(None, (each.journal.warning for each in self.held.held)):
+        for warning in filter(None, (output.journal.warning for output in self.held.held)):
             self.status.report(warning)
         try:
             self._finish_passes()
             self._check_earlier(earlier)
             self.held.finish(signals)
         except BaseException as error:
-            with suppress(OSError):  # a mark that is lost with the disk repeats a block
+            with suppress(OSError):  # a mark that the disk loses repeats a block
                 self.held.sync()
             state = "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
             self.status.end(state, self._progress("stop"), ended_by(error))
@@ -122,11 +123,11 @@ class _Driver:
             self.status.report(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
 
     def _check_earlier(self, earlier: Sequence[RangeSet]) -> None:
-        """Read every byte that earlier runs wrote, and do again what is damaged: a run that ends well made a whole output."""
+        """Read every byte of earlier runs, and redo damaged blocks: a run that succeeds has a complete output."""
         if not any(earlier):
             return
         with self.status.ticking(lambda: self._progress("check")):
-            damaged = self.held.strike_damaged(self.context.signals, thorough=True, only=earlier)
+            damaged = self.held.unmark_damaged(self.context.signals, thorough=True, only=earlier)
         self._report_struck(damaged)
         self._finish_passes()
 
@@ -141,54 +142,54 @@ class _Driver:
             Session(self.plan.run, self.plan.cluster, self.status, self.cluster) as session,
         ):
             sums = None
-            while (wanted := _next_of(passes, sums)) is not None:
-                sums = self._do(wanted, session)
+            while (next_pass := _next_of(passes, sums)) is not None:
+                sums = self._do(next_pass, session)
 
-    def _do(self, wanted: Pass | Gather, session: Session) -> Sums:
-        if isinstance(wanted.books, OutputArray):
-            assert isinstance(wanted, Pass)
-            return self._write_output(wanted, wanted.books, session)
-        return self._fill_books(wanted, wanted.books, session)
+    def _do(self, next_pass: Pass | Gather, session: Session) -> Sums:
+        if isinstance(next_pass.books, OutputArray):
+            assert isinstance(next_pass, Pass)
+            return self._write_output(next_pass, next_pass.books, session)
+        return self._fill_books(next_pass, next_pass.books, session)
 
-    def _write_output(self, wanted: Pass, output: OutputArray, session: Session) -> Sums:
+    def _write_output(self, next_pass: Pass, output: OutputArray, session: Session) -> Sums:
         journal = self.held.journal_of(output)
         given_up = self.bad.setdefault(str(output.path), {})
         blocks = BlockPass(
-            wanted, journal, self.context, bad=given_up, seconds_per_block=self.pace.get(wanted.phase)
+            next_pass, journal, self.context, bad=given_up, seconds_per_block=self.pace.get(next_pass.phase)
         )
-        self._through(wanted, blocks, len(journal.done), session)
+        self._through(next_pass, blocks, len(journal.done), session)
         given_up.update(blocks.bad)
         if given_up and self.plan.run.on_bad_block == "fail":
-            raise failure_of(self.plan, wanted.grid, given_up)
+            raise failure_of(self.plan, next_pass.grid, given_up)
         return Sums({})
 
-    def _fill_books(self, wanted: Pass | Gather, books: Books, session: Session) -> Sums:
-        grid = wanted.grid if isinstance(wanted, Pass) else ONE_BLOCK
+    def _fill_books(self, next_pass: Pass | Gather, books: Books, session: Session) -> Sums:
+        grid = next_pass.grid if isinstance(next_pass, Pass) else ONE_BLOCK
         with open_books(books, grid, self.plan.fingerprint) as opened:
-            if isinstance(wanted, Gather):
-                gathering = GatherPass(wanted, opened.journal, opened.ledger, self.context)
-                self._through(wanted, gathering, 0, session)
+            if isinstance(next_pass, Gather):
+                gathering = GatherPass(next_pass, opened.journal, opened.ledger, self.context)
+                self._through(next_pass, gathering, 0, session)
                 return opened.sums()
             blocks = BlockPass(
-                wanted,
+                next_pass,
                 opened.journal,
                 self.context,
                 ledger=opened.ledger,
-                seconds_per_block=self.pace.get(wanted.phase),
+                seconds_per_block=self.pace.get(next_pass.phase),
             )
-            self._through(wanted, blocks, len(opened.journal.done), session)
+            self._through(next_pass, blocks, len(opened.journal.done), session)
             if blocks.bad:
                 raise failure_of(self.plan, grid, blocks.bad)
             return opened.sums()
 
     def _through(
-        self, wanted: Pass | Gather, work: BlockPass | GatherPass, done: int, session: Session
+        self, cluster_pass: Pass | Gather, work: BlockPass | GatherPass, done: int, session: Session
     ) -> None:
-        self.status.pass_begins(wanted.phase, wanted.number, done)
+        self.status.pass_begins(cluster_pass.phase, cluster_pass.number, done)
         self.under_way = work
         session.through(work)
         if isinstance(work, BlockPass):
-            self.pace[wanted.phase] = work.seconds_per_block
+            self.pace[cluster_pass.phase] = work.seconds_per_block
         if work.disk_error:
             raise DiskRefused(describe_full_disk(self.plan, work.disk_error, self.held.done))
         if work.untidy:
@@ -211,7 +212,7 @@ class _Driver:
 
 
 def _next_of(passes: Generator[Pass | Gather, Sums, None], sums: Sums | None) -> Pass | Gather | None:
-    """Return the next pass of a job, which receives the sums of the one before; None after the last."""
+    """Return the next pass of a job, after sending it the sums of the pass before; None after the last."""
     try:
         return passes.send(sums) if sums is not None else next(passes)
     except StopIteration:

@@ -23,20 +23,20 @@ from halotile.tasks.exact_sums import add_exactly
 SPLIT_EVERY = 4
 """Partial sums that one task adds up."""
 ONE_BLOCK = Grid((1,), (1,), ((0, 0),))
-"""A sum is there as a whole, or not at all."""
+"""A sum is stored as a whole, or not at all."""
 
 
 class GatherPass:
-    """The state of one sum, which may take several clusters.
+    """The state of one sum, which may need several clusters.
 
     Parameters
     ----------
     wanted : Gather
-        What is added up.
+        The terms, and their work.
     journal : Journal
-        Of one block: the sum.
+        Journal of a single block: the sum.
     ledger : Ledger
-        Where the sums that terms noted on the way go.
+        Storage of the sums that terms record while they are computed.
     context : RunContext
         The run.
     """
@@ -52,18 +52,18 @@ class GatherPass:
         self.disk_error: str | None = None
         self.untidy = False
         self.most_alive = 0
-        """The largest number of partial sums that lay on the disk at once."""
+        """Largest number of partial sums that were on the disk at once."""
 
     def left(self) -> int:
-        """1 until the sum is there."""
+        """Return 1 until the sum is stored."""
         return 1 - len(self.journal.done)
 
     def progress(self, phase: str) -> Progress:
-        """How far the run is."""
+        """Return the progress of the run."""
         return self.status.progress(phase, done=0, failed=0)
 
     def stop_if_asked(self) -> None:
-        """Raise :class:`Stopped` when a signal came and the sum is not there."""
+        """Raise :class:`Stopped` when a signal came and the sum is not stored."""
         if self.signals.requested and self.left():
             raise Stopped(
                 f"stopped on {self.signals.name}{self.wanted.title}, before all terms were added up. Run again to go on.",
@@ -71,7 +71,7 @@ class GatherPass:
             )
 
     def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
-        """Compute it on a cluster.
+        """Compute the sum on a cluster.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class GatherPass:
             When the cluster no longer answers, or lost a worker.
         """
         self.context.held.begin(self.journal, self.wanted.title)
-        shutil.rmtree(self.wanted.folder, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(self.wanted.folder, ignore_errors=True)  # left by a run that was killed
         self.wanted.folder.mkdir(parents=True)
         self.status.work_begins()
         self.status.watch.begin(
@@ -108,15 +108,15 @@ class GatherPass:
         self.status.count_memory(part.peak_memory_bytes)
 
     def _results(self, cluster: Cluster) -> list[Part]:
-        wanted = self.wanted
-        (total,) = plan_calls(wanted.work, wanted.terms, SPLIT_EVERY, cluster.workers, wanted.read_bytes)
-        kept = delayed(wanted.work.keep)(total, dask_key_name=f"write-{total.key}")
+        gather = self.wanted
+        (total,) = plan_calls(gather.work, gather.terms, SPLIT_EVERY, cluster.workers, gather.read_bytes)
+        write = delayed(gather.work.keep)(total, dask_key_name=f"write-{total.key}")
         options = self.context.plan.run
-        futures = cluster.client.compute([kept], optimize_graph=False, retries=options.retries)
+        futures = cluster.client.compute([write], optimize_graph=False, retries=options.retries)
         return results(cluster.client, futures, options.stall_seconds, between=self._between)
 
     def _between(self) -> None:
-        """While tasks run: heed signals, tell how far it is."""
+        """While tasks run: react to signals, report the progress."""
         self.stop_if_asked()
         self.context.held.look()
         self.status.tell(self.progress(self.phase))

@@ -1,4 +1,4 @@
-"""A claimed output until its run is over: the directory that was claimed, whole, of an input that stayed as it was."""
+"""Claimed outputs during their run: checks that directories stay in place, and that the input is unchanged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from halotile.storage.sharded.output import UNREADABLE
 from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0
-"""How often the output's directory and the input are looked at."""
+"""Interval of the checks of the output's directory and the input."""
 LOOK_SHARE = 0.01
-"""The most of a run's time that this takes."""
+"""Largest share of a run's time for these checks."""
 SILENT_SECONDS = 60.0
-"""How long the system may not tell what became of them before the run ends: a network file system recovers, a ticket is renewed."""
+"""Time without an answer from the file system before the run ends: network file systems recover, tickets are
+renewed."""
 LISTED = 300
-"""The most characters of block numbers in a message."""
+"""Most characters of block numbers in a message."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class HeldOutput:
     Parameters
     ----------
     output : OutputArray
-        What is written.
+        The array that is written.
     journal : Journal
-        What of it is done.
+        Record of its blocks that are done.
     directory : int
-        Its directory, open: as long as it is, no other one gets its number.
+        Its directory, open: as long as it is open, no other directory gets its number.
     """
 
     output: OutputArray
@@ -51,31 +52,31 @@ class HeldOutput:
     directory: int
 
     def check_place(self) -> None:
-        """Refuse to go on where the directory that was claimed is not at its place any more.
+        """Raise where the directory that was claimed is no longer in its place.
 
         Raises
         ------
         OutputRefused
-            When another one is, or none.
+            When another directory is there, or none.
         InputUnreadable
-            When the system does not answer.
+            When the file system does not answer.
         """
         path = self.output.path
         try:
             if os.path.samestat(os.stat(path), os.fstat(self.directory)):
                 return
-            what = "is no longer the directory that the run began to write"
+            change = "is no longer the directory that the run began to write"
         except GONE as error:
-            what = f"was moved or removed ({error.strerror})"
+            change = f"was moved or removed ({error.strerror})"
         except OSError as error:
             raise read_error(f"{path}: it cannot be looked at", error) from error
         raise OutputRefused(
-            f"{path} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
+            f"{path} {change}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
             "to start over."
         )
 
     def damaged(self, numbers: Iterable[int], *, thorough: bool) -> dict[int, list[str]]:
-        """Return the problems of each of these blocks that the output does not hold as it was written."""
+        """Return the problems of each of these blocks that is not stored as it was written."""
         output = self.output
         blocks = map(output_grid(output.layout, output.grid.shape, output.grid.block).block_at, numbers)
         return dict(
@@ -89,7 +90,7 @@ class HeldOutputs:
     Parameters
     ----------
     plan : Plan
-        What is written, and of what.
+        The plan of the run.
     held : tuple of HeldOutput
         Each output.
     """
@@ -100,55 +101,55 @@ class HeldOutputs:
         self._next = time.monotonic() + LOOK_SECONDS
         self._silent_since: float | None = None
         self._at_hand, self._title = held[0].journal, ""
-        self._sure = self._at_hand.done.copy()
-        """Blocks of the pass at hand that were done when the input was as it had been."""
+        self._certain = self._at_hand.done.copy()
+        """Blocks of the current pass that were done when the input was last seen unchanged."""
 
     def journal_of(self, output: OutputArray) -> Journal:
         """Return the journal of an output."""
-        return next(each.journal for each in self.held if each.output.path == output.path)
+        return next(held.journal for held in self.held if held.output.path == output.path)
 
     @property
     def done(self) -> int:
-        """Blocks of all outputs that are done."""
-        return sum(len(each.journal.done) for each in self.held)
+        """Number of blocks of all outputs that are done."""
+        return sum(len(held.journal.done) for held in self.held)
 
     def sync(self) -> None:
         """Make every journal durable."""
-        for each in self.held:
-            each.journal.sync()
+        for held in self.held:
+            held.journal.sync()
 
     def begin(self, journal: Journal, title: str) -> None:
-        """Have a pass at hand that notes in ``journal`` what is done; the ``title`` follows on what happened in it."""
+        """Begin a pass that records its blocks in ``journal``; ``title`` follows a message about the pass."""
         if journal is not self._at_hand:
-            self._at_hand, self._sure = journal, journal.done.copy()
+            self._at_hand, self._certain = journal, journal.done.copy()
         self._title = title
 
     def look(self) -> None:
-        """Check now and then: every few seconds, and less often where that takes long."""
+        """Check from time to time: every few seconds, and less often where a check takes long."""
         if time.monotonic() >= self._next:
-            self._told(self._check)
+            self._is_checked(self._check)
 
     def check(self) -> None:
-        """Refuse to go on where the output is not there any more, or the input has changed.
+        """Raise where the output is no longer there, or the input has changed.
 
         Raises
         ------
         OutputRefused, InputError
-            Saying what happened. Blocks that may be of another input are struck from the journal at hand.
+            With what happened. Blocks that may come from another input are removed from the current journal.
         InputUnreadable
-            When the system did not tell for :data:`SILENT_SECONDS`.
+            When the file system did not answer for :data:`SILENT_SECONDS`.
         """
-        self._wait_until_told(self._check)
+        self._wait_until_checked(self._check)
 
-    def _wait_until_told(self, look: Callable[[], None]) -> None:
-        while not self._told(look):
+    def _wait_until_checked(self, check: Callable[[], None]) -> None:
+        while not self._is_checked(check):
             time.sleep(LOOK_SECONDS)
 
-    def _told(self, look: Callable[[], None]) -> bool:
-        """Whether the system told what a look asks; until it does, blocks stay doubtful."""
+    def _is_checked(self, check: Callable[[], None]) -> bool:
+        """Return True where the file system answered a check; until it does, blocks are not certain."""
         began = time.monotonic()
         try:
-            look()
+            check()
         except InputUnreadable:
             if self._silent_since is None:
                 self._silent_since = began
@@ -163,55 +164,56 @@ class HeldOutputs:
         began = time.monotonic()
         self.check_place()
         self._check_input()
-        self._sure = self._at_hand.done.copy()
+        self._certain = self._at_hand.done.copy()
         now = time.monotonic()
         self._next = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
 
     def check_place(self) -> None:
-        """Refuse to go on where an output is not at its place any more; as :meth:`HeldOutput.check_place`."""
-        for each in self.held:
-            each.check_place()
+        """Raise where an output is no longer in its place; as :meth:`HeldOutput.check_place`."""
+        for held in self.held:
+            held.check_place()
 
     def strike_all(self) -> None:
-        """Take every block out of the journals."""
-        for each in self.held:
-            each.journal.unmark(list(each.journal.done))
-            each.journal.sync()
+        """Remove every block from the journals."""
+        for held in self.held:
+            held.journal.unmark(list(held.journal.done))
+            held.journal.sync()
 
-    def strike_damaged(
+    def unmark_damaged(
         self, signals: Signals, *, thorough: bool, only: Sequence[RangeSet] | None = None
     ) -> int:
-        """Strike done blocks from the journals where outputs do not hold what was written; return how many there are.
+        """Remove done blocks from the journals where outputs differ from what was written; return their number.
 
         Parameters
         ----------
         signals : Signals
-            What may ask to stop meanwhile.
+            Signals that may ask to stop meanwhile.
         thorough : bool
             Read every byte, not only the checksums in each file.
         only : sequence of RangeSet, optional
-            Blocks of each output to look at; by default all that are done.
+            Blocks of each output to check; by default all that are done.
 
         Raises
         ------
         OutputRefused
-            When more than half of them are whole and others: nothing is struck.
+            When more than half of them are intact but different: nothing is removed.
         Stopped
-            When a signal asks for it before all of them were looked at; where that is soon done, when it presses.
+            When a signal asks for it before all blocks were checked: any signal if ``thorough``, else only an
+            urgent one.
         """
-        looked_at = [each.journal.done for each in self.held] if only is None else only
-        found = [
-            self._damaged(each, numbers, signals, thorough=thorough)
-            for each, numbers in zip(self.held, looked_at, strict=True)
+        looked_at = [held.journal.done for held in self.held] if only is None else only
+        damaged_of_outputs = [
+            self._damaged(held, numbers, signals, thorough=thorough)
+            for held, numbers in zip(self.held, looked_at, strict=True)
         ]
-        for each, damaged in zip(self.held, found, strict=True):
-            each.journal.unmark(damaged)
-        return sum(map(len, found))
+        for held, damaged in zip(self.held, damaged_of_outputs, strict=True):
+            held.journal.unmark(damaged)
+        return sum(map(len, damaged_of_outputs))
 
     def _damaged(
-        self, each: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
+        self, held: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
     ) -> dict[int, list[str]]:
-        """Return the problems of damaged blocks; refuse an output that is another result."""
+        """Return the problems of damaged blocks; refuse an output that holds another result."""
         looked_at = 0
 
         def until_asked() -> Iterator[int]:
@@ -225,76 +227,76 @@ class HeldOutputs:
                 looked_at += 1
                 yield number
 
-        found = each.damaged(until_asked(), thorough=thorough)
-        if others := foreign_pixels_reason(found, looked_at):
+        problems = held.damaged(until_asked(), thorough=thorough)
+        if difference := foreign_pixels_reason(problems, looked_at):
             raise OutputRefused(
-                f"{each.output.path} is not what this run wrote there: {others}. {REPLACE} "
+                f"{held.output.path} is not what this run wrote there: {difference}. {REPLACE} "
                 f"{repair_command(self.plan)} does these blocks again in its place."
             )
-        return found
+        return problems
 
     def finish(self, signals: Signals) -> None:
-        """Refuse to call the run finished where its outputs are not what it wrote. The input was checked after each pass.
+        """Refuse to finish where outputs differ from what was written. The input was checked after each pass.
 
         Raises
         ------
         OutputRefused
-            As :meth:`check_place` and :meth:`strike_damaged`, and where the metadata are not what was written.
+            As :meth:`check_place` and :meth:`unmark_damaged`, and where the metadata differ from what was written.
         DamagedData
-            When shards are not what was written; their blocks are struck from the journal.
+            When shards differ from what was written; their blocks are removed from the journal.
         Stopped
-            As :meth:`strike_damaged`.
+            As :meth:`unmark_damaged`.
         InputUnreadable
-            When the system did not give them for :data:`SILENT_SECONDS`.
+            When the file system did not return them for :data:`SILENT_SECONDS`.
         """
-        for each in self.held:
-            self._wait_until_told(partial(self._check_output, each, signals))
-            each.journal.ensure_durable()
+        for held in self.held:
+            self._wait_until_checked(partial(self._check_output, held, signals))
+            held.journal.ensure_durable()
 
-    def _check_output(self, each: HeldOutput, signals: Signals) -> None:
-        each.check_place()
-        output = each.output.path
-        if metadata_problems(output, each.output.layout):
+    def _check_output(self, held: HeldOutput, signals: Signals) -> None:
+        held.check_place()
+        output = held.output.path
+        if metadata_problems(output, held.output.layout):
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 f"{repair_command(self.plan)} restores them."
             )
-        found = self._damaged(each, each.journal.done, signals, thorough=False)
-        if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
-            each.journal.unmark(damaged)
+        problems = self._damaged(held, held.journal.done, signals, thorough=False)
+        if damaged := [number for number, lines in problems.items() if UNREADABLE not in "".join(lines)]:
+            held.journal.unmark(damaged)
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."
             )
-        for line, *_ in found.values():
+        for line, *_ in problems.values():
             raise unreadable_error(line)
 
     def _check_input(self) -> None:
-        changed = [f"{source.path} {what}" for source in self.plan.sources if (what := source.change())]
+        changed = [f"{source.path} {change}" for source in self.plan.sources if (change := source.change())]
         if not changed:
             return
         doubtful = self._at_hand.done.copy()
-        doubtful.discard(self._sure)
+        doubtful.discard(self._certain)
         self._at_hand.unmark(doubtful)
-        again = (
+        advice = (
             f"; {_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again"
             if doubtful
             else ""
         )
         raise InputError(
-            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._sure)} done before that{again}. "
+            f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._certain)} done before that{advice}. "
             "Put it back as it was, with its times, and run again to go on, or run with --fresh to start over."
         )
 
 
 def repair_command(plan: Plan) -> str:
-    """What repairs the output of a plan."""
+    """Return the command that repairs the output of a plan."""
     imports = " --allow-import" if plan.documents.asked.get("allow_import") else ""
     return f"`recon-cli verify {shlex.quote(str(plan.output))} --repair{imports}`"
 
 
 def _blocks(numbers: RangeSet) -> str:
-    """How many these are, and which.
+    """Return the count of blocks and their numbers as text.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What makes two runs the same job: everything that can change a bit of the output, or its place in a shard."""
+"""Identity of a job: everything that can change a bit of the output, or its place in a shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def package_version(name: str) -> str:
-    """The installed version of a package, found without importing it."""
+    """Return the installed version of a package, found without importing it."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -18,7 +18,7 @@ def package_version(name: str) -> str:
 
 
 def code_versions() -> dict[str, str]:
-    """The code whose rounding the result depends on."""
+    """Return the versions of the code whose rounding the result depends on."""
     return {
         "halotile": package_version("halotile"),
         "torch": package_version("torch"),
@@ -27,17 +27,17 @@ def code_versions() -> dict[str, str]:
 
 
 HARMLESS = (("on_nan", "fail", "propagate"),)
-"""Changes of an identity, from and to, that no block that is done would look different for."""
+"""Changes of an identity, from and to, that leave every finished block as it is."""
 
 
 GPU_KEYS = ("tile", "batch", "channels_last")
-"""What only GPUs let decide about bits."""
+"""Keys that affect bits on GPUs only."""
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
-    """A digest of an identity: equal for equal values, whatever the order of their keys.
+    """Return a digest of an identity: equal for equal values, regardless of the order of their keys.
 
-    Parts that may change harmlessly do not enter.
+    Parts that may change harmlessly are left out.
     """
     free = {name for name, _, _ in HARMLESS}
     strict = {key: value for key, value in identity.items() if key not in free}
@@ -58,21 +58,21 @@ KEYS = {
     "batch": "tile.batch",
     "channels_last": "tile.channels_last",
 }
-"""What a job file calls the parts of an identity that several kinds have, where it has another word."""
+"""Names in a job file of identity parts that several kinds share, where the names differ."""
 
 
 NO_WORDS: Mapping[str, str] = {}
 
 
 def identity_words(own: Mapping[str, str] = NO_WORDS) -> Mapping[str, str]:
-    """Return what a job file calls the parts of an identity; a kind may have words of its own."""
+    """Return the names in a job file of the parts of an identity; a kind may have names of its own."""
     return {**KEYS, **own}
 
 
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], own: Mapping[str, str] = NO_WORDS, path: str = ""
 ) -> list[str]:
-    """Where two identities differ, one line each in the words of a job file.
+    """Return the differences of two identities, one line each, with the names of a job file.
 
     Examples
     --------
@@ -95,18 +95,18 @@ def differences(
 
 
 def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An identity that names its device and leaves out what follows from that: a processor's does neither."""
+    """Return an identity that names its device (on CPUs it does not), without the keys of GPUs."""
     return {key: value for key, value in identity.items() if key not in GPU_KEYS} | {
         "device": identity.get("device", "cpu")
     }
 
 
 INPUT_KEYS = ("input", "sides")
-"""The parts of an identity that say what is read."""
+"""The parts of an identity that describe the input."""
 
 
 def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether what two jobs read could be the same images, mended or moved: of one shape, type and axes.
+    """Return True where two jobs may read the same images, repaired or moved: equal shape, type and axes.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     False
     """
     if not all(name in identity for identity in (before, now) for name in INPUT_KEYS):
-        return False  # a reconstruction names what it reads operator by operator
+        return False  # a reconstruction has an entry for each operator
     return _forms(before) == _forms(now)
 
 

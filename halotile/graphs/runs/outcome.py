@@ -1,4 +1,4 @@
-"""How a run ended, as a value and in words."""
+"""The end of a run, as a value and in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from halotile.tasks.block import BadBlock
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: every block is done, or quarantined by name."""
+    """The end of a run: every block is done, or quarantined by name."""
 
     done: int
     total: int
@@ -28,17 +28,17 @@ class Outcome:
     output: str
     run_directory: str
     device_peak_bytes: int = 0
-    """The most that a worker's tensors held on a GPU."""
+    """Peak size of a worker's tensors on a GPU."""
     compute_seconds: float = 0.0
-    """Of all workers, each by the clock of what computes there."""
+    """Sum over all workers, each by the clock of its device."""
     start_seconds: float = 0.0
-    """From the beginning of the run until its workers were there; ``seconds`` are those after."""
+    """Time from the beginning of the run until its workers were ready; ``seconds`` begin then."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What the last iteration of a solver came to."""
+    """Figures of the last iteration of a solver."""
 
     @classmethod
     def of(cls, plan: Plan, progress: Progress, quarantined: tuple[BadBlock, ...] = ()) -> Outcome:
-        """The outcome of a plan whose last word was this."""
+        """Return the outcome of a plan with this final progress."""
         return cls(
             done=progress.done,
             total=progress.total,
@@ -57,19 +57,19 @@ class Outcome:
 
 
 def ended_by(error: BaseException) -> str:
-    """What ended a run, in its own words or, where it has none, by its name."""
+    """Describe the error that ended a run, by its message or, where it has none, by its name."""
     return str(error) or (
         "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
     )
 
 
 def describe_full_disk(plan: Plan, error: str, done: int) -> str:
-    """Describe what a full disk stopped, and how much room the rest takes."""
-    left = plan.output_bytes * (plan.blocks - done) / plan.blocks
+    """Describe the effect of a full disk, and the space that the remaining blocks need."""
+    remaining_bytes = plan.output_bytes * (plan.blocks - done) / plan.blocks
     free = shutil.disk_usage(plan.output).free
     return (
         f"the disk ran full: {error}. {done:,} of {counted(plan.blocks, 'block')} are safe; "
-        f"the others take up to {bytes_text(left)}, and {plan.output} has {bytes_text(free)} free. "
+        f"the others take up to {bytes_text(remaining_bytes)}, and {plan.output} has {bytes_text(free)} free. "
         "Free some space and run again."
     )
 
@@ -87,24 +87,24 @@ def describe_bad_blocks(plan: Plan, grid: Grid, bad: tuple[BadBlock, ...]) -> st
         f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {first_line(b.error)}"
         for b in bad[:5]
     ]
-    more = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
+    unlisted = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
     refused = all(b.kind == "input" for b in bad)
     retries = plan.run.retries
     its = "its" if len(bad) == 1 else "their"
     why = f"for {its} input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
-    others = "; the others are done" if len(bad) < len(grid) else ""
+    rest_text = "; the others are done" if len(bad) < len(grid) else ""
     return "\n".join(
         [
-            f"{len(bad):,} of {counted(len(grid), 'block')} failed {why}{others}.",
+            f"{len(bad):,} of {counted(len(grid), 'block')} failed {why}{rest_text}.",
             *lines,
-            *more,
+            *unlisted,
             f"Tracebacks are in {plan.run_directory / 'events.jsonl'}. {_remedy(plan, bad)}",
         ]
     )
 
 
 def _remedy(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
-    """Return what to do about blocks that failed: the input and the code make the job what it is."""
+    """Return advice about blocks that failed: it may not change the input and the code, which define the job."""
     if not plan.kind.inputs:
         return "Mend the cause and run again. Where that changed what the job reads, or your code, run with --fresh to start over."
     if not all(b.kind in ("input", "damaged") for b in bad):

@@ -1,4 +1,4 @@
-"""How far a run is: one immutable value, handed to whoever watches."""
+"""Progress of a run: one immutable value, passed to observers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A moment of a run. Counts are blocks unless a name says otherwise."""
+    """The progress of a run at one moment. Counts are blocks unless a name shows otherwise."""
 
     phase: str
     done: int
@@ -23,37 +23,37 @@ class Progress:
     workers: int = 0
     peak_memory_bytes: int = 0
     start_seconds: float = 0.0
-    """From the beginning of the run until its workers were there; :attr:`seconds` follow."""
+    """Time from the beginning of the run until its workers were ready; :attr:`seconds` begin then."""
     device_peak_bytes: int = 0
-    """The most that a worker's tensors held on a GPU."""
+    """Peak size of a worker's tensors on a GPU."""
     compute_seconds: float = 0.0
-    """Of all workers, each by the clock of what computes there."""
+    """Sum over all workers, each by the clock of its device."""
     retried: int = 0
     failed: int = 0
     message: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What a solver's last iteration came to: iteration, iterations, misfit, change, psnr."""
+    """Figures of a solver's last iteration: iteration, iterations, misfit, change, psnr."""
 
     @property
     def megapixels_per_second(self) -> float:
-        """Pixels denoised by this run, per second of it."""
+        """Pixels denoised by this run, per second."""
         return self.pixels_done / 1e6 / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def megabytes_per_second(self) -> float:
-        """Bytes read and written by this run, per second of it."""
+        """Bytes read and written by this run, per second."""
         return (self.read_bytes + self.written_bytes) / 1e6 / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def eta_seconds(self) -> float | None:
-        """Time left at the rate of the blocks that this run itself has done. None before the first."""
-        own = self.done - self.resumed
-        if own <= 0:
+        """Remaining time at the rate of the blocks that this run itself has done. None before the first."""
+        own_blocks = self.done - self.resumed
+        if own_blocks <= 0:
             return None
-        return (self.total - self.done) * self.seconds / own
+        return (self.total - self.done) * self.seconds / own_blocks
 
     def to_json(self) -> dict[str, Any]:
-        """The value and what is derived from it, for status files."""
+        """Return the value and the rates derived from it, for status files."""
         return asdict(self) | {
             "megapixels_per_second": self.megapixels_per_second,
             "megabytes_per_second": self.megabytes_per_second,
@@ -75,7 +75,7 @@ _FIGURES = {
 
 
 def describe_figures(figures: Mapping[str, float]) -> str:
-    """What an iteration came to, in a line.
+    """Describe the figures of an iteration in a line.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def describe_figures(figures: Mapping[str, float]) -> str:
     >>> describe_figures({"iteration": 3, "misfit": 1234.5, "residual": 0.01234})
     'misfit 1234, residual 0.0123'
     """
-    # A gradient tells the misfit of the image that the iteration began with; cg knows that of the one it made.
+    # A gradient records the misfit of the image that the iteration began with; cg knows that of the new image.
     was = ("misfit", "objective") if "residual" not in figures else ()
     texts = _FIGURES | {name: f"{name} was {{:.4g}}" for name in was}
     return ", ".join(text.format(figures[name]) for name, text in texts.items() if name in figures)

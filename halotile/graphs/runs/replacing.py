@@ -1,4 +1,4 @@
-"""Outputs that a run may make or replace: its own, or what it was told to."""
+"""Checks of the outputs that a run may create or replace: its own, or those that it was allowed to replace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import Layout, open_output
 
 HOW = ("version", "run", "cluster", "allow_import", "import_folder")
-"""Parts of every job that do not say what it makes of what."""
+"""Parts of every job that do not affect its result."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class Slot:
 
     @property
     def path(self) -> Path:
-        """Where the output is."""
+        """Path of the output."""
         return self.output.path
 
     @property
     def is_first(self) -> bool:
-        """True for the output that the run directory lies beside."""
+        """True for the output that the run directory belongs to."""
         return self.directory == self.first
 
     @property
     def fingerprint(self) -> str:
-        """Owner of its journal."""
+        """Fingerprint that owns the journal."""
         return journal_fingerprint(self.plan.fingerprint, self.plan.outputs.index(self.output))
 
 
 def journal_fingerprint(fingerprint: str, place: int) -> str:
-    """Return the owner of the journal of an output, by its place among those of a plan."""
+    """Return the fingerprint that owns the journal of an output, by its place among those of a plan."""
     return f"{fingerprint}-{place}" if place else fingerprint
 
 
@@ -67,7 +67,7 @@ def slots_of(plan: Plan) -> tuple[Slot, ...]:
 
 
 def check_output(slot: Slot) -> None:
-    """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
+    """Refuse an output that this job may not create or replace, and one that contains files that the job reads."""
     if not slot.directory.claims_output():
         check_place(str(slot.path), overwrite=slot.output.overwrite)
     elif slot.plan.fresh or not slot.is_first:
@@ -82,16 +82,16 @@ def check_output(slot: Slot) -> None:
 
 
 def check_replaceable(slot: Slot) -> None:
-    """Refuse to start over where that would discard what no run of this job did, or holds, and nobody allowed it.
+    """Refuse to start over without permission where that discards a result or data of other jobs.
 
     Raises
     ------
     OutputRefused
         With what to write to replace it.
     """
-    own = _is_own(slot)
-    stranger = find_foreign_entry(slot.path, _layout_there(slot)) if own else ""
-    check_place(str(slot.path), overwrite=True, may_lack_metadata=own and not stranger)
+    is_own = _is_own(slot)
+    stranger = find_foreign_entry(slot.path, _existing_layout(slot)) if is_own else ""
+    check_place(str(slot.path), overwrite=True, may_lack_metadata=is_own and not stranger)
     if slot.output.overwrite:
         return
     if stranger:
@@ -99,7 +99,7 @@ def check_replaceable(slot: Slot) -> None:
             f"output.path is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
             "write output.overwrite: true to remove all that is there."
         )
-    if not own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
+    if not is_own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
         raise OutputRefused(
             f"output.path is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
@@ -107,73 +107,73 @@ def check_replaceable(slot: Slot) -> None:
         )
 
 
-def _layout_there(slot: Slot) -> Layout:
-    """Return the layout of what the run there wrote, whose sizes may have been decided otherwise."""
-    if written := _written_there(slot):
+def _existing_layout(slot: Slot) -> Layout:
+    """Return the layout that the run there wrote, whose sizes may have been decided differently."""
+    if written := _existing_output(slot):
         return written[0]
     layout = slot.output.layout
-    with suppress(HalotileError):  # a run that was cut off while it started over has lost its plan
-        found = open_output(slot.path)
-        if (found.shape, found.dtype, found.ome) == (layout.shape, layout.dtype, layout.ome):
-            return found
+    with suppress(HalotileError):  # a run that was interrupted while it started over has lost its plan
+        existing = open_output(slot.path)
+        if (existing.shape, existing.dtype, existing.ome) == (layout.shape, layout.dtype, layout.ome):
+            return existing
     return layout
 
 
-def _written_there(slot: Slot) -> tuple[Layout, Grid] | None:
-    """Return layout and blocks of an output as the run directory keeps them; None where it keeps none."""
-    kept, place = slot.first.read_valid_plan(), slot.plan.outputs.index(slot.output)
-    written = written_of(kept) if kept else []
-    return written[place] if place < len(written) else None
+def _existing_output(slot: Slot) -> tuple[Layout, Grid] | None:
+    """Return layout and blocks of an output from the run directory; None where it does not have them."""
+    stored_plan, number = slot.first.read_valid_plan(), slot.plan.outputs.index(slot.output)
+    written = written_of(stored_plan) if stored_plan else []
+    return written[number] if number < len(written) else None
 
 
 def check_pixels(slot: Slot) -> None:
-    """Refuse to discard another result that was put in the place of the run's own.
+    """Refuse to discard another result that replaced the run's own.
 
     Raises
     ------
     OutputRefused
         With what to write to replace it.
     """
-    kept, written = slot.first.read_valid_plan(), _written_there(slot)
-    if slot.output.overwrite or kept is None or written is None:
+    stored_plan, written = slot.first.read_valid_plan(), _existing_output(slot)
+    if slot.output.overwrite or stored_plan is None or written is None:
         return
     layout, grid = written
-    found, done = dict[int, list[str]](), RangeSet()
-    owner = journal_fingerprint(kept["fingerprint"], slot.plan.outputs.index(slot.output))
-    with suppress(HalotileError, FileNotFoundError):  # without a journal nobody knows
+    problems, done = dict[int, list[str]](), RangeSet()
+    owner = journal_fingerprint(stored_plan["fingerprint"], slot.plan.outputs.index(slot.output))
+    with suppress(HalotileError, FileNotFoundError):  # without a journal the owner is unknown
         journal = Journal.open(slot.directory.journal_path, owner, len(grid), read_only=True)
         done = journal.done
         blocks = map(grid.block_at, done)
-        found = dict(damaged_blocks(slot.path, layout, blocks, journal.digest, thorough=False))
-    if others := foreign_pixels_reason(found, len(done)):
-        raise OutputRefused(f"{slot.path} is not what the run wrote there: {others}. {REPLACE}")
+        problems = dict(damaged_blocks(slot.path, layout, blocks, journal.digest, thorough=False))
+    if difference := foreign_pixels_reason(problems, len(done)):
+        raise OutputRefused(f"{slot.path} is not what the run wrote there: {difference}. {REPLACE}")
 
 
 def _is_own(slot: Slot) -> bool:
-    """Return True where the run there was asked for the same as this one, however it was to be computed."""
+    """Return True where the run there had the same job as this one, apart from how it is computed."""
     plan = slot.plan
     if not slot.is_first and slot.directory.read_primary() != str(slot.first.path):
         return False
     try:
-        asked = slot.first.read_job()
+        stored_job = slot.first.read_job()
     except DamagedData:
-        asked = None
-    if asked is None:
+        stored_job = None
+    if stored_job is None:
         return (slot.first.read_valid_plan() or {}).get("fingerprint") == plan.fingerprint
-    return _what_is_made(plan, asked) == _what_is_made(plan, plan.documents.asked)
+    return _result_of(plan, stored_job) == _result_of(plan, plan.documents.asked)
 
 
-def _what_is_made(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a job makes of what, as JSON has it."""
+def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a job that define its result, as JSON has them."""
     how = {*HOW, *plan.kind.how}
     parts = {key: value for key, value in job.items() if key not in how}
     if isinstance(output := parts.get("output"), Mapping):
         parts["output"] = {key: value for key, value in output.items() if key != "overwrite"}
-    what: dict[str, Any] = json.loads(json.dumps(plan.kind.essentials(parts)))
-    return what
+    essentials: dict[str, Any] = json.loads(json.dumps(plan.kind.essentials(parts)))
+    return essentials
 
 
 def to_start_over(plan: Plan) -> str:
-    """Return what a run needs to be told to begin anew."""
+    """Return the option with which a run starts over."""
     own = plan.overwrite or _is_own(slots_of(plan)[0])
     return "--fresh" if own else "--fresh and output.overwrite: true"

@@ -1,4 +1,4 @@
-"""The cluster of a run: started when it is first needed, anew when it is lost, ended with the run."""
+"""The cluster of a run: started when it is first needed, restarted when it is lost, ended with the run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import WORKERS
 
 RESTARTS = 3
-"""Times that a cluster is started anew without a block done in between before a run gives up."""
+"""Restarts of a cluster without a finished block in between after which a run gives up."""
 
 
 class ClusterPass(Protocol):
-    """A pass that goes through a cluster, or through several, one after the other."""
+    """A pass that runs on a cluster, or on several, one after the other."""
 
     phase: str
     disk_error: str | None
@@ -35,7 +35,7 @@ class ClusterPass(Protocol):
     journal: Journal
 
     def left(self) -> int:
-        """Return how much is left to do."""
+        """Return the number of blocks that are left."""
         ...
 
     def stop_if_asked(self) -> None:
@@ -43,25 +43,25 @@ class ClusterPass(Protocol):
         ...
 
     def progress(self, phase: str) -> Progress:
-        """Return how far the run is."""
+        """Return the progress of the run."""
         ...
 
     def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
-        """Do what is left of it."""
+        """Process the remaining blocks on the cluster."""
         ...
 
 
 class Session:
-    """Takes sweeps through a cluster.
+    """Takes passes through a cluster.
 
     Parameters
     ----------
     run : Run
-        How many workers, and their memory.
-    choice : graphs.job.Cluster
-        What kind of cluster is started.
+        Number of workers, and their memory.
+    choice : Cluster
+        The cluster section of the job.
     status : Status
-        Whom to tell.
+        Receiver of reports.
     given : Cluster, optional
         A running cluster, which is used instead, and left running.
     """
@@ -74,9 +74,9 @@ class Session:
         self.directory = status.directory
         self._used: Cluster | None = None
         self._began = 0.0
-        """When it was started, in Unix time."""
+        """Start of the cluster, in Unix time."""
         self._last: ClusterPass | None = None
-        """What went through it last."""
+        """The pass that used the cluster last."""
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -88,14 +88,14 @@ class Session:
         self._end(report=kind is not KeyboardInterrupt)
 
     def through(self, wanted: ClusterPass) -> None:
-        """Until nothing of the sweep is left to do, or its disk is full.
+        """Process a pass until none of its blocks is left, or its disk is full.
 
         Raises
         ------
         Stopped
             When a signal asked for it.
         Stalled, ConnectionError, TimeoutError
-            When clusters are lost one after the other.
+            When one cluster after the other is lost.
         """
         restarts = 0
         self._last = wanted
@@ -131,7 +131,7 @@ class Session:
         if self._used is not None and self._last is not None:
             self.status.notify_now(self._last.progress(self._last.phase))
         self.status.watch.close()
-        # A cluster that was given goes on, and its report is its owner's.
+        # A given cluster stays up, and its report belongs to its owner.
         if report and self._used is not None and self._used.dashboard and self.given is None:
             write_report(self._used.client, self.directory, self._began)
         self._used = None
@@ -143,7 +143,7 @@ class Session:
         kind = kind_of(self.choice)
         if kind.name != DEFAULT or self.choice.kind == AUTO:
             self.status.report(f"cluster: {kind.name}, {kind.why}")
-        sweep_stale(self.directory.path / WORKERS)  # what a driver that was killed has left there
+        sweep_stale(self.directory.path / WORKERS)  # left there by a driver that was killed
         start: Start = find("clusters", kind.name).start
         return start(
             Order(

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and SIGHUP ask a run to drain, twice to hurry, Ctrl-C ends it; the handlers that were there come back afterwards."""
+"""Signals to a run: SIGTERM, SIGUSR1 and SIGHUP ask it to drain, twice to hurry; Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 TWICE_SECONDS = 1.0
-"""A signal that comes sooner after the first is the same one, which has come by two ways."""
+"""A signal that comes sooner after the first is the same signal, received by two ways."""
 _limit_seconds: ContextVar[float | None] = ContextVar("drain_seconds", default=None)
 
 
 @contextmanager
 def drains_within(seconds: float) -> Iterator[None]:
-    """Runs that are asked to drain within the context take so long at most; then they leave what is in flight."""
+    """Limit the drain of runs within the context to so many seconds; blocks in flight are then left."""
     token = _limit_seconds.set(seconds)
     try:
         yield
@@ -27,16 +27,16 @@ def drains_within(seconds: float) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Hear no more of them: the process is about to end, and is not to be torn while it does."""
+    """Ignore further signals: the process is about to end, and must not be interrupted while it does."""
     if threading.current_thread() is threading.main_thread():
         for number in Signals.heeded:
             signal.signal(number, signal.SIG_IGN)
 
 
 class Signals:
-    """Remembers that a signal asked the run to drain, and interrupts it once.
+    """Records that a signal asked the run to drain, and interrupts it once; restores the former handlers.
 
-    Only the main thread may set handlers; elsewhere the run simply is not asked.
+    Only the main thread may set handlers; in other threads a run cannot be asked to drain.
     """
 
     heeded = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -51,8 +51,8 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in self.heeded:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it for SIGHUP
-                    self._before[number] = signal.signal(number, self._ask)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it for SIGHUP
+                    self._before[number] = signal.signal(number, self._request_drain)
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         return self
@@ -61,7 +61,7 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _ask(self, number: int, _: FrameType | None) -> None:
+    def _request_drain(self, number: int, _: FrameType | None) -> None:
         if self.requested:  # where a drain takes too long, a batch system sends SIGTERM after its warning
             self._again |= time.monotonic() - self._since > TWICE_SECONDS
             return
@@ -71,11 +71,11 @@ class Signals:
 
     @property
     def hurried(self) -> bool:
-        """Whether there is no time left for what is in flight: a second signal came, or the drain has taken too long."""
+        """True where blocks in flight have no time left: a second signal came, or the drain took too long."""
         limit = _limit_seconds.get()
         late = self.requested and limit is not None and time.monotonic() - self._since > limit
         return self._again or late
 
     def _interrupt(self, number: int, _: FrameType | None) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # a second one would tear what closes, and be waited for
+        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup, which is waited for
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Progress of a run: status.json and events.jsonl in its directory, its observer, its page."""
+"""Progress of a run: status.json and events.jsonl in its directory, its observer, its dashboard page."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ NOTIFY_SECONDS = 0.4
 
 @dataclass(frozen=True)
 class Counts:
-    """Blocks and pixels of all passes of a job."""
+    """Numbers of blocks and pixels of all passes of a job."""
 
     passes: Sequence[PassCount]
 
     @property
     def total(self) -> int:
-        """Blocks."""
-        return sum(len(each.grid) * each.times for each in self.passes)
+        """Number of blocks."""
+        return sum(len(phase.grid) * phase.times for phase in self.passes)
 
     @property
     def pixels(self) -> int:
-        """Pixels."""
-        return sum(math.prod(each.grid.shape) * each.times for each in self.passes)
+        """Number of pixels."""
+        return sum(math.prod(phase.grid.shape) * phase.times for phase in self.passes)
 
     def before(self, phase: str, number: int) -> int:
-        """Blocks of the passes before one of a phase."""
+        """Return the number of blocks of the passes before a given pass of a phase."""
         count = 0
         for each in self.passes:
             if each.phase == phase and number < each.times:
@@ -55,7 +55,7 @@ class Counts:
 
 
 class Status:
-    """Adds receipts up; reports progress to the observer, the run directory and the page."""
+    """Adds up receipts; reports progress to the observer, the run directory and the dashboard page."""
 
     def __init__(self, directory: RunDirectory, plan: Plan, observer: Observer | None) -> None:
         self.directory = directory
@@ -64,10 +64,10 @@ class Status:
         self.watch = Watch()
         """The page on the dashboard."""
         self.batch: int | None = None
-        """Tiles at once that a worker came down to, for want of memory."""
+        """Number of tiles at once that a worker was reduced to for lack of memory."""
         self._counts = Counts(plan.work.passes)
         self._before = 0
-        """Blocks of the passes before the one under way."""
+        """Number of blocks of the passes before the current one."""
         self._figures: Mapping[str, float] = {}
         self._rows: Sequence[Mapping[str, float]] = ()
         self._cpu_kinds: set[str] = set()
@@ -91,8 +91,8 @@ class Status:
         """True where an earlier run left nothing to do: its status stays."""
 
     def begin(self, done: int) -> None:
-        """Report that the run holds its outputs, with so many of all their blocks done."""
-        if done == self.plan.blocks:  # whatever comes before the output is done as well
+        """Report that the run holds its outputs, with this number of all their blocks done."""
+        if done == self.plan.blocks:  # the passes before the output are done as well
             self._before = self._counts.total - done
         progress = self.progress("start", done=done, failed=0)
         before = self.directory.read_status() or {}
@@ -110,7 +110,7 @@ class Status:
     def pass_begins(self, phase: str, number: int, done: int) -> None:
         """Count from here on the blocks of another pass, of which some are done."""
         self._before = self._counts.before(phase, number)
-        if not self._has_begun:  # what earlier runs did is no measure of the speed of this one
+        if not self._has_begun:  # the blocks of earlier runs do not measure the speed of this one
             self._has_begun, self._resumed = True, self._before + done
 
     def all_passes_are_over(self) -> None:
@@ -133,11 +133,11 @@ class Status:
         self.watch.take(receipt)
 
     def count_memory(self, peak_bytes: int) -> None:
-        """Note the memory peak of a worker."""
+        """Record the memory peak of a worker."""
         self._peak_memory_bytes = max(self._peak_memory_bytes, peak_bytes)
 
     def retry(self, bad: BadBlock) -> None:
-        """Note a block that failed and is tried again."""
+        """Record a block that failed and is tried again."""
         self._retried += 1
         self.watch.retry(bad.number)
         self.event("retry", block=bad.number, error=bad.error)
@@ -149,21 +149,21 @@ class Status:
         self.report(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
 
     def batch_fell(self, batch: int, before: int) -> None:
-        """Report that a worker computes fewer tiles at once, for want of memory; a resumed run begins so."""
+        """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
         self.batch = batch
         self.report(f"memory ran out on a worker: {batch} tiles at once there, in place of {before}")
         with suppress(OSError):  # a full disk is reported where blocks are written
             self.directory.update_plan(batch=batch)
 
     def note_cpu_kind(self, cpu_kind: str) -> None:
-        """Warn once where workers of several kinds share a run."""
+        """Warn once where workers with several kinds of CPU share a run."""
         if cpu_kind not in self._cpu_kinds:
             self._cpu_kinds.add(cpu_kind)
             if warning := record_cpu_kind(cpu_kind, self.directory):
                 self.report(warning)
 
     def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:
-        """Show the figures of all iterations so far, of so many at most."""
+        """Show the figures of all iterations so far, out of at most ``total``."""
         self._rows = rows
         if rows:
             self._figures = dict(rows[-1]) | {"iterations": total}
@@ -174,7 +174,7 @@ class Status:
         self.report(f"dashboard: {address}")
 
     def progress(self, phase: str, *, done: int, failed: int) -> Progress:
-        """Return the sums as a value; ``done`` is counted in the pass under way."""
+        """Return the sums as a value; ``done`` counts blocks of the current pass."""
         return Progress(
             phase=phase,
             done=max(self._before + done, self._resumed),
@@ -197,7 +197,7 @@ class Status:
         )
 
     def tell(self, progress: Progress) -> None:
-        """Tell the observer and the status file, each not more often than it needs."""
+        """Notify the observer and the status file, each not more often than it needs."""
         now = time.monotonic()
         if now - self._told >= NOTIFY_SECONDS:
             self._told = now
@@ -206,13 +206,13 @@ class Status:
             self._write("draining" if progress.phase == "drain" else "running", progress)
 
     def notify_now(self, progress: Progress) -> None:
-        """Tell them at once."""
+        """Notify both at once."""
         self._told = self._written = 0.0
         self.tell(progress)
 
     @contextmanager
     def ticking(self, progress: Callable[[], Progress]) -> Iterator[None]:
-        """Tell the progress again and again while the driver waits for something in this context."""
+        """Report the progress again and again while the driver waits in this context."""
         over = threading.Event()
 
         def tick() -> None:
@@ -229,9 +229,9 @@ class Status:
             thread.join()
 
     def report(self, message: str) -> None:
-        """Pass a line on to whoever watches, and keep it.
+        """Pass a line on to observers, and log it.
 
-        An error of somebody's own code may bring more lines: they are kept, not shown.
+        An error in the user's code may have more lines: they are logged, not shown.
         """
         self.event("message", text=message)
         line = first_line(message)
@@ -239,12 +239,12 @@ class Status:
         self._told = 0.0
 
     def event(self, kind: str, **details: Any) -> None:
-        """Keep something that happened. A full disk may cost it: the run does not fail for that."""
+        """Log an event. A full disk may lose it: the run does not fail for that."""
         with suppress(OSError):
             self.directory.append_event({"time": time.time(), "event": kind} | details)
 
     def end(self, state: str, progress: Progress, reason: str) -> None:
-        """The run is over."""
+        """Record the end of the run."""
         self.event(state, reason=reason, done=progress.done)
         self._write(state, progress, reason)
         self._notify(progress)
@@ -267,6 +267,6 @@ class Status:
             "output": str(self.plan.output),
             "dashboard": self._dashboard,
         }
-        with suppress(OSError):  # as with events
+        with suppress(OSError):  # as for events
             self.directory.write_status(status)
         self.watch.show(self.plan, status, self._rows)

@@ -1,8 +1,8 @@
 """A bounded stream of tasks: a million numbered blocks pass through a cluster, a few at a time.
 
 There is never one large graph. A handful of tasks for each worker is in flight; each carries a
-group of block numbers, and as many are submitted as came back. Futures are let go at once, so the
-scheduler, the client and their memory stay as they were at the first block.
+group of block numbers, and for each one that returns another is submitted. Futures are released at once, so
+scheduler and client need no more memory than at the first block.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ RPC_SECONDS = 60.0
 TASKS_PER_WORKER = 3
 """Tasks in flight for each worker: one that runs, one that waits there, one on its way."""
 SHARES = 2
-"""A task takes at most one of so many equal shares that each worker could have of what is left."""
+"""A task takes at most one of this many equal shares of the blocks that are left for each worker."""
 LARGEST_GROUP = 256
 DISPATCH_SECONDS = 0.0016
 CHOICE_SECONDS = 0.9e-6
-"""What a task costs scheduler and driver, and what it costs more for each worker that the scheduler chooses among."""
+"""Cost of a task for scheduler and driver, and the added cost for each worker that the scheduler chooses among."""
 DISPATCH_SHARE = 0.625
-"""Share of the time that one process hands out tasks, at most: heartbeats and bunches of tasks take some of the rest."""
+"""Largest share of its time in which one process submits tasks; heartbeats and groups of tasks take some of
+the rest."""
 PATIENCE = 2.0
-"""Times what a task should last after which its worker hands back what it has not begun."""
+"""Factor on the target duration of a task after which its worker returns the blocks that it has not begun."""
 WAITING = ("waiting", "no-worker", "queued")
-"""States of a task that no worker has."""
+"""States of a task that is on no worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one task: its block numbers, and either its result or its error."""
+    """The end of one task: its block numbers, and either its result or its error."""
 
     numbers: tuple[int, ...]
     result: Any = None
     error: BaseException | None = None
     alone: bool = False
-    """Whether nothing else was in flight beside it."""
+    """True where no other task was in flight."""
 
 
 def least_task_seconds(workers: int) -> float:
-    """How long a task lasts, so that one scheduler serves so many workers: this grows with their square.
+    """Return the duration of a task with which one scheduler serves so many workers: it grows with their square.
 
     Examples
     --------
@@ -63,7 +64,7 @@ def least_task_seconds(workers: int) -> float:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Whatever says that the cluster no longer answers comes out as a ConnectionError."""
+    """Turn every error for a cluster that no longer answers into a ConnectionError."""
     try:
         yield
     except (TimeoutError, CommClosedError, CancelledError) as error:
@@ -71,30 +72,30 @@ def answering() -> Iterator[None]:
 
 
 def workers_of(client: Client) -> set[str]:
-    """Addresses of the workers that are there now; one that is started anew gets another."""
+    """Return the addresses of the current workers; a restarted worker gets a new address."""
     with answering():
         return set(client.sync(client.scheduler.ncores, callback_timeout=RPC_SECONDS))
 
 
 class Grouping:
-    """How many blocks go into one task.
+    """Number of blocks in one task.
 
-    A task should last about ``target_seconds``, so that Dask's 2 ms for each task stay small beside
+    A task should last about ``target_seconds``, so that Dask's overhead of 2 ms per task stays small beside
     it, and longer with many workers, so that one scheduler serves them all. Towards the end groups shrink so that all
     workers finish together.
 
     Parameters
     ----------
     workers : int
-        How many take them.
+        Number of workers.
     target_seconds : float
-        How long a task should last at least.
+        Minimum duration of a task.
     least : int
         Blocks of a task, where so many are left for each worker.
     seconds_per_block : float, optional
-        What a block is known to take; found out where it is not.
+        Known duration of a block; measured where it is not given.
     keeps_all : bool
-        Whether a worker that is alone takes as much as a task may hold, and leaves nothing for the sake of smaller steps.
+        A single worker takes as many blocks as a task may hold, and groups do not shrink for smaller steps.
     """
 
     def __init__(
@@ -113,22 +114,22 @@ class Grouping:
         self.seconds_per_block = seconds_per_block
 
     def learn(self, blocks: int, seconds: float) -> None:
-        """Take the time of a finished task into account."""
+        """Record the duration of a finished task."""
         observed = seconds / max(blocks, 1)
-        known = self.seconds_per_block
-        self.seconds_per_block = observed if known is None else 0.7 * known + 0.3 * observed
+        previous = self.seconds_per_block
+        self.seconds_per_block = observed if previous is None else 0.7 * previous + 0.3 * observed
 
     def size(self, remaining: int) -> int:
-        """Blocks for the next task when ``remaining`` are left to hand out."""
+        """Return the number of blocks of the next task when ``remaining`` are left."""
         if self.seconds_per_block is None:
-            wanted = self.least
+            size = self.least
         else:
-            wanted = int(min(LARGEST_GROUP, self.target_seconds / max(self.seconds_per_block, 1e-9)))
+            size = int(min(LARGEST_GROUP, self.target_seconds / max(self.seconds_per_block, 1e-9)))
         fair = remaining if self.keeps_all else -(-remaining // (self.workers * SHARES))
-        return max(1, min(max(wanted, self.least), fair))
+        return max(1, min(max(size, self.least), fair))
 
     def limit_seconds(self, blocks: int) -> float | None:
-        """How long a task of so many blocks may go on beginning blocks; None while that is not known.
+        """Return the time in which a task of so many blocks may begin blocks; None while that is unknown.
 
         Examples
         --------
@@ -141,24 +142,25 @@ class Grouping:
 
 
 class Stream:
-    """Sends numbered blocks through a cluster and yields the answers as they come.
+    """Sends numbered blocks through a cluster and yields the answers as they arrive.
 
     Parameters
     ----------
     client : distributed.Client
-        Connected to the cluster.
+        Client connected to the cluster.
     function : callable
-        ``function(numbers)``, run on a worker; its result is small. With ``limited``, ``function(numbers, limit_seconds=...)``.
+        ``function(numbers)``, run on a worker; its result is small. With ``limited``,
+        ``function(numbers, limit_seconds=...)``.
     name : str
         Phase that the dashboard shows, at most 15 characters: the prefix of every key.
     iteration : int, optional
-        Which of several sweeps it is: the tasks of each are a group of their own.
+        Number of the pass among several: the tasks of each are a group of their own.
     grouping : Grouping
         Decides the size of each task.
     stall_seconds : float
         Raise :class:`Stalled` when nothing comes back for this long.
     limited : bool
-        Whether the function is told after how many seconds it is to begin no more blocks. What it leaves goes to
+        Pass the function the time after which it must not begin another block. Blocks that it leaves go to
         :meth:`hand_back`.
     """
 
@@ -189,38 +191,38 @@ class Stream:
         self._remaining = 0
         self._heard = 0.0
         self.lost = 0
-        """Tasks that were lost with their worker."""
+        """Number of tasks that were lost with their worker."""
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing has come back."""
+        """Return the time since the last answer."""
         return time.monotonic() - self._heard
 
     def be_patient(self) -> None:
-        """Begin to wait anew: something came back, or there is a reason why nothing does."""
+        """Restart the wait: an answer came, or there is a reason for the silence."""
         self._heard = time.monotonic()
 
     def drain(self) -> None:
-        """Hand out no more blocks; those that a worker has in hand still come back."""
+        """Submit no more blocks; those that a worker has in hand still come back."""
         self.draining = True
 
     def again(self, numbers: Iterable[int], *, alone: bool = False) -> None:
-        """Send these blocks once more, each as a task of its own.
+        """Send these blocks again, each as a task of its own.
 
-        With ``alone``, at the end and with nothing else in flight: if a worker dies then, the block is to blame.
+        With ``alone``, at the end and with nothing else in flight: if a worker dies then, the block is the cause.
         """
         queue = self._suspects if alone else self._again
         queue.extend((number,) for number in numbers)
 
     def hand_back(self, numbers: Iterable[int]) -> None:
-        """Send these blocks once more, which a worker was too slow to begin: to whoever is free first."""
-        if left := tuple(numbers):
-            self._again.append(left)
+        """Send these blocks again, which a worker was too slow to begin, to the first free worker."""
+        if group := tuple(numbers):
+            self._again.append(group)
 
     def answers(
         self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
     ) -> Iterator[list[Answer]]:
-        """The answers, in groups as they arrive; an empty list when ``poll_seconds`` pass without one.
+        """Yield the answers, in groups as they arrive; an empty list when ``poll_seconds`` pass without one.
 
         Raises
         ------
@@ -242,7 +244,7 @@ class Stream:
             elif time.monotonic() - self._heard > self.stall_seconds:
                 raise Stalled(
                     f"no block came back for {self.stall_seconds:g} s; {len(self._in_flight)} tasks are in flight, "
-                    f"with blocks {self._words_in_flight()}. If single blocks take this long, raise run.stall_seconds."
+                    f"with blocks {self._describe_in_flight()}. If single blocks take this long, raise run.stall_seconds."
                 )
             else:
                 if self.draining:
@@ -250,7 +252,7 @@ class Stream:
                 yield []
 
     def _drop_waiting(self) -> None:
-        """Let go of the tasks that no worker has: with every worker lost, nothing would come back of them."""
+        """Release the tasks that are on no worker: with every worker lost, none of them would return."""
         pending = [future for future in self._in_flight if future.status == "pending"]
         with answering():
             states = self.client.sync(
@@ -264,7 +266,7 @@ class Stream:
                 future.release()
 
     def _fill(self, numbers: Iterator[int]) -> None:
-        """Submit until every worker has enough, or nothing is left to hand out."""
+        """Submit tasks until every worker has enough, or no block is left."""
         if self.client.status != "running":
             raise ConnectionError(f"the scheduler is gone (the connection is {self.client.status}).")
         slots = self.grouping.workers * TASKS_PER_WORKER
@@ -293,15 +295,15 @@ class Stream:
         return future
 
     def in_flight(self) -> list[int]:
-        """The blocks that were handed out and are not back."""
+        """Return the blocks that were submitted and have not returned."""
         return list(itertools.chain.from_iterable(self._in_flight.values()))
 
-    def _words_in_flight(self) -> str:
+    def _describe_in_flight(self) -> str:
         numbers = sorted(self.in_flight())
         return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
     def _wait(self, seconds: float) -> list[Future]:
-        """Everything that has arrived, waiting for the first at most this long."""
+        """Return all futures that have arrived, waiting for the first at most this long."""
         try:
             arrived = [self._arrived.get(timeout=seconds)]
         except queue.Empty:
@@ -313,27 +315,28 @@ class Stream:
                 return arrived
 
     def _collect(self, arrived: list[Future]) -> list[Answer]:
-        """Fetch the results of all finished futures in one call, and let go of the futures.
+        """Fetch the results of all finished futures in one call, and release the futures.
 
-        A result that was lost with its worker is no error: its blocks are sent again. So are those of a task whose
-        worker died, unless it was alone: a worker holds several, and any of them may have killed it.
+        A result that was lost with its worker is not an error: its blocks are sent again. So are those of a
+        task whose worker died, unless it was alone: a worker holds several tasks, and any of them may have
+        killed it.
         """
         good = [future for future in arrived if future.status == "finished"]
         results = dict(zip([f.key for f in good], self._gather(good), strict=True))
         answers = []
         for future in arrived:
             numbers = self._in_flight.pop(future)
-            alone, self._alone = future is self._alone, None
+            was_alone, self._alone = future is self._alone, None
             if results.get(future.key) is not None:
-                answers.append(Answer(numbers, results[future.key], alone=alone))
+                answers.append(Answer(numbers, results[future.key], alone=was_alone))
                 self.grouping.learn(len(numbers), getattr(results[future.key], "seconds", 0.0))
             elif future.status in ("error", "cancelled"):
                 error = self._error_of(future)
                 self.lost += isinstance(error, KilledWorker)
-                if isinstance(error, KilledWorker) and not alone:
+                if isinstance(error, KilledWorker) and not was_alone:
                     self.again(numbers, alone=len(numbers) == 1)
                 else:
-                    answers.append(Answer(numbers, error=error, alone=alone))
+                    answers.append(Answer(numbers, error=error, alone=was_alone))
             else:
                 self.lost += 1
                 self._again.append(numbers)
@@ -341,17 +344,17 @@ class Stream:
         return answers
 
     def _gather(self, futures: list[Future]) -> list[Any]:
-        """Results of finished futures; None where one could not be had."""
+        """Return the results of finished futures; None where a result could not be fetched."""
         if not futures:
             return []
-        wanted = {future.key: future for future in futures}
+        by_key = {future.key: future for future in futures}
 
         async def fetch() -> Any:
-            return await self.client.gather(wanted, errors="skip", asynchronous=True)
+            return await self.client.gather(by_key, errors="skip", asynchronous=True)
 
         with answering():
-            kept: dict[str, Any] = self.client.sync(fetch, callback_timeout=RPC_SECONDS)
-        return [kept.get(future.key) for future in futures]
+            gathered: dict[str, Any] = self.client.sync(fetch, callback_timeout=RPC_SECONDS)
+        return [gathered.get(future.key) for future in futures]
 
     @staticmethod
     def _error_of(future: Future) -> BaseException:
@@ -363,7 +366,7 @@ class Stream:
         return ConnectionError(f"task {future.key} is {future.status}: the scheduler is gone.")
 
     def abandon(self) -> None:
-        """Let go of everything in flight without waiting for it."""
+        """Release everything in flight without waiting for it."""
         for future in list(self._in_flight):
             future.release()
         self._in_flight.clear()

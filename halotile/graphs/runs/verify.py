@@ -1,4 +1,4 @@
-"""Checking an output: every shard there, every checksum right; and doing damaged blocks again."""
+"""Verification of an output: every shard present, every checksum right; and repair of damaged blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from halotile.storage.sharded.output import Layout, open_output
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check found: one line for each problem."""
+    """Result of a check: one line for each problem."""
 
     blocks: int
     checked: int
@@ -37,20 +37,20 @@ class Verdict:
     undone: RangeSet = field(default_factory=RangeSet)
     """Blocks that the run has not done, or has given up: there is nothing to check."""
     repairable: bool = True
-    """Whether there is a run directory, which says by what job it was written."""
+    """True where there is a run directory with the job that wrote the output."""
     iterates: bool = False
-    """Whether a repair of blocks has to iterate again, from the start."""
+    """True where a repair of blocks has to iterate again from the start."""
 
     @property
     def sound(self) -> bool:
-        """Whether every block that was done is as it was written, by now."""
+        """True where every block that was done is as it was written, by now."""
         return self.repaired >= len(self.problems)
 
 
 def verify(
     output: str | Path, *, job: Job | None = None, repair: bool = False, observer: Observer | None = None
 ) -> Verdict:
-    """Check every block that the journal calls done, or every shard where there is no journal.
+    """Check every block that the journal records as done, or every shard where there is no journal.
 
     Parameters
     ----------
@@ -59,23 +59,24 @@ def verify(
     job : Job, optional
         The job that wrote it; needed to repair.
     repair : bool
-        Restore the metadata, strike damaged blocks from the journal and run the job again: for them, and for those that are not
-        done, among which are those of a repair that was killed. A reconstruction is iterated again, and then writes them alone.
+        Restore the metadata, remove damaged blocks from the journal and run the job again: for them, and for
+        those that are not done, which include those of a repair that was killed. A reconstruction is iterated
+        again, and then writes only these blocks.
     observer : callable, optional
         Called with the progress of a repair.
 
     Raises
     ------
     OutputRefused
-        When nothing, a file or another Zarr is there, directories stand where a run keeps files, a repair is asked for and
-        the output has no run directory, or a run is writing it.
+        When nothing, a file or another Zarr is there, directories are in place of files of a run, a repair is
+        asked for and the output has no run directory, or a run is writing it.
     ResumeRefused
         When a repair is asked for and the job is no longer the one that wrote the output.
     """
     path = Path(os.path.abspath(output))
     if not path.name or (path.exists() and not path.is_dir()):
         raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
-    directory = _keeper(RunDirectory(run_directory_of(path)))
+    directory = _directory_of_run(RunDirectory(run_directory_of(path)))
     directory.check_files()
     stored = _plan_of(directory)
     if stored is None:
@@ -90,22 +91,27 @@ def verify(
         damaged = dict(damaged_blocks(path, layout, layout.grid))
         return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0, repairable=False)
     written = _outputs(directory, stored)
-    problems = tuple(problem for each in written for problem in (*each.metadata(), *each.lines()))
+    problems = tuple(problem for state in written for problem in (*state.metadata(), *state.lines()))
     undone = _undone(written)
-    # Blocks that are not done may be those that an earlier repair struck before it was killed.
+    # Blocks that are not done may be those that an earlier repair removed from the journal before it was killed.
     if not repair or not (problems or undone):
         iterates = bool(stored.get("scratch")) and not directory.state_path.is_dir()
         return Verdict(
-            _total(written), sum(len(each.done) for each in written), problems, 0, undone, iterates=iterates
+            _total(written),
+            sum(len(state.done) for state in written),
+            problems,
+            0,
+            undone,
+            iterates=iterates,
         )
     _repair(path, directory, stored, written, job, observer)
-    after = _outputs(directory, stored, look_at=[each.damaged for each in written])
-    left = sum(len(each.lines()) for each in after)
-    done = sum(len(each.done) for each in after)
-    return Verdict(_total(after), done, problems, len(problems) - left, _undone(after))
+    after = _outputs(directory, stored, look_at=[state.damaged for state in written])
+    remaining = sum(len(state.lines()) for state in after)
+    done = sum(len(state.done) for state in after)
+    return Verdict(_total(after), done, problems, len(problems) - remaining, _undone(after))
 
 
-def _keeper(directory: RunDirectory) -> RunDirectory:
+def _directory_of_run(directory: RunDirectory) -> RunDirectory:
     """Return the directory that keeps the run, also from beside a further output of it."""
     first = directory.read_primary()
     return RunDirectory(Path(first)) if first else directory
@@ -113,7 +119,7 @@ def _keeper(directory: RunDirectory) -> RunDirectory:
 
 @dataclass(frozen=True)
 class _Written:
-    """One output of a run as it is now."""
+    """One output of a run in its current state."""
 
     path: Path
     layout: Layout
@@ -137,36 +143,36 @@ class _Written:
 def _outputs(
     directory: RunDirectory, stored: dict[str, Any], look_at: Sequence[Iterable[int]] | None = None
 ) -> list[_Written]:
-    """Check every output of a run; of blocks those that are done, or those that are named."""
-    found = []
-    for place, (layout, grid) in enumerate(written_of(stored)):
+    """Check every output of a run: the blocks that are done, or the given blocks."""
+    outputs = []
+    for number, (layout, grid) in enumerate(written_of(stored)):
         first = directory.path.with_name(directory.path.name.removesuffix(".run"))
-        path = Path(stored["outputs"][place]["path"]) if place else first
+        path = Path(stored["outputs"][number]["path"]) if number else first
         beside = RunDirectory(run_directory_of(path))
-        owner = journal_fingerprint(stored["fingerprint"], place)
+        owner = journal_fingerprint(stored["fingerprint"], number)
         journal = Journal.open(beside.journal_path, owner, len(grid), read_only=True)
-        numbers = journal.done if look_at is None else look_at[place]
+        numbers = journal.done if look_at is None else look_at[number]
         damaged = dict(damaged_blocks(path, layout, map(grid.block_at, numbers), journal.digest))
-        prefix = f"{path.name} " if place else ""
-        found.append(_Written(path, layout, grid, beside, owner, journal.done, damaged, prefix))
-    return found
+        prefix = f"{path.name} " if number else ""
+        outputs.append(_Written(path, layout, grid, beside, owner, journal.done, damaged, prefix))
+    return outputs
 
 
 def _total(written: Iterable[_Written]) -> int:
-    return sum(len(each.grid) for each in written)
+    return sum(len(output.grid) for output in written)
 
 
 def _undone(written: Iterable[_Written]) -> RangeSet:
-    """Return the blocks that are not done; those of further outputs are numbered on from the first."""
+    """Return the blocks that are not done; the numbers of further outputs continue those of the first."""
     undone, before = RangeSet(), 0
-    for each in written:
-        undone.add(before + number for number in each.done.complement(len(each.grid)))
-        before += len(each.grid)
+    for output in written:
+        undone.add(before + number for number in output.done.complement(len(output.grid)))
+        before += len(output.grid)
     return undone
 
 
 def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return the plan; where it is not as this version writes one, its journal tells whether another version did."""
+    """Return the plan; if its format is not of this version, the journal shows whether another one wrote it."""
     try:
         return directory.read_plan()
     except DamagedData:
@@ -188,10 +194,10 @@ def _repair(
     plan = make_plan(job)
     check_same_job(plan, stored)
     with directory.lock():
-        for each in written:
-            restore_metadata(each.path, each.layout)
-            with Journal.open(each.directory.journal_path, each.owner, len(each.grid)) as journal:
-                journal.unmark(each.damaged)
+        for output in written:
+            restore_metadata(output.path, output.layout)
+            with Journal.open(output.directory.journal_path, output.owner, len(output.grid)) as journal:
+                journal.unmark(output.damaged)
     run(plan, observer=observer)
 
 

@@ -1,4 +1,4 @@
-"""What is put on every worker before its first block: the job, the model, the lock on the run directory."""
+"""Setup of every worker before its first block: the job, the model, the lock on the run directory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ SETUP_SECONDS = 300.0
 TEARDOWN_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = 0.2
-"""A worker that dies before its nanny, which looks every 50 ms, has seen it start is waited for ever after."""
+"""Wait for the nanny, which polls every 50 ms: if it has not seen a worker start, it waits for a dead one
+without end."""
 
 _runners: dict[str, BlockRunner] = {}
 _failures: dict[str, BaseException] = {}
-"""Why a job could not be loaded: a worker that joins late has nobody else to tell."""
+"""Errors of jobs that could not be loaded, by token: a worker that joins late can report to nobody else."""
 _over: set[str] = set()
-"""Jobs that were forgotten: a task that was let go of may begin all the same, and is not to wait for one."""
+"""Tokens of jobs that are over: a released task may start all the same, and must not wait for its job."""
 _busy: Counter[str] = Counter()
-"""Tasks that run now, for each token."""
+"""Number of tasks that run now, for each token."""
 _holders: dict[str, RunDirectory] = {}
-"""Whose lock this process holds, for each token."""
+"""Run directory whose lock this process holds, for each token."""
 _ready = threading.Condition()
 
 
@@ -47,11 +48,11 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
     token : str
         Name of the run, by which its tasks find the job.
     task : BlockTask
-        What to do with a block.
+        Work on a block.
     run_directory : Path
-        Whose lock a worker holds while it lives, so that no new run writes beside it.
+        Directory whose lock a worker holds while it lives, so that no new run writes beside it.
     import_folder : str, optional
-        Where imports of the user's own code start from.
+        Folder that imports of the user's own code start from.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         except BaseException as error:
             self._publish(_failures, error)
             with _ready:
-                _let_go(self.token)
+                _release_lock(self.token)
             raise
         if starting:
             asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._publish, _runners, runner)
@@ -89,37 +90,37 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         runner.stages.check()
         return runner
 
-    def _publish(self, where: dict[str, Any], what: Any) -> None:
+    def _publish(self, where: dict[str, Any], value: Any) -> None:
         with _ready:
-            where[self.token] = what
+            where[self.token] = value
             _ready.notify_all()
 
     def teardown(self, worker: Any) -> None:
-        """Forget the job, and let go of its run directory once no task can write there any more."""
+        """Remove the job, and release its run directory once no task can write there any more."""
         with _ready:
             _runners.pop(self.token, None)
             _failures.pop(self.token, None)
             _over.add(self.token)
             _ready.notify_all()
-            _let_go(self.token)
+            _release_lock(self.token)
         give_memory_back()
 
 
 @contextmanager
 def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
-    """Every worker knows the job for the length of the context, also one that joins later.
+    """Make the job known to every worker for the duration of the context, also to one that joins later.
 
     Raises
     ------
     HalotileError
-        What went wrong where a worker could not be set up.
+        The error where a worker could not be set up.
     """
     try:
         with answering():
             client.sync(client.register_plugin, plugin, callback_timeout=SETUP_SECONDS)
         yield
     finally:
-        # A cluster that is gone has forgotten already.
+        # A cluster that is gone has no plugins left.
         if client.status == "running":
             with suppress(Exception):
                 client.sync(client.unregister_worker_plugin, plugin.name, callback_timeout=TEARDOWN_SECONDS)
@@ -128,9 +129,9 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
 def run_blocks(
     numbers: tuple[int, ...], token: str, directory: RunDirectory, limit_seconds: float | None = None
 ) -> Receipt:
-    """The task itself: process these blocks with the runner that the plugin made.
+    """Process these blocks with the runner that the plugin loaded; this is the task itself.
 
-    One block is always done. After ``limit_seconds`` no other is begun: a faster worker takes them.
+    The first block is always done. After ``limit_seconds`` no other is begun: a faster worker takes them.
     """
     with _ready:
         runner = _await_runner(token, directory)
@@ -138,7 +139,7 @@ def run_blocks(
             return Receipt()
         _busy[token] += 1
     try:
-        # A run that ends early, or is torn down, ends with the block at hand.
+        # A run that ends early, or is torn down, ends with the current block.
         return runner.run(
             numbers,
             lambda: token in _runners and not directory.is_stopping(),
@@ -147,11 +148,11 @@ def run_blocks(
     finally:
         with _ready:
             _busy[token] -= 1
-            _let_go(token)
+            _release_lock(token)
 
 
 def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
-    """What the plugin made, once it has; None when the run ends early, before or meanwhile."""
+    """Return the runner that the plugin loads, once it is ready; None when the run ends before that."""
 
     def is_settled() -> bool:
         return token in _runners or token in _failures or token in _over
@@ -169,8 +170,8 @@ def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
     return None
 
 
-def _let_go(token: str) -> None:
-    """Release the lock of a job that is forgotten and idle, unless another one works in the same directory."""
+def _release_lock(token: str) -> None:
+    """Release the lock of a job that is over and idle, unless another job works in the same directory."""
     if token in _runners or _busy[token]:
         return
     directory = _holders.pop(token, None)

@@ -1,1 +1,1 @@
-"""Solvers, one a file: what an iteration makes of an image, as a step that is swept over its blocks."""
+"""Solvers, one per file: each computes an iteration as a step that one pass applies to the blocks of an image."""

@@ -1,4 +1,4 @@
-"""ADMM with a linearised x-step: one pass over the image an iteration, no inner solver."""
+"""ADMM with a linearised x-step: one pass over the image per iteration, no inner solver."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from halotile.tasks.shared import Shared
 
 @dataclass(frozen=True)
 class Admm(SolverBase):
-    """``x' = x - step/2 (∇f(x) + rho (x - z + u))``, ``z' = prox(x' + u)``, ``u' = u + x' - z'`` with ``rho = 1 / step``.
+    """``x' = x - step/2 (∇f(x) + rho (x - z + u))``, ``z' = prox(x' + u)``, ``u' = u + x' - z'`` with
+    ``rho = 1 / step``.
 
-    The x-step of ADMM is taken by one gradient step, which converges like it (the step is below 1 / (|A|² + rho)).
+    The x-step of ADMM is replaced by one gradient step, which converges like it (the step is below 1 / (|A|² + rho)).
 
     References
     ----------
@@ -27,7 +28,7 @@ class Admm(SolverBase):
     vectors: ClassVar[Mapping[str, int]] = {"z": 2, "x": 2, "u": 2}
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """All three in one pass: what the prox asks of x' around a block is computed once."""
+        """Return all three updates in one pass: the x' that the prox reads around a block is computed once."""
         x, size = read("x", 0), problem.step_size
         # At first z is x, and u is 0.
         duals = (read("u", 0),) if state.iteration else ()
@@ -36,11 +37,11 @@ class Admm(SolverBase):
         ahead = Shared(moved, problem.prior.reach(), computed=True)
         pulled = Total((ahead, *duals), (1.0,) * (1 + len(duals)))
         denoised = Shared(problem.prior.prox(pulled, size), computed=True)
-        left = Total((ahead, *duals, denoised), (1.0,) * (1 + len(duals)) + (-1.0,))
-        return Step({"z": denoised, "x": ahead, "u": left})
+        dual = Total((ahead, *duals, denoised), (1.0,) * (1 + len(duals)) + (-1.0,))
+        return Step({"z": denoised, "x": ahead, "u": dual})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """The next iteration: nothing is carried."""
+        """Return the state of the next iteration, which has no numbers."""
         return advanced(state)
 
 

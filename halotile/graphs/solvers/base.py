@@ -1,4 +1,4 @@
-"""What a solver is: a state that is a few numbers and a few stored images, and the step from one to the next."""
+"""Base of all solvers: a state of a few numbers and a few stored images, and the step from one state to the next."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from halotile.tasks.shared import Shared
 from halotile.tasks.step import Sum
 
 CHANGE, LENGTH, ERROR = "change", "length", "error"
-"""Sums that every step takes: ``|x' - x|²``, ``|x'|²``, and with a reference ``|x' - reference|²``."""
+"""Sums of every step: ``|x' - x|²``, ``|x'|²``, and with a reference ``|x' - reference|²``."""
 
 
 PRIOR = "prior"
-"""The sum of what each pixel adds to the prior, where that can be told."""
+"""Sum of each pixel's part of the prior, where the prior has a value."""
 
 RESIDUAL, RECOMPUTED = "residual", "recomputed"
-"""Numbers of a state that are told: how long the residual is, against the first one, and whether it was just computed anew."""
+"""Numbers of a state that are reported: the residual relative to the first, and 1 where it was just recomputed."""
 SPENT = "spent"
-"""Another one: whether it is as short as rounding lets it be."""
+"""Reported as well: 1 where the residual is as short as rounding permits."""
 
 Map = Callable[[Readable], Readable]
-"""From an image to another one of its shape."""
+"""A map from an image to another image of the same shape."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A map that a sweep computes in part: the rest is computed before it, and stored."""
+    """A map that a pass computes in part: the rest is computed and stored before it."""
 
     within: Map | None
-    """What the sweep computes."""
+    """The part that the pass computes."""
     before: Callable[[Readable], Readable | Contributions]
-    """The rest."""
+    """The part that is computed before it."""
 
     def __call__(self, image: Readable) -> Readable:
-        """Refused: what is stored before is known to whoever runs the sweeps."""
+        """Refuse the call: only the code that runs the passes knows where the stored part is."""
         raise TypeError("a staged map is run in two passes")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``min f(x) + g(x)``: what a solver asks of the stack and the prior, as lazy images."""
+    """``min f(x) + g(x)``: the operations of the stack and the prior that a solver uses, as lazy images."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -57,45 +57,45 @@ class Problem:
     """``sum_i w_i A_i^T A_i`` of an image."""
     prior: Prior
     start: Readable
-    """Where the solver begins."""
+    """The image that the solver starts from."""
     step_size: float = 1.0
-    """``1 / |A|²``, or what was asked for."""
+    """``1 / |A|²``, or the step size that was asked for."""
 
     misfit_of_zero: float = 0.0
-    """What is to be added to the misfit that is noted."""
+    """Constant to add to the misfit that is recorded."""
 
     reach: int = 0
-    """How far, in pixels, the operators look in a sweep, there and back."""
+    """Receptive field of the operators in a pass, forward and adjoint together, in pixels."""
 
     tol: float = 0.0
-    """How small is small enough."""
+    """Tolerance at which the solver stops."""
 
     per_sweep: int = 1
-    """Iterations that a sweep makes, for solvers that carry nothing from one to the next but the image."""
+    """Iterations of one pass, for solvers that carry nothing but the image from one iteration to the next."""
 
     untold: Map | None = None
-    """The gradient where nobody asks for the misfit; needed where ``per_sweep`` is more than 1."""
+    """The gradient without recording the misfit; needed where ``per_sweep`` is more than 1."""
 
     @property
     def once(self) -> Problem:
-        """The same for sweeps of one iteration."""
+        """The same problem with one iteration per pass."""
         return replace(self, per_sweep=1, untold=None)
 
     def held(self, image: Readable) -> Readable:
-        """The same image, computed once for each block: operators ask for nearly the same window one after the other."""
+        """Return the same image, computed once per block: operators read nearly the same window in turn."""
         return Shared(image, self.reach, computed=True)
 
     def swept(self, image: Readable, step: Callable[[Problem, Readable], Readable], margin: int) -> Readable:
-        """The image after the iterations of one sweep. Those between are held for a block, and stored nowhere.
+        """Return the image after the iterations of one pass. Those between stay in memory, not on disk.
 
         Parameters
         ----------
         image : Readable
-            The one that is stored, whose misfit is told.
+            The stored image, whose misfit is recorded.
         step : callable
             One iteration.
         margin : int
-            How far, in pixels, parts of it look at the image beyond the part that is read first.
+            Pixels by which parts of the step look beyond the part that is read first.
         """
         problem = self
         for _ in range(self.per_sweep - 1):
@@ -105,13 +105,13 @@ class Problem:
         return step(problem, image)
 
     def beginning_at(self, image: Readable) -> Problem:
-        """The same from another image."""
+        """Return the same problem with another starting image."""
         return replace(self, start=image)
 
 
 @dataclass(frozen=True)
 class State:
-    """A moment between two sweeps, without its pixels: these are the vectors of this iteration."""
+    """The state between two passes, without its pixels, which are the vectors of this iteration."""
 
     iteration: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -119,36 +119,36 @@ class State:
 
 @dataclass(frozen=True)
 class Step:
-    """What a sweep makes: new vectors by name, and sums by name."""
+    """Results of a pass: new vectors by name, and sums by name."""
 
     images: Mapping[str, Readable]
     sums: tuple[Sum, ...] = ()
 
 
 Vectors = Callable[[str, int], Readable]
-"""``read(name, age)``: a vector of the state, or of the one ``age`` iterations before it."""
+"""``read(name, age)``: a vector of the state, or of the state ``age`` iterations before it."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What others must know of a solver, as it declares it.
+    """Properties that a solver declares for the planner and the rules.
 
     Parameters
     ----------
     prior_by : str, optional
-        ``prox``: the prior acts on the gradient step; ``slope``: beside it; None: it knows no prior.
+        ``prox``: the prior acts after the gradient step; ``slope``: beside it; None: the solver has no prior.
     takes_steps : bool
-        It follows the gradient by a step size, and diverges where that is too long.
+        The solver follows the gradient by a step size, and diverges where that is too long.
     is_memoryless : bool
-        It carries nothing but the image from one iteration to the next, so that one pass can make several.
+        Only the image is carried from one iteration to the next, so that one pass can make several iterations.
     passes_before : int
-        Passes before its first step, which leave the image as it was: they are no iterations.
+        Passes before the first step, which leave the image as it is and do not count as iterations.
     fidelities : tuple of str, optional
-        Names of the data fidelities that it can work on; None: all.
+        Names of the data fidelities that the solver supports; None: all.
     reads_measurements : bool
-        It reads the measurements in every iteration, not only before the first.
+        The measurements are read in every iteration, not only before the first.
     for_jobs : bool
-        A job may name it.
+        The solver can be named in a job.
     """
 
     prior_by: Literal["prox", "slope"] | None = "prox"
@@ -164,14 +164,14 @@ DEFAULT_TRAITS = Traits()
 
 
 class Solver(Protocol):
-    """``init``, ``step``, ``next`` and ``is_done`` on an explicit state; whoever iterates stores what they name.
+    """``init``, ``step``, ``next`` and ``is_done`` on an explicit state; the caller stores the named images.
 
-    Its options are the fields of its dataclass.
+    The options of a solver are the fields of its dataclass.
     """
 
     name: ClassVar[str]
     vectors: ClassVar[Mapping[str, int]]
-    """The stored vectors, with how many copies of each are kept: one more than are read. ``x`` is the image."""
+    """The stored vectors, with the number of copies of each: one more than are read. ``x`` is the image."""
     traits: ClassVar[Traits]
 
     def init(self, problem: Problem) -> State:
@@ -179,7 +179,7 @@ class Solver(Protocol):
         ...
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """Return what the next pass makes."""
+        """Return the results of the next pass."""
         ...
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
@@ -187,17 +187,17 @@ class Solver(Protocol):
         ...
 
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
-        """Return True where the figures of an iteration show that no other one is needed."""
+        """Return True where the figures of an iteration show that no further one is needed."""
         ...
 
 
 class SolverBase:
-    """A solver that begins with an empty state, and is done when the image is at rest."""
+    """A solver that starts with an empty state and is done when the image is at rest."""
 
     traits: ClassVar[Traits] = DEFAULT_TRAITS
 
     def init(self, problem: Problem) -> State:
-        """Return the state before the first pass: it has no numbers."""
+        """Return the state before the first pass, which has no numbers."""
         return State()
 
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
@@ -212,17 +212,17 @@ class SolverBase:
 
 
 def images_read(solver: Solver) -> int:
-    """How many stored images a step reads: of each vector one copy fewer than are kept."""
+    """Return the number of stored images that a step reads: of each vector one copy fewer than are kept."""
     return sum(solver.vectors.values()) - len(solver.vectors)
 
 
 def advanced(state: State, **numbers: float) -> State:
-    """The state one iteration later, with numbers replaced."""
+    """Return the state one iteration later, with some numbers replaced."""
     return State(state.iteration + 1, {**state.numbers, **numbers})
 
 
 def relative_change(sums: Mapping[str, float]) -> float:
-    """``|x' - x| / |x'|``; 1 where ``x'`` is 0 and ``x`` is not.
+    """Return ``|x' - x| / |x'|``; 1 where ``x'`` is 0 and ``x`` is not.
 
     Examples
     --------

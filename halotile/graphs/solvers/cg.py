@@ -1,4 +1,4 @@
-"""Conjugate gradients on the normal equations, one sweep an iteration and one before the first."""
+"""Conjugate gradients on the normal equations, one pass per iteration and one before the first."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ from halotile.tasks.step import Sum
 
 RR, PQ, RQ, QQ = "rr", "pq", "rq", "qq"
 FIRST = "first"
-"""The square of the first residual."""
+"""Square of the first residual."""
 COMPUTED = "computed"
-"""How long the residual was, against the first one, when it was last computed and not carried."""
+"""Residual relative to the first, when it was last computed and not updated by recurrence."""
 ROUNDED = 100.0
-"""Times the resolution of the pixels: once a residual is shorter by this, what is carried of it is mostly rounding."""
+"""Factor on the resolution of the pixels: an updated residual shorter by this is mostly rounding error."""
 PAYS = 0.5
-"""How much shorter a computed residual is than the one before it, if going on from it pays; and a carried one than the computed, if
-what was carried was rounding."""
+"""Largest ratio of a recomputed residual to the one before it at which it pays to go on; also of an updated
+residual to the recomputed one at which the updated one was rounding error."""
 
 NOISE = 4.0
-"""Times the resolution of the pixels, of the length of what was measured: a step that changes ``A x`` by less follows rounding alone.
-At the solution, such steps are 1.7 to 2.6 times it, for images of any size in single and in double precision."""
+"""Factor on the resolution of the pixels times the length of the measurements: a step that changes ``A x`` by
+less follows rounding alone. At the solution, such steps are 1.7 to 2.6 times that product, for images of any
+size in single and in double precision."""
 
 
 @dataclass(frozen=True)
 class ConjugateGradients(SolverBase):
-    """``N x = b``: for squares without a prior, the image of least misfit.
+    """``N x = b``: for least squares without a prior, the image of least misfit.
 
-    ``x``, the residual ``r``, the direction ``p`` and ``q = N p`` are written in one sweep: the length that the residual is
-    going to have, which the new direction needs, follows from sums over the sweep before. Rounding takes the residual away from
-    ``b - N x`` in the course of time: once it is as short as was asked for, or as single or double precision can carry it, it is
-    computed anew, and the directions begin again from it. When that no longer makes it shorter, or it was rounding from the start, the solver
-    is done.
+    ``x``, the residual ``r``, the direction ``p`` and ``q = N p`` are written in one pass: the length of the
+    next residual, which the new direction needs, follows from sums over the pass before. Rounding makes the
+    updated residual drift away from ``b - N x``: once it is as short as was asked for, or as single or double
+    precision can represent it, it is recomputed, and the directions restart from it. When that no longer
+    shortens it, or it was rounding error from the start, the solver is done.
 
     References
     ----------
@@ -64,7 +65,7 @@ class ConjugateGradients(SolverBase):
     )
 
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
-        """Return True where the residual, computed anew, is small or as short as rounding lets it be.
+        """Return True where the recomputed residual is small or as short as rounding permits.
 
         Examples
         --------
@@ -75,23 +76,23 @@ class ConjugateGradients(SolverBase):
         return bool(row[RECOMPUTED]) and (row[RESIDUAL] <= tol or bool(row.get(SPENT)))
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """One step along the direction, and the direction after it. The first sweep only finds the residual."""
+        """Return one step along the direction, and the next direction. The first pass only computes the residual."""
         if state.iteration == 0:
-            return self._anew(problem, Total((problem.start,), (1.0,)))
+            return self._restart(problem, Total((problem.start,), (1.0,)))
         alpha, beta = _coefficients(state.numbers)
         x, r, p, q = (read(name, 0) for name in ("x", "r", "p", "q"))
         ahead = Total((x, p), (1.0, alpha))
         if _is_due(problem, state.numbers):
-            return self._anew(problem, problem.held(ahead))
+            return self._restart(problem, problem.held(ahead))
         residual = Total((r, q), (1.0, -alpha))
-        return self._made(problem, ahead, residual, Total((residual, p), (1.0, beta)))
+        return self._make_step(problem, ahead, residual, Total((residual, p), (1.0, beta)))
 
-    def _anew(self, problem: Problem, x: Readable) -> Step:
-        """The residual as it is, and the direction along it."""
+    def _restart(self, problem: Problem, x: Readable) -> Step:
+        """Return the recomputed residual, and the direction along it."""
         residual = problem.held(Total((problem.gradient(x),), (-1.0,)))
-        return self._made(problem, x, residual, residual)
+        return self._make_step(problem, x, residual, residual)
 
-    def _made(self, problem: Problem, x: Readable, r: Readable, p: Readable) -> Step:
+    def _make_step(self, problem: Problem, x: Readable, r: Readable, p: Readable) -> Step:
         direction = problem.held(p)
         q = problem.normal(direction)
         pairs = {RR: (r, r), PQ: (direction, q), RQ: (r, q), QQ: (q, q)}
@@ -99,9 +100,9 @@ class ConjugateGradients(SolverBase):
         return Step({"x": x, "r": r, "p": direction, "q": q}, sums)
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """The next iteration, with the sums that its coefficients come from, its misfit and its relative residual."""
-        known = {name: sums[name] for name in (RR, PQ, RQ, QQ)}
-        recomputed = MISFIT in sums  # only a gradient notes it
+        """Return the next state, with its misfit, its relative residual, and the sums for its coefficients."""
+        coefficients = {name: sums[name] for name in (RR, PQ, RQ, QQ)}
+        recomputed = MISFIT in sums  # only a gradient records it
         if recomputed:
             misfit = sums[MISFIT] + problem.misfit_of_zero
         else:
@@ -111,32 +112,32 @@ class ConjugateGradients(SolverBase):
         residual = math.sqrt(sums[RR] / first) if first > 0 else 0.0
         before, packed = (state.numbers.get(name, math.inf) for name in (COMPUTED, RESIDUAL))
         was_rounding = residual > PAYS * before and packed < PAYS * residual
-        told = {
+        reported = {
             FIRST: first,
             MISFIT: max(misfit, 0.0),
             RESIDUAL: residual,
             RECOMPUTED: float(recomputed),
             COMPUTED: residual if recomputed else before,
-            SPENT: float(recomputed and (was_rounding or _follows_rounding(problem, known))),
+            SPENT: float(recomputed and (was_rounding or _follows_rounding(problem, coefficients))),
         }
-        return advanced(state, **known, **told)
+        return advanced(state, **coefficients, **reported)
 
 
 def _is_due(problem: Problem, numbers: Mapping[str, float]) -> bool:
-    """Whether the residual is to be computed, and not carried any further."""
+    """Return True where the residual is to be recomputed instead of updated."""
     packed = ROUNDED * float(np.finfo(problem.dtype).eps) * numbers.get(COMPUTED, 1.0)
     return not numbers[RECOMPUTED] and numbers[RESIDUAL] <= max(problem.tol, packed)
 
 
 def _follows_rounding(problem: Problem, sums: Mapping[str, float]) -> bool:
-    """Whether the step ahead gains less than rounding costs, where the length of what was measured is known."""
+    """Return True where the step ahead gains less than rounding costs, if the length of the measurements is known."""
     alpha, _ = _coefficients(sums)
     least = (NOISE * float(np.finfo(problem.dtype).eps)) ** 2 * problem.misfit_of_zero
     return alpha * sums[RR] / 2 < least
 
 
 def _coefficients(sums: Mapping[str, float]) -> tuple[float, float]:
-    """How far along the direction, and how much of it is kept."""
+    """Return the step along the direction, and the factor of the old direction in the new one."""
     if sums[PQ] <= 0 or sums[RR] <= 0:
         return 0.0, 0.0  # nothing is left to gain
     alpha = sums[RR] / sums[PQ]

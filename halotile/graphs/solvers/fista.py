@@ -1,4 +1,4 @@
-"""FISTA: proximal gradient descent from a point ahead."""
+"""FISTA: proximal gradient descent from an extrapolated point."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fista(SolverBase):
     vectors: ClassVar[Mapping[str, int]] = {"x": 3}
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """One proximal gradient step from the point ahead."""
+        """Return one proximal gradient step from the extrapolated point."""
         t = state.numbers.get("t", 1.0)
         before = state.numbers.get("t before", 1.0)
         momentum = (before - 1) / t
@@ -37,7 +37,7 @@ class Fista(SolverBase):
         return Step({"x": proximal_step(problem, ahead)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """The next iteration, with the momentum's numbers."""
+        """Return the next state, with the numbers of the momentum."""
         t = state.numbers.get("t", 1.0)
         return advanced(state, **{"t before": t, "t": (1 + math.sqrt(1 + 4 * t * t)) / 2})
 

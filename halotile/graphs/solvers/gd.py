@@ -20,17 +20,17 @@ class GradientDescent(SolverBase):
     traits: ClassVar[Traits] = Traits(prior_by="slope", is_memoryless=True)
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """Down the gradient, from the image as it is."""
+        """Return one step down the gradient from the current image."""
         margin = max(problem.reach, problem.prior.reach())
         return Step({"x": problem.swept(read("x", 0), step_down, margin)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """The next iteration: nothing is carried."""
+        """Return the state of the next iteration, which has no numbers."""
         return advanced(state)
 
 
 def step_down(problem: Problem, image: Readable) -> Readable:
-    """``x - step (∇f(x) + slope of g at x)``."""
+    """Return ``x - step (∇f(x) + slope of g at x)``."""
     size, prior = problem.step_size, problem.prior.slope(image)
     slopes = (problem.gradient(image), prior) if prior is not None else (problem.gradient(image),)
     return Total((image, *slopes), (1.0,) + (-size,) * len(slopes))

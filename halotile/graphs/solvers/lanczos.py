@@ -1,4 +1,4 @@
-"""``|A|²``: the largest eigenvalue of the normal operator by Lanczos' method, from above."""
+"""``|A|²``: an upper bound of the largest eigenvalue of the normal operator, by the Lanczos method."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from halotile.tasks.step import Sum
 SEED = 0
 VV, VW, WW = "vv", "vw", "ww"
 TINY = 1e-12
-"""A vector this much shorter than the one before is rounding: nothing new is left."""
+"""Ratio to the vector before below which a vector is rounding error: there is no new direction left."""
 MARGIN = 1.001
-"""For rounding, and for eigenvalues that lie so near to one another that a residual tells of one of them alone."""
+"""Safety factor for rounding, and for eigenvalues so close together that a residual shows only one of them."""
 
 
 @dataclass(frozen=True)
 class Lanczos(SolverBase):
-    """``N v = next v' + alpha v + back v before``: one sweep an iteration, 15 of them are good to 1 %.
+    """``N v = next v' + alpha v + back v before``: one pass per iteration, 15 of them are accurate to 1 %.
 
-    ``v`` and ``w = N v`` are written in one sweep. The vectors are scaled by the length that they are going to have, which
-    follows from sums over the sweep before; what length they came to is measured, so rounding does not add up.
+    ``v`` and ``w = N v`` are written in one pass. The vectors are scaled by a prediction of their length,
+    which follows from sums over the pass before; the actual length is measured, so rounding does not
+    accumulate.
 
     References
     ----------
@@ -41,28 +42,28 @@ class Lanczos(SolverBase):
     traits: ClassVar[Traits] = Traits(prior_by=None, takes_steps=False, for_jobs=False)
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """The next vector, and what the normal operator makes of it."""
-        v = problem.held(problem.start if state.iteration == 0 else self._after(state, read))
+        """Return the next vector, and the normal operator applied to it."""
+        v = problem.held(problem.start if state.iteration == 0 else self._next_vector(state, read))
         w = problem.normal(v)
         pairs = {VV: (v, v), VW: (v, w), WW: (w, w)}
         return Step({"v": v, "w": w}, tuple(Sum(name, "dot", *pair) for name, pair in pairs.items()))
 
-    def _after(self, state: State, read: Vectors) -> Total:
+    def _next_vector(self, state: State, read: Vectors) -> Total:
         last = recurrence(state)[-1]
         parts = [("w", 0, 1.0), ("v", 0, -last.alpha), ("v", 1, -last.back)]
         if state.iteration == 1:
-            del parts[-1]  # nothing was before
+            del parts[-1]  # the first vector has no predecessor
         return Total(
             tuple(read(name, age) for name, age, _ in parts), tuple(w / last.scale for *_, w in parts)
         )
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """The next iteration, with the sums of all before."""
+        """Return the next state, with the sums of all iterations before."""
         return advanced(state, **{f"{name} {state.iteration}": sums[name] for name in (VV, VW, WW)})
 
 
 def begun(problem: Problem) -> Problem:
-    """The problem at the first vector: noise around 1, for what operators keep most of is often nearly even."""
+    """Return the problem at the first vector: noise around 1, as well-preserved images are often nearly even."""
     noise = RandomImage(problem.shape, problem.dtype, SEED)
     return problem.beginning_at(Total((noise, Constant(problem.shape, problem.dtype, 1.0)), (1.0, 1.0)))
 
@@ -77,30 +78,31 @@ class Row:
 
 
 def recurrence(state: State) -> list[Row]:
-    """The rows so far; shorter where nothing new is left."""
+    """Return the rows so far; fewer where no new direction is left."""
     rows: list[Row] = []
     for k in range(state.iteration):
         vv, vw, ww = (state.numbers[f"{name} {k}"] for name in (VV, VW, WW))
         before = state.numbers[f"{VV} {k - 1}"] if k else 0.0
         alpha = vw / vv
         back = rows[-1].scale * vv / before if k else 0.0
-        left = ww - alpha**2 * vv - back**2 * before
-        rows.append(Row(alpha, back, math.sqrt(max(left, TINY * ww) / vv)))
-        if left <= TINY * ww:
+        residual = ww - alpha**2 * vv - back**2 * before
+        rows.append(Row(alpha, back, math.sqrt(max(residual, TINY * ww) / vv)))
+        if residual <= TINY * ww:
             break
     return rows
 
 
 def is_spent(state: State) -> bool:
-    """Whether the vectors so far are all that there are: one more would be rounding."""
+    """Return True where the vectors so far span everything: another one would be rounding error."""
     return state.iteration > len(recurrence(state)) or recurrence(state)[-1].scale < math.sqrt(TINY)
 
 
 def largest_eigenvalue(state: State) -> float:
-    """A bound of the largest eigenvalue of ``N``: that of the rows so far, which is below it, and the length of its residual.
+    """Return a bound of the largest eigenvalue of ``N``: that of the rows so far plus the length of its residual.
 
-    Some eigenvalue of ``N`` is within the residual. That it is the largest is an assumption: the first vector has to have a part
-    along its eigenvector that the sweeps could bring out.
+    The eigenvalue of the rows is below the largest, and some eigenvalue of ``N`` is within the residual. That
+    it is the largest is an assumption: the first vector has to have a component along its eigenvector that
+    the passes could amplify.
 
     References
     ----------

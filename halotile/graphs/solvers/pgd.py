@@ -20,16 +20,16 @@ class ProximalGradient(SolverBase):
     traits: ClassVar[Traits] = Traits(is_memoryless=True)
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """Down the gradient and through the prox, in one pass."""
+        """Return one gradient step and the prox, in one pass."""
         return Step({"x": problem.swept(read("x", 0), proximal_step, problem.reach)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """The next iteration: nothing is carried."""
+        """Return the state of the next iteration, which has no numbers."""
         return advanced(state)
 
 
 def proximal_step(problem: Problem, image: Readable) -> Readable:
-    """``prox(x - step ∇f(x))``."""
+    """Return ``prox(x - step ∇f(x))``."""
     size = problem.step_size
     return problem.prior.prox(Total((image, problem.gradient(image)), (1.0, -size)), size)
 

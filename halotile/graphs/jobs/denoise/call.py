@@ -40,46 +40,46 @@ def denoise(
     precision: str = "float32",
     **options: Any,
 ) -> Outcome:
-    """Denoise an image of any size from disk to disk, on worker processes of this machine
-    or of a cluster.
+    """Denoise an image of any size from disk to disk, on worker processes of this machine or of a cluster.
 
-    The result has the same bits as the denoiser gives on the whole image. Call it again after an
-    interruption, and it goes on where it was.
+    The result has the same bits as the denoiser gives on the whole image. After an interruption,
+    the same call resumes the run.
 
     Parameters
     ----------
     source : path
-        Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5, two or more axes. ``~`` is your home, here and in every
+        Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5, two or more axes. ``~`` is your home folder, here and in every
         other path.
     output : path
         Zarr to write: shape of the source (times the denoiser's scale), and its dtype (float32 for bool).
     denoiser : str or callable
         Name of a denoiser, with ``options``; or a function from ndarray to ndarray of the same shape, which
-        then needs ``depth``: how far, in pixels, it looks.
+        then needs ``depth``: its receptive field in pixels.
     workers : int or "auto"
-        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
+        Number of worker processes; by default as the cores and the memory of this machine permit, or all of
+        an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping
-        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
-        environment says, else this machine.
+        Kind of cluster, such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` chooses as the
+        environment indicates, else this machine.
     depth : int, optional
         Halo width in pixels; by default the denoiser's receptive field.
     boundary : str
         ``reflect``, ``nearest``, ``periodic``, ``constant`` or ``cut``; by default the denoiser's own.
     overwrite : bool
-        Replace a Zarr that stands at ``output``.
+        Replace an existing Zarr at ``output``.
     fresh : bool
-        Start over, even where an earlier run of ours can be resumed.
+        Start over, even where an earlier run can be resumed.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a bar shows it,
-        at a terminal and in a notebook.
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        progress bar is shown at a terminal and in a notebook.
     sides : mapping, optional
         Per-pixel inputs, name to path: ``sigma``, ``mask``.
     device : str
         ``cpu``, ``cuda``, or ``auto``: GPUs where the cluster has them for its workers.
     precision : str
-        Of networks: ``float32``, ``tf32``, ``float16`` or ``bfloat16``.
+        Precision of networks: ``float32``, ``tf32``, ``float16`` or ``bfloat16``.
     **options
         Options of the denoiser.
 
@@ -91,7 +91,7 @@ def denoise(
     Raises
     ------
     ConfigError
-        When an argument cannot be: the words are those of a job file.
+        When an argument is not valid: the message has the names of a job file.
     HalotileError
         See :mod:`halotile.errors`.
 
@@ -116,12 +116,12 @@ def denoise(
     job = Denoising(
         input=Input(
             path=_path("source", source),
-            sides={name: _path(f"sides[{name!r}]", place) for name, place in (sides or {}).items()},
+            sides={name: _path(f"sides[{name!r}]", path) for name, path in (sides or {}).items()},
         ),
         output=Output(path=_path("output", output), overwrite=overwrite),
         denoiser=choice,
         tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]  # looked at in the plan
-        # Any other word is refused where the plan is made.
+        # Other values are refused when the plan is made.
         run=Run(
             workers=workers,
             memory_per_worker=memory_per_worker,
@@ -135,11 +135,11 @@ def denoise(
         return run(make_plan(job, fresh=fresh), observer=observe)
 
 
-def _path(argument: str, place: Any) -> str:
-    """A path as text, whole: the run can go on from any folder."""
-    if not isinstance(place, str | os.PathLike):
+def _path(argument: str, path: Any) -> str:
+    """Return a path as absolute text, so that the run can be resumed from any folder."""
+    if not isinstance(path, str | os.PathLike):
         raise ConfigError(
-            f"{argument} is of type {type(place).__name__}, and denoise goes from disk to disk. "
+            f"{argument} is of type {type(path).__name__}, and denoise goes from disk to disk. "
             "Give a path; for arrays use halotile.map_overlap."
         )
-    return whole_path(argument, place)
+    return whole_path(argument, path)

@@ -1,4 +1,4 @@
-"""The memory that a denoising job takes, and what to write where it is too much."""
+"""Memory needs of a denoising job, and advice where they are too large."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def need_of(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | None) -> Need:
-    """Return the memory that a worker holds during a block, with what to write where it may use less."""
+    """Return the memory that a worker holds during a block, with advice where it may use less."""
     return Need(
         f"one block of {list(task.grid.block)}",
         needed.total_bytes,
@@ -71,7 +71,7 @@ def need_of(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | N
 
 
 def _ways_to_fit(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | None) -> str:
-    """Return what to write where a block takes more than a worker has: what can help, and nothing else."""
+    """Return advice where a block needs more than a worker has: only settings that can help."""
     tile, window = tile_window(task)
     is_deep = math.prod(window) > 4 * math.prod(tile)
     enough = needed.total_bytes
@@ -87,7 +87,7 @@ def _ways_to_fit(task: DenoiseTask, needed: Footprint, allowed: int, machine: in
 
 
 def _remark_on_depth(task: DenoiseTask) -> str:
-    """Return what a depth does that is large beside the tile."""
+    """Return the effect of a depth that is large relative to the tile."""
     tile, window = tile_window(task)
     if math.prod(window) <= 2 * math.prod(tile):
         return ""

@@ -10,10 +10,10 @@ from halotile.graphs.jobs.sections import DenoiserChoice, Input, TiledJob
 
 @dataclass(frozen=True, kw_only=True)
 class Denoising(TiledJob):
-    """A whole denoising job."""
+    """A denoising job."""
 
     kind: ClassVar[str] = "denoise"
 
     input: Input
     denoiser: DenoiserChoice | Any
-    """A :class:`DenoiserChoice`, or from Python a denoiser itself."""
+    """A :class:`DenoiserChoice`, or the denoiser itself where a script passes one."""

@@ -12,7 +12,7 @@ from halotile.tasks.trials.gpu_findings import Tuned
 
 PHASE = "denoise"
 GPU_TASK_SECONDS = 10.0
-"""A GPU stands still while the last block of a task is written and the first of the next is read; a kill loses so much."""
+"""Minimum duration of a task on a GPU, which is idle between the blocks of two tasks; a kill loses one task."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class DenoiseWork:
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
-        """Every block is denoised once."""
+        """One pass over every block."""
         return (PassCount(PHASE, self.task.grid),)
 
     def is_outdated(self, directory: RunDirectory) -> bool:
-        """Return False: a block that is done stays right."""
+        """Return False: a finished block stays valid."""
         return False
 
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:

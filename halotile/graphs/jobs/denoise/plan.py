@@ -88,7 +88,7 @@ class _Opened:
     roles: Roles
     values: tuple[float, float] | None
     given: Denoiser
-    """The denoiser as the job writes it."""
+    """The denoiser as the job has it."""
     denoiser: Denoiser
     noise_level: float | None
 
@@ -204,13 +204,13 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
 
 @dataclass(frozen=True)
 class _Settled:
-    """What a worker does with a block, and what that takes."""
+    """The work on a block, and its memory needs."""
 
     sized: _Sized
     task: DenoiseTask
     needed: Footprint
     tuned: Tuned | None
-    """Findings of a trial of the GPU."""
+    """Result of a trial of the GPU."""
     note: str
     reach: Reach
 
@@ -234,16 +234,16 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         with report_if_slow(request.report, trying(chosen[0])):
             return choose_tiles(job, chosen[0], sized.geometry, previous, probe=request.probe)
 
-    def fits(_: tuple[DenoiseTask, Footprint], made: ChosenTiles) -> bool:
-        needed = sized.footprint_of(made.task, made.tuned)
+    def fits(_: tuple[DenoiseTask, Footprint], chosen_tiles: ChosenTiles) -> bool:
+        needed = sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
         return needed.total_bytes <= allowed_bytes(job.run, computing.machine_bytes)
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
-    (task, needed), made = chosen_with_tiles(choose, settle, fits, is_free=is_free)
-    if made is not None:
-        task, needed = made.task, sized.footprint_of(made.task, made.tuned)
+    (task, needed), chosen_tiles = chosen_with_tiles(choose, settle, fits, is_free=is_free)
+    if chosen_tiles is not None:
+        task, needed = chosen_tiles.task, sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
     reach = compared(sized.reach, task, job.tile, previous, run=job.run, report=request.report)
-    tuned, note = (made.tuned, made.note) if made else (None, "")
+    tuned, note = (chosen_tiles.tuned, chosen_tiles.note) if chosen_tiles else (None, "")
     return _Settled(sized, task, needed, tuned, note, reach)
 
 
@@ -255,7 +255,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     allowed, machine = parse_bytes(job.run.memory_per_worker), opened.computing.machine_bytes
     output = OutputArray(begun.output, sized.layout, task.grid, job.output.overwrite)
     is_named = isinstance(job.denoiser, DenoiserChoice)
-    given = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
+    given_parts = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
     decided = _decided(task, sized.layout)
     return Plan(
         job=job,
@@ -272,7 +272,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
             free_bytes(begun.output),
             smaller_output="a smaller output.dtype",
         ),
-        documents=documents_of(job, sized.requested, given, decided),
+        documents=documents_of(job, sized.requested, given_parts, decided),
         figures=figures_of(job, task, sized.layout, settled.reach, settled.tuned),
         notes=_notes(settled),
         earlier=earlier,

@@ -1,4 +1,4 @@
-"""A denoising job and its plan, in words."""
+"""A denoising job and its plan as text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from halotile.graphs.units import shape_text
 
 
 def title(job: Denoising) -> str:
-    """A job in a few words."""
+    """Describe a job in a few words."""
     return f"{job.denoiser.name} from {job.input.path} to {job.output.path}"
 
 
 def plan_rows(figures: Figures) -> list[Row]:
-    """What ``Plan.summary()`` says, in the order in which it is asked."""
+    """Return the figures of ``Plan.summary()`` as rows, in the order of the questions they answer."""
     return [
         ("input", str(figures["input"])),
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}, axes {figures['axes']}"),
@@ -39,7 +39,7 @@ def plan_rows(figures: Figures) -> list[Row]:
 
 
 def headline(figures: Figures) -> str:
-    """A plan in one line."""
+    """Describe a plan in one line."""
     blocks, workers = counted(figures["blocks"], "block"), counted(figures["workers"], "worker")
     return (
         f"{figures['denoiser']}: {shape_text(figures['shape'])} {figures['dtype']} in {blocks}, "
@@ -48,7 +48,7 @@ def headline(figures: Figures) -> str:
 
 
 def _depth(depth: Any) -> str:
-    """Halo widths: one number where all sides are alike.
+    """Describe halo widths: one number where all sides are equal.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The job ``reconstruct``: the image that explains a stack of measurements, by a solver on disk."""
+"""The job ``reconstruct``: the image that fits a stack of measurements, found by a solver on disk."""
 
 from __future__ import annotations
 

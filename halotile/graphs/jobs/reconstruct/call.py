@@ -43,58 +43,59 @@ def reconstruct(
     fresh: bool = False,
     observer: Observer | None = None,
 ) -> Outcome:
-    """Find the image that explains all measurements, from disk to disk, on worker processes of this machine.
+    """Reconstruct the image that fits all measurements, from disk to disk, on this machine or a cluster.
 
-    ``prior``, ``solver`` and ``fidelity`` are sections of a job file as mappings, or their names alone. Call it again
-    after an interruption, and it goes on where it was.
+    ``prior``, ``solver`` and ``fidelity`` are sections of a job file as mappings, or their names alone. After an
+    interruption, the same call resumes the run.
 
     Parameters
     ----------
     measurements : sequence of OperatorChoice
-        What was measured, each from :func:`halotile.measurement`.
+        The measurements, each from :func:`halotile.measurement`.
     output : path
-        Zarr to write: the image. Relative paths start from the folder that the script was started in, ``~`` is your home,
-        here and in every other path.
+        Zarr to write: the image. Relative paths start from the folder that the script was started in, ``~``
+        is your home folder, here and in every other path.
     prior : str or mapping
-        What is known of the image, such as ``{"name": "tv", "weight": 30.0}``. The ``denoiser`` of ``pnp`` is a mapping
+        Prior of the image, such as ``{"name": "tv", "weight": 30.0}``. The ``denoiser`` of ``pnp`` is a mapping
         as well; a function of your own is ``{"name": "function", "call": f, "depth": 8}``, from ndarray to ndarray of
-        the same shape, which looks ``depth`` pixels far.
+        the same shape, with a receptive field of ``depth`` pixels.
     solver : str or mapping
-        How it is found, such as ``{"name": "fista", "iterations": 40}``.
+        Solver, such as ``{"name": "fista", "iterations": 40}``.
     fidelity : str or mapping
-        How the misfit counts: ``"l2"``, or ``{"name": "poisson", "background": 2.0}``.
+        Data fidelity: ``"l2"``, or ``{"name": "poisson", "background": 2.0}``.
     shape : tuple of int, optional
-        Shape of the image in pixels, where measurements do not tell.
+        Shape of the image in pixels, where it does not follow from the measurements.
     start : path, optional
-        An image to begin with; by default zeros.
+        An image to start from; by default zeros.
     reference : path, optional
-        The true image, to tell the PSNR of every iteration.
+        The true image, to report the PSNR of every iteration.
     exact : bool
-        Keep to the plain form and to direct convolutions.
+        Use the plain form of the gradient and direct convolutions only.
     workers : int or "auto"
-        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
+        Number of worker processes; by default as the cores and the memory of this machine permit, or all of
+        an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping
-        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
-        environment says, else this machine.
+        Kind of cluster, such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` chooses as the
+        environment indicates, else this machine.
     overwrite : bool
-        Replace a Zarr that stands at ``output``.
+        Replace an existing Zarr at ``output``.
     fresh : bool
-        Start over, even where an earlier run of ours can be resumed.
+        Start over, even where an earlier run can be resumed.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a bar shows it,
-        at a terminal and in a notebook.
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        progress bar is shown at a terminal and in a notebook.
 
     Returns
     -------
     Outcome
-        Blocks done, seconds, and in ``figures`` what the last iteration came to.
+        Blocks done, seconds, and in ``figures`` those of the last iteration.
 
     Raises
     ------
     ConfigError
-        When an argument cannot be: the words are those of a job file.
+        When an argument is not valid: the message has the names of a job file.
     HalotileError
         See :mod:`halotile.errors`.
 
@@ -137,7 +138,7 @@ def _prior(written: str | Words) -> PriorChoice:
 
 
 def _denoiser(written: Words) -> DenoiserChoice | GivenFunction:
-    """A denoiser in the words of a job file, or a function that the script hands over."""
+    """Return a denoiser from the keys of a job file, or from a function that the script passes."""
     if "call" in written:
         if "depth" not in written:
             raise ConfigError('a function needs depth: how far, in pixels, it looks. Write "depth": 8, say.')

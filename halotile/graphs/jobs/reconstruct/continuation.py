@@ -1,4 +1,4 @@
-"""How far earlier runs of a job took its solver, and whether what is asked for now lies on from there."""
+"""Continuation of a solver: iterations of earlier runs, and whether the requested end follows from them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from halotile.graphs.solvers.base import Solver
 
 Rows = Sequence[Mapping[str, float]]
-"""What each iteration came to, the first one first."""
+"""Figures of each iteration, the first one first."""
 ITERATE = "iterate"
-"""The folder of the solver's state."""
+"""Folder of the solver's state."""
 
 
 def end_of(rows: Rows, choice: SolverChoice, solver: Solver) -> int | None:
-    """The iteration that a solver ends with, if these are enough to tell.
+    """Return the iteration that a solver ends with, if the rows are enough to decide it.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def end_of(rows: Rows, choice: SolverChoice, solver: Solver) -> int | None:
 
 
 def last_of(rows: Rows) -> int:
-    """The iteration that they end with; 0 where there are none.
+    """Return the number of the last iteration of the rows; 0 where there are none.
 
     Examples
     --------
@@ -48,16 +48,16 @@ def last_of(rows: Rows) -> int:
 
 @dataclass(frozen=True)
 class Reached:
-    """Where earlier runs came to.
+    """Iterations that earlier runs reached.
 
     Parameters
     ----------
     rows : sequence of mapping
-        What each iteration came to.
+        Figures of each iteration.
     written : int
-        The iteration whose image the output holds, or is about to; 0 before the first is written.
+        The iteration whose image the output holds, or is about to hold; 0 before the first is written.
     has_state : bool
-        Whether the solver's images are there to go on from.
+        The solver's images exist, so that more iterations can follow.
     """
 
     rows: Rows
@@ -66,26 +66,27 @@ class Reached:
 
     @classmethod
     def of(cls, directory: RunDirectory) -> Reached:
-        """What a run directory tells."""
-        kept = Checkpoint(directory.state_path / ITERATE / "checkpoint").read()
+        """Return the iterations that a run directory records."""
+        stored = Checkpoint(directory.state_path / ITERATE / "checkpoint").read()
         written = directory.read_output_iterations()
-        # A run that only mends its output iterates anew, and is behind what it has told already.
-        rows = max((kept or {}).get("rows", []), written, key=len)
-        return cls(rows, last_of(written), kept is not None)
+        # A run that only repairs its output iterates again, and is behind the iterations that it has reported
+        # already.
+        rows = max((stored or {}).get("rows", []), written, key=len)
+        return cls(rows, last_of(written), stored is not None)
 
     @property
     def iterations(self) -> int:
-        """How many there were."""
+        """Number of iterations."""
         return last_of(self.rows)
 
 
 def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tuple[str, ...]:
-    """What is to be said of a run that goes on with the iterations of an earlier one.
+    """Return notes on a run that continues the iterations of an earlier one.
 
     Raises
     ------
     ResumeRefused
-        When the earlier run went past the end that is asked for, or left nothing to go on from.
+        When the earlier run went past the requested end, or left no images to continue from.
     """
     reached = Reached.of(directory)
     end, done = end_of(reached.rows, choice, solver), counted(reached.iterations, "iteration")
@@ -109,35 +110,35 @@ def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tu
 
 
 def is_gone(directory: RunDirectory) -> bool:
-    """Whether an image was written and the solver's own are not there any more: to write it again, all is iterated again."""
+    """Return True where an image was written and the solver's images are gone: it is iterated from the start."""
     reached = Reached.of(directory)
     return reached.written > 0 and not reached.has_state
 
 
 def is_behind(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> bool:
-    """Whether what the output holds is the image of another iteration than the one asked for."""
+    """Return True where the output holds the image of another iteration than the requested one."""
     reached = Reached.of(directory)
     return end_of(reached.rows, choice, solver) != reached.written
 
 
 def identity_of(solver: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a solver's choice can change an iterate: how many there are, and what is kept of them, cannot."""
+    """Return the settings of a solver that can change an iterate: not their number, nor which are kept."""
     return {key: value for key, value in solver.items() if key not in ("iterations", "tol", "keep_state")}
 
 
 def essentials(job: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored job without what may differ between an earlier run and one that goes on with it."""
+    """Return a stored job without the parts that may differ between an earlier run and one that resumes it."""
     parts = dict(job)
     if "solver" in parts:
         parts["solver"] = identity_of(parts["solver"])
     prior = parts.get("prior") or {}
     if (
         prior.get("name") != "tv"
-    ):  # others have no iterations, and the default was another in earlier versions
+    ):  # other jobs have no iterations, and the default was different in earlier versions
         parts["prior"] = {key: value for key, value in prior.items() if key != "iterations"}
     return parts
 
 
 def changes(job: Mapping[str, Any]) -> Any:
-    """Return the part of a stored job that a run which goes on keeps anew: it may go on to another end."""
+    """Return the part of a stored job that a resumed run stores anew: it may continue to another end."""
     return job.get("solver")

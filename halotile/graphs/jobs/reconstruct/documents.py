@@ -1,4 +1,4 @@
-"""The parts of a reconstruction that a job file writes in words of its own, and those that a plan decides."""
+"""The parts of a reconstruction that a job file writes differently, and those that a plan decides."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from halotile.graphs.plans.opening import describe_denoiser
 
 
 def given_parts(job: Reconstruction) -> dict[str, Any]:
-    """Return the parts that a job file writes in words of its own: what only Python can say is described."""
-    prior = {each.name: getattr(job.prior, each.name) for each in fields(job.prior)}
+    """Return the parts that a job file writes differently: objects that only a script can pass are described."""
+    prior = {prior_field.name: getattr(job.prior, prior_field.name) for prior_field in fields(job.prior)}
     denoiser = job.prior.denoiser
     if isinstance(denoiser, DenoiserChoice):
         prior["denoiser"] = {"name": denoiser.name, **denoiser.options}

@@ -44,7 +44,7 @@ def figures_of(work: Inversion) -> dict[str, Any]:
 
 
 def _tiles(work: Inversion) -> dict[str, Any]:
-    """Return how the prior denoises, where it does."""
+    """Return the figures of the prior's tiles, where it denoises."""
     denoised = denoised_of(work.prior)
     if denoised is None:
         return {}
@@ -60,5 +60,5 @@ def _tiles(work: Inversion) -> dict[str, Any]:
 
 
 def _denoiser(choice: Any) -> str | None:
-    """Return the denoiser of the prior in a word; None where there is none."""
+    """Return the name of the prior's denoiser; None where there is none."""
     return getattr(choice, "name", type(choice).__name__) if choice is not None else None

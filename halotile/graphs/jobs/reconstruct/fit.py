@@ -1,4 +1,4 @@
-"""The memory that a reconstruction takes, and what to write where it is too much."""
+"""Memory needs of a reconstruction, and advice where they are too large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two forms of a stack's gradient: as it is written, or folded into one kernel and one stored image."""
+"""The two forms of a stack's gradient: operator by operator, or folded into one kernel and one stored image."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import View
 
 REACH_OF_CELLS = 64
-"""How much farther, in pixels, a convolution by Fourier transforms looks: its cells lie still, whatever is asked for."""
+"""Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the gradient of a stack is computed."""
+    """Method that computes the gradient of a stack."""
 
     terms: tuple[Term, ...]
     folded: Normal | None = None
-    """All operators in one kernel, where they fold and the job does not keep to the plain form."""
+    """All operators in one kernel, where they fold and the job does not ask for the plain form."""
     apart: bool = False
-    """Whether operators have a pass of their own, before that of the prior."""
+    """Operators have a pass of their own, before that of the prior."""
     per_sweep: int = 1
-    """Iterations that a sweep makes."""
+    """Iterations of one pass."""
 
     @property
     def once(self) -> Form:
-        """The same for sweeps of one iteration."""
+        """The same form for passes of one iteration."""
         return replace(self, per_sweep=1)
 
     @property
@@ -50,21 +50,21 @@ class Form:
 
     @property
     def reach(self) -> int:
-        """How far, in pixels, the operators look that see a neighbourhood, there and back."""
+        """Receptive field, forward and adjoint together, of the operators that see a neighbourhood, in pixels."""
         far = 2 * max((term.operator.reach for term in self.near), default=0)
         return far + (REACH_OF_CELLS if self.in_still_cells else 0)
 
     @property
     def fused_reach(self) -> int:
-        """The same of those that are computed in the pass of the prior."""
+        """The same for the operators that are computed in the pass of the prior."""
         return 0 if self.apart else self.reach
 
     def view(self, halo: int) -> View:
-        """How far a sweep looks in which something acts on the gradient that looks so far."""
+        """Return the view of a pass in which the gradient is read with a halo."""
         return View(halo) if self.apart or not self.near else self.own_view(halo)
 
     def own_view(self, halo: int = 0) -> View:
-        """How far the operators look that see a neighbourhood, and what acts on what they give."""
+        """Return the view of the operators that see a neighbourhood, with the halo of the prior."""
         cells, repeats = self.in_still_cells, self.per_sweep
         if self.folded is not None:
             return View(halo, self.folded.reach, 1, cells, repeats)
@@ -72,52 +72,52 @@ class Form:
 
     @property
     def is_fft(self) -> bool:
-        """Whether convolutions are computed by Fourier transforms."""
+        """True where convolutions are computed by Fourier transforms."""
         return "fft" in self._engines
 
     @property
     def in_still_cells(self) -> bool:
-        """Whether they are computed in cells that lie still, hence wider than what is asked for."""
+        """True where they are computed in fixed cells, hence on more than the requested region."""
         return self.is_fft and (self.folded is None or self.folded.still)
 
     @property
     def by_shard(self) -> bool:
-        """Whether bits depend on the region that is asked for, so that it has to be the same region always."""
+        """True where bits depend on the requested region, so that it always has to be the same region."""
         return self.is_fft and not self.in_still_cells
 
     @property
     def _engines(self) -> set[str]:
-        """How convolutions are computed; nothing where there are none."""
+        """The convolution engines; empty where there are no convolutions."""
         if self.folded is not None:
             return {self.folded.engine}
         return {engine for term in self.near for engine in engines_of(term.operator)}
 
     def describe(self) -> str:
-        """The form, for the plan."""
+        """Describe the form, for the plan."""
         if self.folded is None:
             engines = (
                 "; Fourier transforms where kernels are large" if self.is_fft else "; direct convolutions"
             )
             count = len(self.terms)
-            told = engines if self._engines else ""
-            return f"plain, {count} operator{'s' if count > 1 else ''} there and back{told}"
+            engine_text = engines if self._engines else ""
+            return f"plain, {count} operator{'s' if count > 1 else ''} there and back{engine_text}"
         rows, columns = self.folded.kernel.shape[-2:]
         engine = "Fourier transforms" if self.is_fft else "direct convolution"
         return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"
 
     def gradient(self, image: Readable, backprojection: Readable | None, *, told: bool = True) -> Readable:
-        """``∇f``, without the operators that see the whole image; its misfit is noted where it is to be ``told``."""
+        """Return ``∇f`` without the operators that see the whole image; its misfit is recorded if ``told``."""
         if self.folded is None:
             return Gradient(image, self.near, told)
         assert backprojection is not None
         return FoldedGradient(image, self.folded, backprojection, told)
 
     def normal(self, image: Readable) -> Readable:
-        """``sum_i w_i A_i^T A_i x``, without the operators that see the whole image."""
+        """Return ``sum_i w_i A_i^T A_i x`` without the operators that see the whole image."""
         return NormalImage(image, self.near) if self.folded is None else self.folded(image)
 
     def map(self, wants: Wants, backprojection: Readable | None = None, *, told: bool = True) -> Map:
-        """Gradient or normal image of all operators; what is not computed in a sweep, staged."""
+        """Return gradient or normal image of all operators as a map; parts outside the pass are staged."""
 
         def near(image: Readable) -> Readable:
             if wants == "gradient":
@@ -133,10 +133,11 @@ class Form:
 
 
 def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, per_sweep: int = 1) -> Form:
-    """The plain form where it is asked for, or where something does not fold; the normal form otherwise.
+    """Choose the plain form where it is asked for, or where an operator does not fold; the normal form otherwise.
 
-    In a sweep of several iterations each of them would draw what it reads out to whole cells, were they to lie still. So they
-    are laid over what is read; and where operators do not fold, convolutions are direct.
+    In a pass of several iterations, fixed cells would make each of them read whole cells around its region.
+    So the cells are laid over the region that is read; and where operators do not fold, convolutions are
+    direct.
     """
     folds = all(can_fold(term.operator) and isinstance(term.fidelity, L2) for term in terms) and not exact
     direct = exact or (per_sweep > 1 and not folds)
@@ -151,15 +152,15 @@ def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, p
 
 @dataclass(frozen=True)
 class Backprojection(SolverBase):
-    """``b = sum_i w_i A_i^T y_i``, in one sweep; with it, the misfit of the image that is 0."""
+    """``b = sum_i w_i A_i^T y_i``, in one pass; with it, the misfit of the zero image."""
 
     name: ClassVar[str] = "adjoint"
     vectors: ClassVar[Mapping[str, int]] = {"b": 2}
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
-        """Minus the gradient at 0."""
+        """Return minus the gradient at 0."""
         return Step({"b": Total((problem.gradient(problem.start),), (-1.0,))})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """Done, with the misfit."""
+        """Return the final state, with the misfit."""
         return advanced(state, **{MISFIT: sums[MISFIT]})

@@ -1,4 +1,4 @@
-"""An inversion ready to be iterated: operators, prior and solver as a problem, on blocks, with what it takes."""
+"""An inversion ready to be iterated: operators, prior and solver as a problem on blocks, with its resource needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from halotile.tasks.priors import Prior
 from halotile.tasks.trials.gpu_findings import Tuned
 
 NORM_ITERATIONS = 15
-"""Passes that find the step size."""
+"""Passes that compute the step size."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ class Inversion:
     Parameters
     ----------
     job : Reconstruction
-        With its number of workers decided.
+        The job with its number of workers decided.
     output : OutputArray
         The image.
     form : Form
-        How the gradient of ``f`` is computed.
+        Method that computes the gradient of ``f``.
     prior : Prior
         ``g``.
     solver : Solver
-        What is iterated.
+        The solver to iterate.
     start : Readable
         The first image.
     target : Target
-        What iterates are compared with.
+        The reference that iterates are compared with.
     io_threads : int
-        Threads of a worker that read and write the pieces of a block side by side.
+        Threads of a worker that read and write the parts of a block in parallel.
     tuned : Tuned, optional
-        Findings of a trial of the GPU.
+        Result of a trial of the GPU.
     """
 
     job: Reconstruction
@@ -77,17 +77,17 @@ class Inversion:
 
     @property
     def halo(self) -> int:
-        """Distance, in pixels, to which the pass of a step looks."""
+        """Halo width of the pass of a step, in pixels."""
         return self.form.per_sweep * (self.prior.reach() + self.form.fused_reach)
 
     @property
     def overlap(self) -> bool:
-        """True where reading and writing go on beside the computation."""
+        """True where reading and writing run at the same time as computing."""
         return overlap_pays(self.job.run)
 
     @property
     def finds_step(self) -> bool:
-        """True where the step size has to be found out first."""
+        """True where the step size has to be computed first."""
         return self.job.solver.step == "auto" and self.solver.traits.takes_steps
 
     @property
@@ -97,7 +97,7 @@ class Inversion:
 
     @property
     def before_iterations(self) -> int:
-        """Passes that come before the first iteration."""
+        """Passes before the first iteration."""
         return (
             NORM_ITERATIONS * self.finds_step
             + (self.form.folded is not None)
@@ -106,12 +106,12 @@ class Inversion:
 
     @property
     def state_layout(self) -> Layout:
-        """Layout of the solver's images: they are stored as they are computed."""
+        """Layout of the solver's images: they are stored in the type of the computation."""
         dtype = str(working_dtype(np.result_type(*(term.measurement.dtype for term in self.form.terms))))
         return replace(self.output.layout, dtype=dtype, ome=False, omero=None, name=None, translation=())
 
     def vectors(self, solver: Solver, folder: str) -> Vectors:
-        """Return where a solver's images lie: of an image that may diverge as many copies as it takes to go back."""
+        """Return the storage of a solver's images, with copies to go back to where they may diverge."""
         copies = dict(solver.vectors)
         if "x" in copies and self.solver.traits.takes_steps:
             copies["x"] = max(copies["x"], COPIES_TO_GO_BACK)
@@ -122,8 +122,8 @@ class Inversion:
     def scratch_bytes(self) -> int:
         """Size of the solver's images at most."""
         staged = self.state_layout.size_bytes if self.form.apart or self.form.whole else 0
-        aside = self.state_layout.size_bytes if self.solver.traits.takes_steps else 0
-        return self.vectors(self.solver, "").size_bytes + aside + staged
+        spare_copy = self.state_layout.size_bytes if self.solver.traits.takes_steps else 0
+        return self.vectors(self.solver, "").size_bytes + spare_copy + staged
 
     @property
     def scratch_inodes(self) -> int:
@@ -131,7 +131,7 @@ class Inversion:
         return self.output.layout.inodes * (self.scratch_bytes // self.state_layout.size_bytes)
 
     def step_footprint(self) -> StepFootprint:
-        """Return what one worker holds during a block of a pass."""
+        """Return the memory of one worker during a block of a pass."""
         return footprint_of_step(
             self.grid,
             self.form,
@@ -144,7 +144,7 @@ class Inversion:
         )
 
     def operator_footprints(self) -> Iterator[StepFootprint]:
-        """Yield what one worker holds during an operator that sees the whole image, for each of them."""
+        """Yield the memory of one worker during each operator that sees the whole image."""
         step, denoised = self.step_footprint(), denoised_of(self.prior)
         on_gpu = denoised is not None and denoised.device != "cpu"
         for term in self.form.whole:
@@ -152,15 +152,16 @@ class Inversion:
             yield footprint_of_operator(term, self.grid.shape, dtype, step, on_gpu=on_gpu)
 
     def step_for(self, square: float) -> float:
-        """Return a step size that does not diverge, where ``|A|²``, weighted by the curvature of the fidelity, is ``square``.
+        """Return a step size that does not diverge for a curvature-weighted ``|A|²`` of ``square``.
 
-        Solvers that follow the slope of the prior beside that of the fidelity go more slowly for it. The curvature of other
-        fidelities than squares is that at the start, and grows where the image falls below it: the step is half as long.
+        Solvers that follow the slope of the prior beside that of the fidelity need a shorter step. The
+        curvature of fidelities other than least squares is that at the start, and grows where the image falls
+        below it: the step is halved.
 
         Raises
         ------
         ConfigError
-            When the operators give nothing of any image.
+            When the operators map every image to zero.
         """
         if square <= 0:
             raise ConfigError(
@@ -174,7 +175,7 @@ class Inversion:
     def problem(
         self, step_size: float = 1.0, backprojection: Readable | None = None, misfit_of_zero: float = 0.0
     ) -> Problem:
-        """Return what the solver works on; the normal form needs the backprojection, with the misfit that belongs to it."""
+        """Return the problem that the solver works on; the normal form needs the backprojection, with its misfit."""
         needs_it = self.form.folded is not None
         form = replace(self.form, folded=None) if needs_it and backprojection is None else self.form
         untold = form.map("gradient", backprojection, told=False) if form.per_sweep > 1 else None

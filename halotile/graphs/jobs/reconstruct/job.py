@@ -11,7 +11,7 @@ from halotile.graphs.jobs.sections import STRICT, Auto, DenoiserChoice, NamedCho
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorChoice(NamedChoice):
-    """An operator by name, with its options, and what it measured."""
+    """An operator by name, with its options and its measurement."""
 
     registry: ClassVar[str] = "operators"
     attribute: ClassVar[str] = "OPERATOR"
@@ -22,13 +22,13 @@ class OperatorChoice(NamedChoice):
     data: str
     """The measurement: anything that can be the input of a denoising job."""
     noise_sigma: float = 1.0
-    """Standard deviation of the noise of the measurement: it counts by 1 / noise_sigma²."""
+    """Standard deviation of the noise of the measurement, which is weighted by 1 / noise_sigma²."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of that operator; an operator itself, from Python, stands under ``operator``."""
+    """Options of that operator; an operator object from a script is under ``operator``."""
 
     @classmethod
     def written(cls, declared: type) -> type:
-        """Return an operator's options, with paths in place of arrays, and its measurement beside them."""
+        """Return the dataclass of an operator's options, with paths in place of arrays, and of its measurement."""
         from halotile.graphs.rules.operator_options import as_written
 
         return as_written(declared, cls)  # type: ignore[arg-type]  # a class is hashable
@@ -36,37 +36,37 @@ class OperatorChoice(NamedChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class FidelityChoice:
-    """How the misfit to a measurement counts."""
+    """The data fidelity of the measurements."""
 
     __pydantic_config__ = STRICT
 
     name: Literal["l2", "poisson"] = "l2"
-    """l2: squares, for Gaussian noise; poisson: counts."""
+    """l2: least squares, for Gaussian noise; poisson: counts."""
     background: float = 0.0
-    """poisson: counts that are there without the image."""
+    """poisson: counts without the image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorChoice:
-    """What is known of the image."""
+    """The prior of the image."""
 
     __pydantic_config__ = STRICT
 
     name: Literal["none", "pnp", "tv", "l1"] = "none"
     """pnp: a denoiser (with solver gd: RED); tv: total variation; l1: sparse."""
     denoiser: DenoiserChoice | Any = None
-    """pnp: a denoiser as a denoising job has it."""
+    """pnp: a denoiser as in a denoising job."""
     sigma: float | None = None
-    """pnp: the noise level that the denoiser is told."""
+    """pnp: the noise level that the denoiser is given."""
     weight: float = 1.0
-    """How much the prior counts, against 1 / noise_sigma² for a measurement; not for pnp with a prox."""
+    """Weight of the prior, against 1 / noise_sigma² for a measurement; not for pnp with a prox."""
     iterations: int = 40
     """tv: dual steps of one prox."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SolverChoice:
-    """How the image is found."""
+    """The solver, and its iterations."""
 
     __pydantic_config__ = STRICT
 
@@ -79,14 +79,14 @@ class SolverChoice:
     tol: float = 0.0
     """Stop when the image changes by less than this, relative to its length."""
     checkpoint_every: int = 1
-    """Iterations between two checkpoints, up to 4. More than 1: a sweep makes so many, and the images between are not stored."""
+    """Iterations between two checkpoints, up to 4. More than 1: one pass makes so many, and the images between are not stored."""
     keep_state: bool = False
     """Keep the solver's images after the last iteration, so that more can follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction(TiledJob):
-    """A whole reconstruction job."""
+    """A reconstruction job."""
 
     kind: ClassVar[str] = "reconstruct"
 
@@ -97,10 +97,10 @@ class Reconstruction(TiledJob):
     shape: tuple[int, ...] | Auto = "auto"
     """Shape of the image in pixels; auto: that of the measurements."""
     start: ReadPath | None = None
-    """An image to begin with; left out: zeros."""
+    """An image to start from; zeros if left out."""
     reference: ReadPath | None = None
-    """The true image, to tell the PSNR of every iteration."""
+    """The true image, to report the PSNR of every iteration."""
     exact: bool = False
-    """Keep to the plain form and to direct convolutions."""
+    """Use the plain form of the gradient and direct convolutions only."""
     fuse: bool | Auto = "auto"
-    """Operators and denoiser in one pass over the image; auto: where little is computed twice for it."""
+    """Compute operators and denoiser in one pass over the image; auto: where this computes little twice."""

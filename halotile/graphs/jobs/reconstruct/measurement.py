@@ -1,4 +1,4 @@
-"""``halotile.measurement``: what was measured of an image, and through what, as a script says it."""
+"""``halotile.measurement``: a measurement of an image with its operator, for scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halotile.tasks.operators.deepinv import is_physics
 def measurement(
     operator: str | Operator | Any, data: str | Path, *, noise_sigma: float = 1.0, **options: Any
 ) -> OperatorChoice:
-    """Say what was measured of an image: an entry of ``operators``, in the words of a job file.
+    """Describe a measurement of an image: an entry of ``operators``, as in a job file.
 
     Parameters
     ----------
@@ -26,10 +26,11 @@ def measurement(
         Name of an operator, with ``options``; or an operator itself; or a physics of deepinv, which is the operator
         ``deepinv`` with ``physics=operator``: it takes ``reach`` as an option.
     data : path
-        The measurement: Zarr, TIFF, ``.npy`` or HDF5. :func:`halotile.simulate` writes it. A relative path is one in
-        the folder that the script was started in.
+        The measurement: Zarr, TIFF, ``.npy`` or HDF5. :func:`halotile.simulate` writes it. A relative path
+        starts from the folder that the script was started in.
     noise_sigma : float
-        Standard deviation of its noise, in the units of its pixels: it counts by ``1 / noise_sigma²``.
+        Standard deviation of its noise, in the units of its pixels: the measurement is weighted by
+        ``1 / noise_sigma²``.
     **options
         Options of the operator; for an array, such as a kernel, the array itself or the path of a file.
 
@@ -43,7 +44,7 @@ def measurement(
     ConfigError
         When there is no such operator, or it has no such options.
     InputError
-        When a file that the options name is not there.
+        When a file that the options name does not exist.
 
     Examples
     --------
@@ -55,10 +56,10 @@ def measurement(
     """
     if is_physics(operator):
         operator, options = "deepinv", {"physics": operator, **options}
-    place = whole_path("data", data)
+    path = whole_path("data", data)
     if isinstance(operator, str):
         plain = {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in options.items()}
-        choice = OperatorChoice(name=operator, data=place, noise_sigma=noise_sigma, options=plain)
+        choice = OperatorChoice(name=operator, data=path, noise_sigma=noise_sigma, options=plain)
     elif options:
         raise ConfigError(
             f"{next(iter(options))} is given beside an operator, which has its options already. Leave it out."
@@ -70,10 +71,10 @@ def measurement(
     else:
         choice = OperatorChoice(
             name=operator.name,
-            data=place,
+            data=path,
             noise_sigma=noise_sigma,
             options={"operator": operator},
         )
-    whole = whole_choice(choice)
-    make_operator(whole)
-    return whole
+    absolute = whole_choice(choice)
+    make_operator(absolute)
+    return absolute

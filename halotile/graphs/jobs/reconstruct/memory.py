@@ -1,4 +1,4 @@
-"""How much memory one worker needs for a reconstruction: the model that plans are refused by."""
+"""Memory of one worker for a reconstruction: the model by which plans are refused."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.priors import Prior
 
 IMAGES_OF_A_GRADIENT = 9
-"""Windows that a gradient holds at once: what an operator sees, what was measured, their difference, and scratch."""
+"""Windows that a gradient holds at once: the operator's input, the measurement, their difference, and scratch."""
 IMAGES_OF_A_STEP = 5
-"""Windows that a step holds besides: its image, the gradient step, what the prior reads and makes."""
+"""Further windows that a step holds: its image, the gradient step, the prior's input and output."""
 TRANSFORMS_BYTES = 96 * MIB
-"""Transforms of kernels, and cells of an image with theirs, where convolutions go by Fourier transforms."""
+"""Transforms of kernels, and of cells of an image with the cells, where convolutions use Fourier transforms."""
 COPIES = 3
-"""Images and measurements at once that an operator is taken to need where it does not say."""
+"""Images and measurements at once that an operator is assumed to need where it does not declare this."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFootprint:
-    """Bytes that one worker holds at once, by what they are for."""
+    """Bytes that one worker holds at once, by purpose."""
 
     imports_bytes: int
     model_bytes: int
@@ -46,7 +46,7 @@ class StepFootprint:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def describe(self) -> str:
-        """What takes most, largest first."""
+        """Describe the largest parts, largest first."""
         parts = {
             "the program itself": self.imports_bytes,
             "the denoiser's model": self.model_bytes,
@@ -55,7 +55,7 @@ class StepFootprint:
             "the operators": self.operators_bytes,
         }
         largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-        return ", ".join(f"{bytes_text(count)} are {what}" for what, count in largest)
+        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest)
 
 
 def footprint_of_step(
@@ -69,31 +69,31 @@ def footprint_of_step(
     io_threads: int = 1,
     measured: int | None = None,
 ) -> StepFootprint:
-    """The footprint of one block of an iteration.
+    """Return the footprint of one block of an iteration.
 
     Parameters
     ----------
     grid : Grid
         The blocks.
     form : Form
-        How the gradient is computed.
+        Method that computes the gradient.
     prior : Prior
-        What acts on the gradient step.
+        The prior that acts on the gradient step.
     solver : Solver
-        Whose vectors are read and written.
+        The solver whose vectors are read and written.
     layout : Layout
-        That of the vectors.
+        Layout of the vectors.
     overlap : bool
-        Whether the next read and the last write go on beside the computation.
+        The next read and the last write run at the same time as the computation.
     io_threads : int
-        Threads that read and write side by side, each with a piece of its own.
+        Threads that read and write in parallel, each with a part of its own.
     measured : int, optional
-        Resident memory of a process that has opened a GPU, where a trial told it.
+        Resident memory of a process that has opened a GPU, where a trial measured it.
     """
     size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
     before = (form.per_sweep - 1) * (prior.reach() + form.reach)
     step = size * _window(grid, before + prior.reach())
-    seen = size * _window(grid, before + prior.reach() + form.reach)
+    window = size * _window(grid, before + prior.reach() + form.reach)
     read = images_read(solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     denoised = denoised_of(prior)
@@ -102,11 +102,11 @@ def footprint_of_step(
     return StepFootprint(
         imports_bytes=IMPORTS_BYTES + (gpu_bytes(measured) if on_gpu else 0),
         model_bytes=model,
-        vectors_bytes=copies * (read * seen + len(solver.vectors) * core)
+        vectors_bytes=copies * (read * window + len(solver.vectors) * core)
         + 2 * io_threads * shard
         + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
-        operators_bytes=IMAGES_OF_A_GRADIENT * seen + (TRANSFORMS_BYTES if form.is_fft else 0),
-        # On a GPU they are there, and the pixels pass through pinned memory on their way: two pieces each way.
+        operators_bytes=IMAGES_OF_A_GRADIENT * window + (TRANSFORMS_BYTES if form.is_fft else 0),
+        # On a GPU the tiles are there, and the pixels pass through pinned memory on their way: two parts each way.
         tiles_bytes=2 * BUFFERS * pinned(step) if on_gpu else tiles,
     )
 
@@ -114,7 +114,7 @@ def footprint_of_step(
 def footprint_of_operator(
     term: Term, image: Shape, dtype: np.dtype[np.generic], step: StepFootprint, *, on_gpu: bool
 ) -> StepFootprint:
-    """The footprint of an operator that sees the whole image, in a task of its own; a worker that does a ``step`` too keeps its model."""
+    """Return the footprint of an operator that sees the whole image, plus the model that ``step`` keeps."""
     size = dtype.itemsize
     measured = math.prod(term.measurement.shape) * max(size, term.measurement.dtype.itemsize)
     return StepFootprint(
@@ -122,25 +122,25 @@ def footprint_of_operator(
         model_bytes=step.model_bytes,
         vectors_bytes=3 * size * math.prod(image),  # the image, what this one adds, and the sum so far
         operators_bytes=bytes_of_operator(term.operator, image, size, measured) + 2 * measured,
-        # Of tiles on a CPU nothing is left by then; pinned memory stays.
+        # The tiles on a CPU have been freed by then; pinned memory stays.
         tiles_bytes=step.tiles_bytes if on_gpu else 0,
     )
 
 
 def bytes_of_operator(operator: Operator, image: Shape, size: int, measured: int) -> int:
-    """What an operator that sees the whole image holds while it works: pixels of ``size`` bytes, a measurement of so many."""
-    own = getattr(operator, "memory_bytes", None)
-    return own(image) if own else COPIES * (size * math.prod(image) + measured)
+    """Return the bytes that an operator which sees the whole image holds, for pixels of ``size`` bytes."""
+    declared = getattr(operator, "memory_bytes", None)
+    return declared(image) if declared else COPIES * (size * math.prod(image) + measured)
 
 
 def _window(grid: Grid, halo: int) -> int:
-    """Pixels of a block with what lies around it, inside the image."""
+    """Return the pixels of a block with its halo, inside the image."""
     edges = (min(n, b + 2 * halo) for n, b in zip(grid.shape[-2:], grid.block[-2:], strict=True))
     return math.prod(edges) * math.prod(grid.block[:-2])
 
 
 def _denoiser(denoised: Denoised | None) -> tuple[int, int]:
-    """Bytes of a prior's model, and of the tiles that it computes at once."""
+    """Return the bytes of a prior's model, and of the tiles that it computes at once."""
     if denoised is None:
         return 0, 0
     denoiser, tiling = denoised.denoiser, denoised.tiling

@@ -1,4 +1,4 @@
-"""What is to be said of operators that are probably not what was meant."""
+"""Checks of operators that are probably not what the user meant."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.own import Own
 
 SUM_TOLERANCE = 0.02
-"""A kernel whose sum is nearer to 1 than this is one that only spreads light."""
+"""Distance of a kernel's sum from 1 below which the kernel only spreads light."""
 LOOKED_AT = 2**24
-"""Pixels of a mask that are looked at before a job: of a larger one that is 0 so far, the run says what it comes to."""
+"""Pixels of a mask that are checked before a job: if a larger one is 0 so far, the run itself shows the result."""
 TRIED = 2**22
-"""Pixels up to which an operator is tried before a job that sees the whole image."""
+"""Most pixels for which an operator that sees the whole image is tried before a job."""
 STRIP = 2**20
-"""Pixels that are looked at at once."""
+"""Pixels that are checked at once."""
 
 
 def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
-    """What is to be said of kernels that can be used, and are probably not what was meant.
+    """Yield notes on kernels that are valid, but probably not what the user meant.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
 
 
 def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
-    """What is to be said of an image whose shape was inferred, and that is larger than what was measured of it.
+    """Yield a note on an image whose shape was inferred, and that is larger than its measurements.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
 
 
 def note_of_passes(per_sweep: int, twice: float) -> Iterator[str]:
-    """Whether so many iterations in a pass compute much of the gradient, this part of it, twice.
+    """Yield a note where several iterations in a pass compute much of the gradient, this fraction of it, twice.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def check_kernels(operators: Iterable[Operator], image: Shape) -> None:
 
 
 def _kernels(operator: Operator, image: Shape) -> Iterator[tuple[Shape, Shape]]:
-    """Rows and columns of every kernel, and of the image that it meets."""
+    """Yield rows and columns of every kernel, and of the image that it is applied to."""
     kernel = getattr(operator, "kernel", None)
     if isinstance(kernel, np.ndarray):
         yield kernel.shape[-2:], image[-2:]
@@ -125,7 +125,7 @@ def _kernels(operator: Operator, image: Shape) -> Iterator[tuple[Shape, Shape]]:
 
 
 def check_masks(operators: Iterable[Operator]) -> None:
-    """Refuse a mask that leaves out every pixel, as far as it can be told in a moment.
+    """Refuse a mask that leaves out every pixel, as far as this can be checked quickly.
 
     Raises
     ------
@@ -141,31 +141,31 @@ def check_masks(operators: Iterable[Operator]) -> None:
 
 
 def _is_empty(mask: Readable) -> bool:
-    """Whether all of a mask is 0; of one that is too large to look at, False."""
-    length, *rest = mask.shape
-    if length * math.prod(rest) > LOOKED_AT:
+    """Return True where all of a mask is 0; False for one that is too large to check."""
+    length, *other_axes = mask.shape
+    if length * math.prod(other_axes) > LOOKED_AT:
         return False
-    rows = max(1, STRIP // math.prod(rest))
+    rows = max(1, STRIP // math.prod(other_axes))
     strips = (
-        Region((first, *(0 for _ in rest)), (min(first + rows, length), *rest))
+        Region((first, *(0 for _ in other_axes)), (min(first + rows, length), *other_axes))
         for first in range(0, length, rows)
     )
     return not any(np.any(mask.read(strip)) for strip in strips)
 
 
 def try_adjoints(operators: Iterable[Operator], image: Shape, run: Run) -> tuple[str, ...]:
-    """Compare adjoint and forward of every operator that is none of halotile's, in a process of its own; return notes on those not tried.
+    """Compare adjoint and forward of foreign operators in a separate process; return notes on those not tried.
 
     Raises
     ------
     ConfigError
-        With the number of the operator, and how far they are apart; or when it ends its process.
+        With the number of the operator, and the difference; or when it ends its process.
     MemoryRefused
-        With its number, when it takes more memory than a worker has.
+        With its number, when it needs more memory than a worker has.
     """
     untried = []
     for number, operator in enumerate(operators):
-        if not _is_own(operator):
+        if not _is_foreign(operator):
             continue
         if operator.kind == "whole" and math.prod(image) > TRIED:
             untried.append(
@@ -185,7 +185,9 @@ def _check_adjoint(title: str, operator: Operator, image: Shape) -> None:
         raise ConfigError(f"{title}: {error}") from error
 
 
-def _is_own(operator: Operator) -> bool:
-    """Whether somebody else wrote it, or a part of it."""
+def _is_foreign(operator: Operator) -> bool:
+    """Return True where somebody else wrote the operator or a part of it."""
     is_foreign = type(operator).__module__.partition(".")[0] != "halotile"
-    return is_foreign or isinstance(operator, Own) or any(map(_is_own, getattr(operator, "operators", ())))
+    return (
+        is_foreign or isinstance(operator, Own) or any(map(_is_foreign, getattr(operator, "operators", ())))
+    )

@@ -1,4 +1,4 @@
-"""The operators of a job with what they measured: opened, checked, and the image they share."""
+"""The operators of a job with their measurements: opened, checked, with the shape of the image they share."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ class Measured(Imports, Protocol):
 
     @property
     def operators(self) -> tuple[OperatorChoice, ...]:
-        """The operators, and what each measures."""
+        """The operators, with the path of each measurement."""
         ...
 
 
 def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operator:
-    """The operator that a job names, with its options checked; a script may import what it likes.
+    """Return the operator that a job names, with its options checked; a script, without a job, may import.
 
     Raises
     ------
     UnknownName
-        When there is none of that name.
+        When there is no operator of that name.
     ConfigError, InputError
-        When its options are wrong, a file that they name is not there, or it would run the user's code without being allowed to.
+        When its options are wrong, a file that they name does not exist, or it would run the user's code
+        without permission.
     """
     if "operator" in choice.options:
         given: Operator = choice.options["operator"]
@@ -59,15 +60,15 @@ def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operato
     meant = stand_ins(kind)
     try:
         operator: Operator = kind(
-            **{fields[key]: _given(value, meant.get(key), job) for key, value in choice.options.items()}
+            **{fields[key]: _value(value, meant.get(key), job) for key, value in choice.options.items()}
         )
     except TypeError as error:
         raise ConfigError(f"operator {choice.name}: {error}.") from None
     return operator
 
 
-def _given(value: Any, kind: Kind | None, job: Imports | None) -> Any:
-    """What a job writes, as the operator takes it; from Python it may be that already."""
+def _value(value: Any, kind: Kind | None, job: Imports | None) -> Any:
+    """Return a value of a job as the operator takes it; a script may pass it in that form already."""
     if kind == "operators":
         return tuple(_nested(inner, job) for inner in value)
     if kind is not None and isinstance(value, str):
@@ -79,7 +80,7 @@ def _given(value: Any, kind: Kind | None, job: Imports | None) -> Any:
 
 
 def _nested(value: Any, job: Imports | None) -> Any:
-    """An operator among the options of another: a name and its options."""
+    """Return an operator among the options of another: a name and its options."""
     if not isinstance(value, Mapping):
         return value
     options = {key: inner for key, inner in value.items() if key != "name"}
@@ -87,27 +88,27 @@ def _nested(value: Any, job: Imports | None) -> Any:
 
 
 def make_operators(job: Measured) -> tuple[Operator, ...]:
-    """The operators of a job.
+    """Return the operators of a job.
 
     Raises
     ------
     ConfigError, InputError
-        As :func:`make_operator`, saying which of them.
+        As :func:`make_operator`, with the number of the operator.
     """
-    made = []
+    operators = []
     for number, choice in enumerate(job.operators):
         try:
-            made.append(make_operator(choice, job))
+            operators.append(make_operator(choice, job))
         except (ConfigError, InputError) as error:
             raise type(error)(f"operators[{number}]: {error}") from None
-    return tuple(made)
+    return tuple(operators)
 
 
 def describe_operator(operator: Operator) -> dict[str, Any]:
-    """An operator as JSON: its name and every option, arrays by their digests, and code of the user's own by its."""
+    """Return an operator as JSON: its name and every option, arrays and the user's own code by their digests."""
     options = {
         field.name: _as_json(getattr(operator, field.name))
-        for field in dataclasses.fields(operator)  # type: ignore[arg-type]  # as every operator has to be
+        for field in dataclasses.fields(operator)  # type: ignore[arg-type]  # every operator has to be a dataclass
     }
     code = {"code": operator.code} if isinstance(operator, Own) else {}
     return {"name": operator.name} | options | code
@@ -122,14 +123,14 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_as_json(inner) for inner in value]
     if dataclasses.is_dataclass(value):
-        return describe_operator(value)  # type: ignore[arg-type]  # an operator inside of one
+        return describe_operator(value)  # type: ignore[arg-type]  # an operator inside another
     if isinstance(value, Mapping):
         return {str(key): _as_json(inner) for key, inner in value.items()}
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def sources_in(value: Any) -> Iterator[Source]:
-    """The arrays on a disk among the options of an operator."""
+    """Yield the arrays on disk among the options of an operator."""
     if hasattr(value, "change"):
         yield value
     elif dataclasses.is_dataclass(value):
@@ -140,13 +141,13 @@ def sources_in(value: Any) -> Iterator[Source]:
 
 
 def written(choice: OperatorChoice) -> dict[str, Any]:
-    """A choice as a job file has it; what only Python can say is described."""
+    """Return a choice as a job file has it; objects that only a script can pass are described."""
     options = {key: _as_json(value) for key, value in choice.options.items()}
     return {"name": choice.name, "data": choice.data, "noise_sigma": choice.noise_sigma} | options
 
 
 def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
-    """The files that options name."""
+    """Yield the files that options name."""
     for choice in choices:
         if "operator" not in choice.options:
             meant = stand_ins(find("operators", choice.name).OPERATOR)
@@ -157,12 +158,12 @@ def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
 def open_measurements(
     choices: Iterable[OperatorChoice], operators: tuple[Operator, ...]
 ) -> tuple[Source, ...]:
-    """What each operator measured, as it lies on the disk.
+    """Return the measurement of each operator, opened.
 
     Raises
     ------
     InputError
-        When it is nothing that can be read; a line of numbers is what an operator measures that sees the whole image.
+        When it cannot be read; a one-dimensional array is the measurement of an operator that sees the whole image.
     """
     pairs = zip(choices, operators, strict=True)
     return tuple(_open_measurement(choice.data, operator) for choice, operator in pairs)
@@ -183,33 +184,33 @@ def _open_measurement(path: str, operator: Operator) -> Source:
 def image_shape(
     operators: tuple[Operator, ...], data: tuple[Source, ...], given: Any, others: Iterable[Shape] = ()
 ) -> Shape:
-    """The shape of the image that all measurements are of.
+    """Return the shape of the image that all measurements are of.
 
     Parameters
     ----------
     operators : tuple of Operator
         The stack.
     data : tuple of Source
-        What each of them measured.
+        The measurement of each operator.
     given : tuple of int or "auto"
-        The shape, where it is told.
+        The shape, where the job has it.
     others : iterable of tuple of int
-        Shapes that it probably has, before those of the measurements.
+        Shapes to try first, before those of the measurements.
 
     Raises
     ------
     ConfigError
-        When it has to be told.
+        When the job has to give it.
     InputError
-        When a measurement is not one of that image.
+        When a measurement does not belong to that image.
     """
     if given != "auto":
-        if wrong := _misfits(operators, data, tuple(given)):
+        if wrong := _shape_fault(operators, data, tuple(given)):
             raise InputError(wrong)
         return tuple(given)
     tried: dict[Shape, str] = {}
     for shape in (*others, *_candidates(operators, data)):
-        if (message := _misfits(operators, data, shape)) is None:
+        if (message := _shape_fault(operators, data, shape)) is None:
             return shape
         tried.setdefault(shape, message)
     if not tried:
@@ -224,7 +225,7 @@ def image_shape(
 
 
 def check_made(operators: Iterable[Operator]) -> None:
-    """Refuse an operator that there is for no shape, such as a physics of no such name."""
+    """Refuse an operator that exists for no shape, such as a physics whose name does not exist."""
     for number, operator in enumerate(operators):
         try:
             _ = operator.kind
@@ -240,8 +241,8 @@ def _candidates(operators: tuple[Operator, ...], data: tuple[Source, ...]) -> It
         yield (*source.shape[:-2], *(n * factor for n in source.shape[-2:]))
 
 
-def _misfits(operators: tuple[Operator, ...], data: tuple[Source, ...], shape: Shape) -> str | None:
-    """What is wrong with the image having this shape, if anything."""
+def _shape_fault(operators: tuple[Operator, ...], data: tuple[Source, ...], shape: Shape) -> str | None:
+    """Return the fault of this shape of the image, if it has one."""
     for number, (operator, source) in enumerate(zip(operators, data, strict=True)):
         try:
             expected = operator.measured(shape)
@@ -262,7 +263,7 @@ def make_terms(
     fidelity: FidelityChoice,
     start: Source | None = None,
 ) -> tuple[Term, ...]:
-    """The terms of the misfit, each measurement shared by whatever asks for it."""
+    """Return the terms of the misfit, each measurement shared by all that read it."""
     is_square = fidelity.name == "l2"
     kind: Fidelity = L2() if is_square else Poisson(background=fidelity.background)
     at = None if is_square or start is None else Shared(start)

@@ -1,4 +1,4 @@
-"""The passes of a reconstruction: the step size found, the solver iterated, the image written."""
+"""The passes of a reconstruction: compute the step size, iterate the solver, write the image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.step import StepTask, View
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
-"""Phases, beside that of the iterations."""
+"""Phases, besides that of the iterations."""
 BEFORE = " before the first iteration"
 STAGES = {
     NORM: ("read", "forward", "adjoint", "reduce"),
@@ -31,7 +31,7 @@ STAGES = {
     ITERATE: ("read", "forward", "adjoint", "reduce", "write"),
     WRITE: ("read",),
 }
-"""What is done to a block in each phase."""
+"""Operations on a block in each phase."""
 
 Passes = Generator[Pass | Gather, Sums, None]
 
@@ -47,7 +47,7 @@ class ReconstructWork(Inversion):
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
-        """Passes that find the step size, one for the normal form, the iterations, the writing of the image."""
+        """Passes for the step size, one for the normal form, the iterations, and the writing of the image."""
         return (
             PassCount(NORM, self.grid, NORM_ITERATIONS * self.finds_step),
             PassCount(ADJOINT, self.grid, int(self.form.folded is not None)),
@@ -57,16 +57,16 @@ class ReconstructWork(Inversion):
 
     @property
     def keeps_state(self) -> bool:
-        """Keep the solver's images, so that more iterations can follow."""
+        """True where the solver's images are kept, so that more iterations can follow."""
         return self.job.solver.keep_state
 
     def is_outdated(self, directory: RunDirectory) -> bool:
-        """Return True where the output holds the image of another iteration than the one that is asked for."""
+        """Return True where the output holds the image of another iteration than the requested one."""
         return is_behind(directory, self.job.solver, self.solver)
 
     def run(self, at: Place) -> Passes:
         """Yield all passes."""
-        self._report_mending(at)
+        self._report_repair(at)
         step_size = yield from self._step_size(at)
         problem = yield from self._problem(at, step_size)
         iterations = self._iterations(at, self.solver, ITERATE, problem, self.prior.reach())
@@ -82,14 +82,14 @@ class ReconstructWork(Inversion):
                 at.directory.append_iteration(row)
             at.report(f"iteration {row['iteration']:.0f} of {choice.iterations}: {describe_figures(row)}")
         if left_out := choice.iterations - iterations.done:
-            spent = iterations.rows[-1].get(SPENT)
-            why = ": rounding keeps its residual from getting shorter" if spent else ""
+            is_spent = iterations.rows[-1].get(SPENT)
+            why = ": rounding keeps its residual from getting shorter" if is_spent else ""
             at.report(f"{self.solver.name} is done {counted(left_out, 'iteration')} early{why}")
         at.directory.write_output_iterations(iterations.rows)
-        yield self._writing(iterations)
+        yield self._write_pass(iterations)
 
-    def _report_mending(self, at: Place) -> None:
-        """Report why a few blocks take a whole run."""
+    def _report_repair(self, at: Place) -> None:
+        """Report why a few blocks need a whole run."""
         if is_gone(at.directory):
             written = counted(last_of(at.directory.read_output_iterations()), "iteration")
             at.report(
@@ -98,10 +98,10 @@ class ReconstructWork(Inversion):
             )
 
     def _step_size(self, at: Place) -> Generator[Pass | Gather, Sums, float]:
-        """Return the step size that was asked for, or one over the largest change of the problem's slope."""
-        asked = self.job.solver.step
-        if isinstance(asked, float | int):
-            return float(asked)
+        """Return the requested step size, or the inverse of the largest curvature of the problem."""
+        requested = self.job.solver.step
+        if isinstance(requested, float | int):
+            return float(requested)
         if not self.finds_step:
             return 1.0
         norm = self._iterations(at, Lanczos(), NORM, begun(self.problem()))
@@ -118,12 +118,12 @@ class ReconstructWork(Inversion):
             return self.problem(step_size)
         problem = self.problem()
         zeros = Constant(problem.shape, problem.dtype)
-        made = self._iterations(
+        backprojection = self._iterations(
             at, Backprojection(), ADJOINT, problem.beginning_at(zeros), self.form.fused_reach
         )
-        if not made.is_over(1):
-            yield from made.iterate()
-        return self.problem(step_size, made.image("b"), made.state.numbers[MISFIT])
+        if not backprojection.is_over(1):
+            yield from backprojection.iterate()
+        return self.problem(step_size, backprojection.image("b"), backprojection.state.numbers[MISFIT])
 
     def _iterations(
         self, at: Place, solver: Solver, phase: str, problem: Problem, halo: int = 0
@@ -155,16 +155,16 @@ class ReconstructWork(Inversion):
         )
 
     def _title(self, number: int) -> str:
-        """Return which iteration a pass makes, in words that follow on what happened."""
-        each, all_of_them = self.form.per_sweep, self.job.solver.iterations
+        """Return the iteration of a pass, as text that follows a message."""
+        per_pass, all_of_them = self.form.per_sweep, self.job.solver.iterations
         before = number - self.solver.traits.passes_before
         if before < 0:
             return BEFORE
-        first, last = before * each + 1, (before + 1) * each
-        which = f"iteration {first}" if each == 1 else f"iterations {first} to {last}"
+        first, last = before * per_pass + 1, (before + 1) * per_pass
+        which = f"iteration {first}" if per_pass == 1 else f"iterations {first} to {last}"
         return f" in {which} of {all_of_them}"
 
-    def _writing(self, iterations: Iterations) -> Pass:
+    def _write_pass(self, iterations: Iterations) -> Pass:
         """Return the pass that writes the image."""
         image = iterations.image()
         task = StepTask(

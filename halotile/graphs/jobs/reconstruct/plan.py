@@ -100,7 +100,7 @@ def plan_reconstruction(job: Reconstruction, request: PlanRequest) -> Plan:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Operators, measurements and images, as they lie on the disk."""
+    """Operators, measurements and images, opened."""
 
     begun: Begun
     computing: Computing[Reconstruction]
@@ -109,13 +109,13 @@ class _Opened:
     images: Mapping[str, Source]
     """Start and reference, where the job has them."""
     image: Constant
-    """An image of zeros, of the shape and type that is looked for."""
+    """An image of zeros, with the shape and type of the result."""
     denoiser: Denoiser | None
     notes: tuple[str, ...]
 
     @property
     def start(self) -> Source | None:
-        """The image to begin with."""
+        """The image to start from."""
         return self.images.get("start")
 
     @property
@@ -126,8 +126,8 @@ class _Opened:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Measurements, start, reference, and the images that operators read."""
-        own = (source for operator in self.operators for source in sources_in(operator))
-        return (*self.data, *self.images.values(), *own)
+        operator_sources = (source for operator in self.operators for source in sources_in(operator))
+        return (*self.data, *self.images.values(), *operator_sources)
 
 
 def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
@@ -177,7 +177,7 @@ class _Sized:
         return replace(self.layout, dtype=str(self.opened.image.dtype))
 
     def cut(self, block: tuple[int, ...]) -> Cut:
-        """Return the image in super-blocks of this size."""
+        """Return the image cut into super-blocks of this size."""
         opened, computing = self.opened, self.opened.computing
         prior, grid = cut_for_prior(
             self.job,
@@ -190,8 +190,8 @@ class _Sized:
             computing.precision,
             self.seals,
         )
-        apart = comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
-        return Cut(prior, grid, replace(self.form, apart=apart))
+        is_apart = comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
+        return Cut(prior, grid, replace(self.form, apart=is_apart))
 
     def work_of(self, cut: Cut, tuned: Tuned | None) -> ReconstructWork:
         """Return the inversion on these blocks."""
@@ -240,7 +240,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
 
 @dataclass(frozen=True)
 class _Settled:
-    """The blocks, and what computes the prior on them."""
+    """The blocks, and the tiles that compute the prior on them."""
 
     sized: _Sized
     work: ReconstructWork
@@ -257,7 +257,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         for block in _blocks(sized, previous):
             cut = sized.cut(block)
             if fits(cut, known):
-                break  # or else the smallest, which the plan refuses
+                break  # otherwise the smallest, which the plan refuses
         return cut
 
     def settle(cut: Cut) -> ChosenTiles | None:
@@ -276,12 +276,12 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         return sized.work_of(cut, tuned).step_footprint().total_bytes <= allowed
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
-    cut, made = chosen_with_tiles(choose, settle, lambda cut, made: fits(cut, made.tuned), is_free=is_free)
+    cut, tiles = chosen_with_tiles(choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free)
     trial = denoising_of(cut, sized.state_layout, (), output)
     reach = compared(sized.reach, trial, job.tile, previous, run=job.run, report=request.report)
-    if made is not None:
-        cut = replace(cut, prior=with_denoised(cut.prior, partial(sized_as, task=made.task)))
-    tuned, note = (made.tuned, made.note) if made else (None, "")
+    if tiles is not None:
+        cut = replace(cut, prior=with_denoised(cut.prior, partial(sized_as, task=tiles.task)))
+    tuned, note = (tiles.tuned, tiles.note) if tiles else (None, "")
     return _Settled(sized, sized.work_of(cut, tuned), note, reach)
 
 
@@ -290,7 +290,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
     identity, earlier = relate(job, _identity(settled), begun.previous, request)
     begun_prior = with_denoised(work.prior, lambda denoised: as_it_went(denoised, begun.previous))
-    further = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
+    solver_notes = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
     return Plan(
         job=job,
         work=replace(work, prior=begun_prior),
@@ -302,7 +302,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
         resources=_resources(settled),
         documents=documents_of(job, sized.requested, given_parts(job), decided_parts(work)),
         figures=figures_of(work),
-        notes=_notes(settled, further),
+        notes=_notes(settled, solver_notes),
         earlier=earlier,
     )
 
@@ -373,7 +373,7 @@ def _check_per_pass(form: Form) -> None:
 
 
 def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
-    """Refuse an image of another shape than the one that is looked for."""
+    """Refuse an image of another shape than that of the result."""
     if source.shape != shape:
         raise InputError(
             f"{key}: {source.path} has shape {list(source.shape)}, and the image has {list(shape)}. "
@@ -382,14 +382,14 @@ def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
 
 
 def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
-    """Return the roles of the axes: the last two are tiled, for operators work on planes."""
+    """Return the roles of the axes: the last two are tiled, because operators work on planes."""
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
     return Roles(axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)
 
 
 def _blocks(sized: _Sized, previous: Mapping[str, Any] | None) -> list[tuple[int, ...]]:
-    """Return the super-blocks to choose from, the best first: a resumed run keeps its own."""
+    """Return candidate super-blocks, the best first: a resumed run keeps its own."""
     geometry, job = sized.geometry, sized.job
     unit = block_unit(geometry, sized.layout.shard)
     if job.tile.block != "auto":

@@ -1,4 +1,4 @@
-"""The prior of a job: its denoiser, and how the image is cut for it."""
+"""The prior of a job: its denoiser, and the cutting of the image for it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TILE = 512
 
 
 def denoiser_of(job: Reconstruction) -> Denoiser | None:
-    """The denoiser that a prior is made of, if it is; told the noise level.
+    """Return the denoiser of a prior, if it has one, with the noise level set.
 
     Raises
     ------
     ConfigError
-        When there is none where there has to be one, or it cannot be a prior.
+        When there is no denoiser where one is needed, or it cannot be a prior.
     """
     choice = job.prior
     if choice.name == "tv":
@@ -62,7 +62,7 @@ def tried_prior(
     previous: Mapping[str, Any] | None,
     report: Report,
 ) -> Tried:
-    """The user's code in the prior, and how far it looks."""
+    """Return the digests of the user's code in the prior, and its reach."""
     if denoiser is None:
         return Tried({}, Reach(((0, 0),) * len(image), 1, "no denoiser"))
     return tried(denoiser, job.tile, image, previous, run=job.run, report=report)
@@ -79,7 +79,7 @@ def cut_for_prior(
     precision: str,
     seals: Mapping[str, str],
 ) -> tuple[Prior, Grid]:
-    """The prior, computed by this device so exactly, and the super-blocks with the halo that it needs."""
+    """Return the prior for this device and precision, and the super-blocks with the halo that it needs."""
     choice, roles = job.prior, geometry.roles
     if denoiser is None:
         edges = tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True))
@@ -110,12 +110,12 @@ def cut_for_prior(
 
 
 def denoised_of(prior: Prior) -> Denoised | None:
-    """The denoised image that a prior is made of, if it is."""
+    """Return the denoised image of a prior, if it has one."""
     return prior.denoised if isinstance(prior, Plugged | Variation) else None
 
 
 def with_denoised(prior: Prior, change: Callable[[Denoised], Denoised]) -> Prior:
-    """The prior, its denoised image changed."""
+    """Return the prior with its denoised image changed."""
     if isinstance(prior, Plugged | Variation):
         return replace(prior, denoised=change(prior.denoised))
     return prior
@@ -124,7 +124,7 @@ def with_denoised(prior: Prior, change: Callable[[Denoised], Denoised]) -> Prior
 def describe_prior(
     choice: PriorChoice, denoiser: Denoiser | None, reach: Reach, seals: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A prior as JSON, with the weights of its denoiser by their digests."""
+    """Return a prior as JSON, with the weights of its denoiser by their digests."""
     described: dict[str, Any] = {"name": choice.name, "weight": choice.weight}
     if denoiser is None:
         return described

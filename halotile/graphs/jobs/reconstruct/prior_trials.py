@@ -1,4 +1,4 @@
-"""A prior's denoiser as a denoising job of its own: what a trial of a GPU takes for the block that is to be computed."""
+"""A prior's denoiser as a denoising task, so that a GPU can be tried for the blocks that will be computed."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.priors import Prior, reach_of
 
 SEED = 0
-"""Of the image that is denoised in a trial where there is none yet."""
+"""Seed of the random image that a trial denoises where there is no image yet."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """An image in blocks.
+    """An image cut into blocks.
 
     Parameters
     ----------
     prior : Prior
-        What acts on each.
+        The prior that acts on each block.
     grid : Grid
         The blocks.
     form : Form
-        How the gradient is computed: it decides which region of a denoised image is asked for at once.
+        Method that computes the gradient: it decides which region of a denoised image is requested at once.
     """
 
     prior: Prior
@@ -41,18 +41,18 @@ class Cut:
 
 
 def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: Path) -> DenoiseTask | None:
-    """What a prior computes of a block, region by region; None where it denoises nothing.
+    """Return the denoising of a prior on a block, region by region, as a task; None where it denoises nothing.
 
     Parameters
     ----------
     cut : Cut
         The blocks and the prior.
     layout : Layout
-        That of the solver's images.
+        Layout of the solver's images.
     images : iterable of Readable
         The first that could be an iterate is denoised, else random numbers.
     output : Path
-        Where the image will be. Nothing is written there.
+        Path of the result. Nothing is written there.
     """
     denoised = denoised_of(cut.prior)
     if denoised is None:
@@ -78,10 +78,10 @@ def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: P
 
 
 def _grid(denoised: Denoised, form: Form, layout: Layout) -> Grid:
-    """The regions that are asked for at once: a block or a shard, with what later iterations of a sweep see of it."""
+    """Return the regions requested at once: a block or a shard, with the margin of later iterations of a pass."""
     grid, spatial = denoised.grid, denoised.roles.spatial
     edges = layout.shard if form.by_shard else grid.block
-    # Along the rim of the image operators are not folded, and transforms are drawn out to whole cells.
+    # Along the rim of the image operators are not folded, and transforms are extended to whole cells.
     drawn_out = PERIOD // 2 if form.is_fft else 0
     around = 2 * (form.per_sweep - 1) * (reach_of(denoised) + form.fused_reach + drawn_out)
     grown = (

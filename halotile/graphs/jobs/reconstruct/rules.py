@@ -36,7 +36,7 @@ def _tolerance(value: float) -> str | None:
     return AtLeast(0)(value)
 
 
-def _every(value: int) -> str | None:
+def _checkpoint_interval(value: int) -> str | None:
     if value > MOST_PER_SWEEP:
         return (
             f"{value} is too large: so many iterations look far beside each block, and compute more than they save; "
@@ -46,19 +46,18 @@ def _every(value: int) -> str | None:
 
 
 MOST_PER_SWEEP = 4
-"""Iterations of a solver in one pass. At the rim of a periodic image each of them reads across the end what the one before made of
-all sides."""
+"""Most iterations of a solver in one pass. At a periodic rim each reads results of the one before across the edge."""
 
 SIGMAS = (1e-15, 1e15)
-"""Noise levels whose inverse square can be computed with in single precision."""
+"""Noise levels whose inverse square can be used in single precision."""
 
 
 @dataclass(frozen=True)
 class NoiseLevel(Above):
-    """A check that one over the square of a number can be computed with."""
+    """A check that the inverse square of a number can be used in computations."""
 
     def __call__(self, value: float | str) -> str | None:
-        """What is wrong with the value, if anything."""
+        """Return the fault of the value, if it has one."""
         low, high = SIGMAS
         if isinstance(value, str) or value <= 0 or not math.isfinite(value) or low <= value <= high:
             return super().__call__(value)
@@ -79,7 +78,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("solver", "iterations"): AtLeast(1),
     ("solver", "step"): Above(0),
     ("solver", "tol"): _tolerance,
-    ("solver", "checkpoint_every"): _every,
+    ("solver", "checkpoint_every"): _checkpoint_interval,
     ("", "shape"): _shape,
     ("", "start"): filled,
     ("", "reference"): filled,
@@ -99,13 +98,13 @@ def _sizes_of_image(output: Output, tile: Tile) -> Faults:
 
 
 def _depth_of_variation(tile: Tile, prior: PriorChoice) -> Faults:
-    # How far it looks does not depend on its strength, which may be wrong itself.
+    # The receptive field does not depend on the strength of the prior, which may be wrong itself.
     if prior.name == "tv" and prior.iterations > 0:
         yield from check_depth(tile, TotalVariation(strength=1.0, iterations=prior.iterations))
 
 
 def _prior_with_its_options(prior: PriorChoice) -> Faults:
-    """What is written for a prior that it does not use."""
+    """Yield options of a prior that it does not use."""
     plugged = prior.name == "pnp"
     if plugged and prior.denoiser is None:
         yield (
@@ -123,15 +122,15 @@ def _prior_with_its_options(prior: PriorChoice) -> Faults:
 
 
 def _traits(name: str) -> Traits:
-    """Return what a solver declares of itself."""
+    """Return the declared traits of a solver."""
     traits: Traits = find("solvers", name).SOLVER.traits
     return traits
 
 
 def _solvers(fits: Callable[[Traits], bool]) -> str:
-    """Return the names of solvers that fit, in words."""
-    known = [name for name in names("solvers") if (traits := _traits(name)).for_jobs and fits(traits)]
-    return " or ".join(filter(None, [", ".join(known[:-1]), *known[-1:]]))
+    """Return the names of solvers that fit, as text."""
+    fitting = [name for name in names("solvers") if (traits := _traits(name)).for_jobs and fits(traits)]
+    return " or ".join(filter(None, [", ".join(fitting[:-1]), *fitting[-1:]]))
 
 
 def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
@@ -159,26 +158,26 @@ def _step_of_solver(solver: SolverChoice) -> Faults:
 
 
 def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
-    every, left = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
+    every, remainder = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
     if not 1 < every <= MOST_PER_SWEEP:
         return
-    place = ("solver", "checkpoint_every")
+    position = ("solver", "checkpoint_every")
     if not _traits(solver.name).is_memoryless:
         yield (
-            place,
+            position,
             f"{every} with solver {solver.name}, which has to know more of an iteration than its image; write 1, or "
             f"solver.name: {_solvers(lambda traits: traits.is_memoryless)}",
         )
     elif fuse is False:
         yield (
-            place,
+            position,
             f"{every} with fuse: false, and a gradient that is stored needs a stored image; write 1, or fuse: auto",
         )
-    elif left:
+    elif remainder:
         yield (
             ("solver", "iterations"),
             f"{solver.iterations} is no multiple of solver.checkpoint_every {every}: the image of the last one would not "
-            f"be stored; write {solver.iterations + every - left}",
+            f"be stored; write {solver.iterations + every - remainder}",
         )
 
 
@@ -223,21 +222,21 @@ def _one_weight_each(operators: tuple[OperatorChoice, ...]) -> Faults:
         yield from _weights_in(choice.name, choice.options, ("operators", number))
 
 
-def _weights_in(name: str, options: Mapping[str, Any], place: tuple[str | int, ...]) -> Faults:
-    """Of a sum, and of those inside of others."""
+def _weights_in(name: str, options: Mapping[str, Any], position: tuple[str | int, ...]) -> Faults:
+    """Yield the weights of a sum, and of sums inside it."""
     parts, weights = options.get("operators", ()), options.get("weights", ())
     if name == "sum" and isinstance(weights, list | tuple) and len(parts) != len(weights):
         yield (
-            (*place, "weights"),
+            (*position, "weights"),
             f"has {counted(len(weights), 'number')} for {counted(len(parts), 'operator')}; write one for each",
         )
     for number, part in enumerate(parts):
         if isinstance(part, Mapping):
-            yield from _weights_in(part.get("name", ""), part, (*place, "operators", number))
+            yield from _weights_in(part.get("name", ""), part, (*position, "operators", number))
 
 
 def _every_block(run: Run) -> Faults:
-    """Settings of a run that have no meaning for a solver."""
+    """Yield settings of a run that have no meaning for a solver."""
     if run.on_bad_block != "fail":
         yield (
             ("run", "on_bad_block"),

@@ -1,4 +1,4 @@
-"""What an iteration reads and writes: in one pass, and if its denoiser had a pass of its own."""
+"""Bytes that an iteration reads and writes: in one pass, and with a separate pass for its denoiser."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from halotile.tasks.priors import Prior
 from halotile.tasks.step import View
 
 MOST_COMPUTED_TWICE = 0.5
-"""Pixels of the gradient that may be computed twice, for each pixel of the image, before it gets a pass of its own."""
+"""Pixels of the gradient that may be computed twice, per pixel of the image, before it gets a pass of its own."""
 
 
 def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: Solver) -> bool:
-    """Whether operators have a pass of their own, before that of the prior.
+    """Return True where operators have a pass of their own, before that of the prior.
 
-    In one pass the gradient is computed on each block with the prior's halo; in two it is written and read once more. It
-    is one pass as long as little is computed twice for it.
+    In one pass the gradient is computed on each block with the prior's halo; in two it is written and read
+    once more. One pass is used as long as it computes little twice.
 
     Parameters
     ----------
     requested : bool or str
-        Whether they are to be fused: True, False or ``auto``.
+        Fuse them: True, False or ``auto``.
     form, prior, grid, solver
-        What is computed, and in which blocks.
+        The computation, and its blocks.
     """
     if (
         not prior.reach()
@@ -45,9 +45,9 @@ def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, so
 
 
 def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior) -> float:
-    """Pixels of the gradient that one pass computes more than once, for each pixel of the image and each iteration.
+    """Return the gradient pixels that one pass computes more than once, per image pixel and iteration.
 
-    Each block is computed at once, or each ``shard`` where it is computed for itself.
+    Each block is computed at once, or each ``shard`` where shards are computed separately.
 
     Examples
     --------
@@ -72,8 +72,8 @@ class Traffic:
     fused : int
         With operators and prior in one pass.
     unfused : int or None
-        With the gradient written and read again by the prior; None where the prior looks at no other pixel, or an operator
-        sees the whole image.
+        With the gradient written and read again by the prior; None where the prior reads no other pixel, or
+        an operator sees the whole image.
     """
 
     fused: int
@@ -81,26 +81,26 @@ class Traffic:
 
 
 def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.dtype[np.generic]) -> Traffic:
-    """What an iteration of a solver moves, as a sum over its blocks.
+    """Return the bytes that an iteration of a solver moves, as a sum over its blocks.
 
     Parameters
     ----------
     grid : Grid
         The blocks.
     form : Form
-        How the gradient is computed.
+        Method that computes the gradient.
     prior : Prior
-        What acts on the gradient step.
+        The prior that acts on the gradient step.
     solver : Solver
-        Whose vectors are read and written.
+        The solver whose vectors are read and written.
     dtype : dtype
-        What they are stored in.
+        Type in which the vectors are stored.
     """
     size, wide = dtype.itemsize, prior.reach()
     read = images_read(solver)
     image = size * math.prod(grid.shape)
     written = len(solver.vectors) * image
-    whole = _gathered(form, image)
+    gathered = _gathered(form, image)
 
     def moved(halo: int) -> int:
         acted_on = 0 if solver.traits.prior_by == "slope" else halo
@@ -108,26 +108,26 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
             0 if not solver.traits.reads_measurements else _measured(grid, form, size, acted_on)
         )
 
-    fused = (moved(wide) + written + whole) // form.per_sweep
+    fused = (moved(wide) + written + gathered) // form.per_sweep
     if form.per_sweep > 1:
         return Traffic(fused, traffic_of(grid, form.once, prior, solver, dtype).unfused)
-    if not wide or whole:
+    if not wide or gathered:
         return Traffic(fused, None)
     # The prior's pass reads the gradient and the images, each with its halo.
     return Traffic(fused, moved(0) + image + (1 + read) * size * pixels_read(grid, View(wide)) + written)
 
 
 def _gathered(form: Form, image: int) -> int:
-    """What operators move that see the whole image of so many bytes: each reads it, and its sum goes up a tree."""
+    """Return the bytes moved by operators that see the whole image: each reads it, and its sum goes up a tree."""
     measured = sum(term.measurement.dtype.itemsize * math.prod(term.measurement.shape) for term in form.whole)
     return measured + (3 * image * len(form.whole) + 2 * image if form.whole else 0)
 
 
 def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
-    """What is read of the measurements, or of what they were folded into."""
+    """Return the bytes read of the measurements, or of the images that they were folded into."""
     if form.folded is not None:
         return size * pixels_read(grid, View(halo + (form.per_sweep - 1) * (halo + form.reach)))
-    whole = math.prod(grid.shape)
+    pixels = math.prod(grid.shape)
     return sum(
         round(
             term.measurement.dtype.itemsize
@@ -138,14 +138,14 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
                 ),
             )
             * math.prod(term.measurement.shape)
-            / whole
+            / pixels
         )
         for term in form.near
     )
 
 
 def pixels_read(grid: Grid, view: View) -> int:
-    """Pixels that are read where each block looks so far around itself on the last two axes, inside the image.
+    """Return the pixels that blocks read with a halo of this width on the last two axes, inside the image.
 
     Examples
     --------

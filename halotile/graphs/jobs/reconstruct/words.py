@@ -1,4 +1,4 @@
-"""A reconstruction job and its plan, in words."""
+"""A reconstruction job and its plan as text."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from halotile.graphs.plans.rows import Figures, cost_rows, device_text, output_r
 from halotile.graphs.units import shape_text
 
 SHOWN = 8
-"""Operators that are named one by one; `--json` has all."""
+"""Number of operators that are listed one by one; `--json` has all."""
 
 
 def title(job: Reconstruction) -> str:
-    """A job in a few words."""
+    """Describe a job in a few words."""
     return f"{job.solver.name} with {counted(len(job.operators), 'operator')} to {job.output.path}"
 
 
 def plan_rows(figures: Figures) -> list[Row]:
-    """What ``ReconstructionPlan.summary()`` says, in the order in which it is asked."""
+    """Return the figures of ``Plan.summary()`` as rows, in the order of the questions they answer."""
     return [
         *_operator_rows(figures),
         ("output", str(figures["output"])),
@@ -42,11 +42,11 @@ def plan_rows(figures: Figures) -> list[Row]:
 
 
 def headline(figures: Figures) -> str:
-    """A plan in one line."""
+    """Describe a plan in one line."""
     operators, workers = counted(len(figures["operators"]), "operator"), counted(figures["workers"], "worker")
     form = str(figures["form"]).partition(",")[0]
-    each = figures["per_sweep"]
-    passes = "of" if each == 1 else f"in passes of {each} over"
+    per_pass = figures["per_sweep"]
+    passes = "of" if per_pass == 1 else f"in passes of {per_pass} over"
     return (
         f"{figures['solver']}: {shape_text(figures['shape'])} {figures['dtype']} from {operators} ({form} form), "
         f"prior {prior_text(figures)}; {counted(figures['iterations'], 'iteration')} {passes} "
@@ -57,13 +57,13 @@ def headline(figures: Figures) -> str:
 def _operator_rows(figures: Figures) -> list[Row]:
     pairs = list(zip(figures["operators"], figures["data"], strict=True))
     lines = [f"{name} of {data}" for name, data in pairs[:SHOWN]]
-    if more := Counter(name for name, _ in pairs[SHOWN:]):
-        lines.append("and " + ", ".join(f"{count:,} × {name}" for name, count in more.items()))
-    return [("" if place else "operators", line) for place, line in enumerate(lines)]
+    if unlisted := Counter(name for name, _ in pairs[SHOWN:]):
+        lines.append("and " + ", ".join(f"{count:,} × {name}" for name, count in unlisted.items()))
+    return [("" if number else "operators", line) for number, line in enumerate(lines)]
 
 
 def prior_text(figures: Figures) -> str:
-    """The prior in a word or two.
+    """Describe the prior in a word or two.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def prior_text(figures: Figures) -> str:
 
 
 def _prior(figures: Figures) -> str:
-    """The prior, and what computes it."""
+    """Describe the prior, and the device that computes it."""
     return f"{prior_text(figures)}, {device_text(figures)}" if "tile" in figures else prior_text(figures)
 
 
@@ -89,7 +89,7 @@ def _solver(figures: Figures) -> str:
 
 
 def traffic_text(figures: Figures) -> str:
-    """What an iteration moves, in as many passes as it takes, against what it would in the other number.
+    """Describe the bytes that an iteration moves, in its number of passes, compared with the other number.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def traffic_text(figures: Figures) -> str:
     if figures["iteration_bytes_unfused"] is None:
         return f"{moved} in one pass"
     if figures["passes"] == 1:
-        other = bytes_text(figures["iteration_bytes_unfused"])
-        return f"{moved} in one pass, which computes {twice}; in two, {other}"
-    other = bytes_text(figures["iteration_bytes_fused"])
-    return f"{moved} in two passes; in one, {other}, but {twice}"
+        other_bytes = bytes_text(figures["iteration_bytes_unfused"])
+        return f"{moved} in one pass, which computes {twice}; in two, {other_bytes}"
+    other_bytes = bytes_text(figures["iteration_bytes_fused"])
+    return f"{moved} in two passes; in one, {other_bytes}, but {twice}"

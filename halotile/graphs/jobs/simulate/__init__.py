@@ -1,4 +1,4 @@
-"""The job ``simulate``: measurements made of a true image, with noise."""
+"""The job ``simulate``: measurements computed from a true image, with noise."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from halotile.graphs.units import shape_text
 
 
 def title(job: Simulation) -> str:
-    """Return a job in a few words."""
+    """Describe a job in a few words."""
     count = len(job.operators)
     return f"{count} measurement{'' if count == 1 else 's'} of {job.reference}"
 
 
 def headline(figures: Figures) -> str:
-    """Return a plan in one line."""
+    """Describe a plan in one line."""
     return "\n".join(figures["measurements"])
 
 

@@ -31,10 +31,11 @@ def simulate(
     overwrite: bool = False,
     observer: Observer | None = None,
 ) -> tuple[Path, ...]:
-    """Write what operators would measure of an image, ``y = A x`` with noise, from disk to disk.
+    """Simulate the measurements of an image, ``y = A x`` with noise, from disk to disk.
 
-    The noise of a pixel depends on the seed, the operator's place in the list and the pixel's place alone: the result has
-    the same bits for any number of workers. A measurement appears under its name when all of them are whole.
+    The noise of a pixel depends only on the seed, the operator's place in the list and the pixel's place: the
+    result has the same bits for any number of workers. A measurement is written in place; its run directory
+    shows whether it is complete.
 
     Parameters
     ----------
@@ -45,33 +46,34 @@ def simulate(
     noise : str
         ``gaussian``, of the standard deviation ``noise_sigma`` of each measurement; ``poisson``, or ``none``.
     gain : float
-        poisson: what one count is worth, so ``y = gain P((A x + background) / gain)``.
+        poisson: value of one count, so ``y = gain P((A x + background) / gain)``.
     background : float
-        poisson: what is there without the image.
+        poisson: background added to ``A x``.
     seed : int
-        Which noise: 0 or more.
+        Seed of the noise: 0 or more.
     workers : int or "auto"
-        Number of worker processes; by default what the cores and the memory of this machine allow, or all of an allocation.
+        Number of worker processes; by default as the cores and the memory of this machine permit, or all of
+        an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
     cluster : str or mapping
-        Where the workers live: a kind such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` is what the
-        environment says, else this machine.
+        Kind of cluster, such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` chooses as the
+        environment indicates, else this machine.
     overwrite : bool
-        Replace Zarrs that stand at the measurements' paths.
+        Replace existing Zarrs at the measurements' paths.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a bar shows it,
-        at a terminal and in a notebook.
+        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        progress bar is shown at a terminal and in a notebook.
 
     Returns
     -------
     tuple of Path
-        Where the measurements lie.
+        Paths of the measurements.
 
     Raises
     ------
     ConfigError, OutputRefused
-        When an argument cannot be, or something stands where a measurement is to go.
+        When an argument is not valid, or something exists at the path of a measurement.
     HalotileError
         See :mod:`halotile.errors`.
 

@@ -58,7 +58,7 @@ class Storage:
     __pydantic_config__ = STRICT
 
     overwrite: bool = False
-    """Replace Zarrs that stand at these paths."""
+    """Replace existing Zarrs at these paths."""
     shard: Size | Auto = "auto"
     """Edge of one shard file in pixels: the unit of safe write."""
     chunk: Size | Auto = "auto"
@@ -79,7 +79,7 @@ class Simulation(Job):
     reference: ReadPath
     """The true image."""
     exact: bool = False
-    """Keep to direct convolutions."""
+    """Use direct convolutions only."""
 
     @property
     def place(self) -> str:
@@ -92,12 +92,12 @@ class Simulation(Job):
 
 
 def simulation_of(job: Reconstruction, noise: NoiseChoice, *, overwrite: bool = False) -> Simulation:
-    """Return the job that makes the measurements of a reconstruction from its reference.
+    """Return the job that simulates the measurements of a reconstruction from its reference.
 
     Raises
     ------
     ConfigError
-        When it has none.
+        When the reconstruction has no reference.
     """
     if job.reference is None:
         raise ConfigError(

@@ -30,15 +30,15 @@ class SimulateWork:
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
-        """One for each measurement."""
+        """One pass for each measurement."""
         return tuple(PassCount(PHASE, output.grid) for output in self.outputs)
 
     def is_outdated(self, directory: RunDirectory) -> bool:
-        """Return False: a block that is done stays right."""
+        """Return False: a finished block stays valid."""
         return False
 
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
-        """Yield a pass for each measurement. Nothing is read ahead: an operator may look elsewhere than it writes."""
+        """Yield a pass for each measurement. Nothing is prefetched: an operator may read elsewhere than it writes."""
         for number, (output, simulated) in enumerate(self.measurements):
             task = StepTask(
                 grid=output.grid,

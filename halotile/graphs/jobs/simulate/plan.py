@@ -1,4 +1,4 @@
-"""The plan of simulated measurements: each opened, sized, then identified together."""
+"""The plan of simulated measurements: each opened and sized, then identified together."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     return Plan(
         job=job,
         work=SimulateWork(
-            tuple((each.output, each.simulated) for each in measurements), overlap_pays(job.run)
+            tuple((measurement.output, measurement.simulated) for measurement in measurements),
+            overlap_pays(job.run),
         ),
         cluster=computing.cluster,
         requested=computing.requested,
@@ -96,7 +97,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
         files=tuple(files_of(job.operators)),
         identity=identity,
         resources=Resources(
-            tuple(each.need for each in measurements),
+            tuple(measurement.need for measurement in measurements),
             SMALLER,
             computing.machine_bytes,
             free_bytes(begun.output),
@@ -106,7 +107,8 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
             computing.requested,
             {
                 "operators": [
-                    written(replace(each, data=os.path.abspath(each.data))) for each in job.operators
+                    written(replace(measurement, data=os.path.abspath(measurement.data)))
+                    for measurement in job.operators
                 ]
             },
         ),
@@ -116,8 +118,8 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
             "dtype": measurements[0].output.layout.dtype,
             "noise": asdict(job.noise),
             "measurements": [
-                f"{each.output.path}: {each.operator.name} with {job.noise.describe(each.choice.noise_sigma)}"
-                for each in measurements
+                f"{measurement.output.path}: {measurement.operator.name} with {job.noise.describe(measurement.choice.noise_sigma)}"
+                for measurement in measurements
             ],
         },
         notes=note_of_cluster(job, computing.cluster, computing.device),
@@ -126,8 +128,8 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
 
 
 def _check_places(job: Simulation) -> None:
-    """Refuse paths where no measurement can be made."""
-    taken: dict[str, str] = {os.path.realpath(job.reference): "the reference"}
+    """Refuse paths where a measurement cannot be written."""
+    used_by: dict[str, str] = {os.path.realpath(job.reference): "the reference"}
     for number, choice in enumerate(job.operators):
         key = f"operators[{number}].data"
         if "://" in choice.data or Path(choice.data).suffix.lower() in OTHER_FORMATS:
@@ -135,10 +137,10 @@ def _check_places(job: Simulation) -> None:
             raise ConfigError(
                 f"{key} is {choice.data}: measurements are written as Zarr on a disk of this machine. Write {better}, say."
             )
-        place = os.path.realpath(choice.data)
-        if place in taken:
-            raise ConfigError(f"{key} is {choice.data}, and so is {taken[place]}. Write another path.")
-        taken[place] = key
+        path = os.path.realpath(choice.data)
+        if path in used_by:
+            raise ConfigError(f"{key} is {choice.data}, and so is {used_by[path]}. Write another path.")
+        used_by[path] = key
 
 
 def _measurement(job: Simulation, number: int, operator: Operator, reference: Source) -> _Measurement:
@@ -152,10 +154,10 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
     roles = Roles(axes_like(reference, len(shape)), tuple(tiled), None)
     geometry = Geometry(shape, shape, roles, 1, 1)
     path = Path(os.path.abspath(choice.data))
-    wanted = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec)
-    if len(tiled) == 1:  # the sizes of the job are those of planes
-        wanted = replace(wanted, shard="auto", chunk="auto")
-    layout = layout_like(reference, wanted, geometry, dtype, parse_bytes(job.run.memory_per_worker))
+    storage = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec)
+    if len(tiled) == 1:  # the sizes in the job are for planes
+        storage = replace(storage, shard="auto", chunk="auto")
+    layout = layout_like(reference, storage, geometry, dtype, parse_bytes(job.run.memory_per_worker))
     block, needed = _block(job, geometry, layout, operator, reference)
     poisson = job.noise.name == "poisson"
     simulated = Simulated(
@@ -175,9 +177,10 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
 def _block(
     job: Simulation, geometry: Geometry, layout: Layout, operator: Operator, reference: Source
 ) -> tuple[tuple[int, ...], int]:
-    """Return the largest block that fits the memory of a worker, or the smallest there is, and what it takes.
+    """Return the largest block that fits the memory of a worker, or the smallest there is, with the memory it needs.
 
-    An operator that sees the whole image measures in one block: it would see all of it again for each.
+    An operator that sees the whole image measures in one block: otherwise it would read the whole image for
+    each block.
     """
     if operator.kind == "whole":
         size = np.dtype(layout.dtype).itemsize
@@ -195,7 +198,7 @@ def _block(
 
 
 def _bytes_of(block: tuple[int, ...], layout: Layout, operator: Operator) -> int:
-    """Return what one block takes: an operator that makes images smaller sees more of them than it writes."""
+    """Return the memory of one block: an operator that reduces images reads more of them than it writes."""
     factor = getattr(operator, "factor", 1)
     window = math.prod(n * factor + 2 * operator.reach for n in block[-2:]) * math.prod(block[:-2])
     return IMPORTS_BYTES + window * np.dtype(layout.dtype).itemsize * WINDOWS_AT_ONCE
@@ -205,14 +208,14 @@ def _identity(job: Simulation, reference: Source, measurements: tuple[_Measureme
     """Return everything that can change a bit of the measurements."""
     return {
         "operators": {
-            str(number): describe_operator(each.operator)
+            str(number): describe_operator(measurement.operator)
             | {
-                "data": str(each.output.path),
-                "noise_sigma": each.choice.noise_sigma,
-                "layout": each.output.layout.to_json(),
-                "block": list(each.output.grid.block),
+                "data": str(measurement.output.path),
+                "noise_sigma": measurement.choice.noise_sigma,
+                "layout": measurement.output.layout.to_json(),
+                "block": list(measurement.output.grid.block),
             }
-            for number, each in enumerate(measurements)
+            for number, measurement in enumerate(measurements)
         },
         "reference": reference.fingerprint(),
         "noise": asdict(job.noise),
