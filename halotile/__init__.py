@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from halotile.graphs.distributed.distribute import distribute
     from halotile.graphs.jobs.denoise.call import denoise
     from halotile.graphs.jobs.reconstruct.call import reconstruct
-    from halotile.graphs.jobs.reconstruct.measurement import measurement
+    from halotile.graphs.jobs.reconstruct.measurements.measurement import measurement
     from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.overlap.map_overlap import map_overlap
     from halotile.storage.arrays import open_source
@@ -59,7 +59,7 @@ _PUBLIC = {
     "distribute": "halotile.graphs.distributed.distribute",
     "denoise": "halotile.graphs.jobs.denoise.call",
     "map_overlap": "halotile.graphs.overlap.map_overlap",
-    "measurement": "halotile.graphs.jobs.reconstruct.measurement",
+    "measurement": "halotile.graphs.jobs.reconstruct.measurements.measurement",
     "open_source": "halotile.storage.arrays",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
     "simulate": "halotile.graphs.jobs.simulate.call",

@@ -21,7 +21,7 @@ import numpy as np
 
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from halotile.cli.config.loading import load_job
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.plans.denoisers import make_denoiser
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.opening import make_denoiser
 from halotile.graphs.plans.plan import Plan
 from halotile.storage.sharded.output import create_output, to_dtype
 from halotile.tasks.block import BlockRunner

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halotile.graphs.jobs.sections import Job
+from halotile.graphs.kinds.sections import Job
 
 if TYPE_CHECKING:
     from halotile.cli.config.problems import Problem
     from halotile.cli.status import RunStatus
     from halotile.graphs.plans.plan import Plan
-    from halotile.graphs.runs.progress import Observer
     from halotile.graphs.runs.verify import Verdict
+    from halotile.graphs.watching.progress import Observer
 
 
 def validate(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Problem, ...]:

@@ -25,7 +25,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import WORKERS
 
 if TYPE_CHECKING:
-    from halotile.graphs.jobs.sections import Job
+    from halotile.graphs.kinds.sections import Job
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.submission.attend import Submission
 
@@ -79,7 +79,7 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     """
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.plans.plan import run_directory_of
-    from halotile.graphs.runs.claim import look
+    from halotile.graphs.runs.outputs.claim import look
     from halotile.graphs.submission.attend import Submission, check_not_waiting
     from halotile.graphs.submission.script import batch_script, check_walltime, notice_seconds
 
@@ -134,7 +134,7 @@ def attend(path: Path) -> None:
     """Make one attempt at a submitted run, inside its batch job."""
     from halotile.cli.config.loading import Flags, check_saved_job
     from halotile.cli.running import go
-    from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, VARIABLE
+    from halotile.graphs.clusters.base import ADDRESS, VARIABLE
     from halotile.graphs.submission.attend import attend as make_attempt
     from halotile.graphs.submission.orphans import ATTENDED
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.errors import HalotileError
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.jobs.base import Row
+from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import shape_text
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from halotile.cli import exits
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 
 if TYPE_CHECKING:
-    from halotile.graphs.jobs.sections import Job
     from halotile.graphs.jobs.simulate.job import NoiseChoice
+    from halotile.graphs.kinds.sections import Job
 
 
 def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
@@ -21,7 +21,7 @@ def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     from halotile.graphs.clusters.launches.batch_jobs import worker_script
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.runs.claim import look
+    from halotile.graphs.runs.outputs.claim import look
 
     expect_no_workers()
     plan = make_plan(job, fresh=fresh, same_input=same_input, report=complain)

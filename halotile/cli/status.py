@@ -21,9 +21,9 @@ from halotile.cli.screens.progress_report import Lines, Report, Silence, counts
 from halotile.cli.screens.screen import complain
 from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.jobs.base import Row
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import percent, rate_text, seconds_text
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.place import check_access
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import BATCH

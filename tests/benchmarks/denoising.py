@@ -48,7 +48,7 @@ def run_job(
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.jobs.denoise.job import Denoising
-    from halotile.graphs.jobs.sections import Cluster, Input, Output, Run, Tile
+    from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.driver import run
 
@@ -83,7 +83,7 @@ def ours_box(folder: Path, edge: int) -> Result:
 
 def ours_cnn(folder: Path, edge: int, workers: int = 2, squares: int = 1) -> Result:
     """The network as a job."""
-    from halotile.graphs.jobs.sections import DenoiserChoice
+    from halotile.graphs.kinds.sections import DenoiserChoice
 
     choice = DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN})
     source = image(folder, edge, squares=squares)
@@ -102,7 +102,7 @@ def ours_cnn_two_squares(folder: Path, edge: int) -> Result:
 
 def ours_gaussian(folder: Path, edge: int) -> Result:
     """A gaussian as a job, in super-blocks of one size: the case whose memory must not grow."""
-    from halotile.graphs.jobs.sections import DenoiserChoice
+    from halotile.graphs.kinds.sections import DenoiserChoice
 
     choice = DenoiserChoice(name="gaussian", options={"sigma": 2.0})
     return run_job(image(folder, edge), fresh(folder / "ours-gaussian.zarr"), choice, block=1024, watch=True)
@@ -114,7 +114,7 @@ def ours_noop(folder: Path, blocks: int) -> Result:
 
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.runs.stream import Grouping, Stream
+    from halotile.graphs.runs.passes.stream import Grouping, Stream
     from halotile.storage.run_directory.journal import Journal
     from tests.benchmarks.denoising import do_nothing  # by reference, as a job's own function travels
 

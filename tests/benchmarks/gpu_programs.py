@@ -64,7 +64,7 @@ class Subject:
 
     def choice(self, folder: Path) -> Any:
         """The denoiser as a job names it."""
-        from halotile.graphs.jobs.sections import DenoiserChoice
+        from halotile.graphs.kinds.sections import DenoiserChoice
 
         options: dict[str, Any]
         if self.name == "cnn":
@@ -96,7 +96,7 @@ def job_of(
 ) -> Any:
     """The job, on workers of this machine that share its one GPU; with the sizes that an earlier run chose, where it is known."""
     from halotile.graphs.jobs.denoise.job import Denoising
-    from halotile.graphs.jobs.sections import Cluster, Input, Output, Run, Tile
+    from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile
 
     return Denoising(
         input=Input(path=str(source)),

@@ -43,7 +43,7 @@ def _import_everything() -> None:
     import torch
     import zarr
 
-    import halotile.graphs.runs.worker_setup
+    import halotile.graphs.runs.passes.worker_setup
 
     del dask, scipy, torch, zarr, halotile
 

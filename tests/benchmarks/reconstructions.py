@@ -64,7 +64,7 @@ class _Stored:
 def _job(folder: Path, edge: int, denoiser: str, iterations: int, every: int = 1, **options: Any) -> Any:
     """Plug and play with three blurs, a checkpoint every so many iterations."""
     from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-    from halotile.graphs.jobs.sections import DenoiserChoice, Output, Run
+    from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run
 
     operators = []
     for number in range(len(EDGES)):
@@ -145,7 +145,7 @@ def ours_gaussian_unfused(folder: Path, edge: int) -> Result:
 
 def ours_twice(folder: Path, edge: int) -> Result:
     """Two iterations with the network, of which the second reads an image, in super-blocks of one size: memory must not grow."""
-    from halotile.graphs.jobs.sections import Tile
+    from halotile.graphs.kinds.sections import Tile
 
     return _ours(folder, edge, "cnn", 2, fuse=True, tile=Tile(block=1024))
 
@@ -154,7 +154,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     """Pixels that differ between one pass, two passes, and the same two iterations on whole images in memory."""
     import zarr
 
-    from halotile.graphs.jobs.sections import Tile
+    from halotile.graphs.kinds.sections import Tile
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.solvers.base import State
     from halotile.tasks.devices.device import torch_threads

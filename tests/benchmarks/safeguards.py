@@ -26,7 +26,7 @@ spent: list[float] = []
 
 def share(folder: Path, edge: int) -> Result:
     """Per cent of the job's time: the driver's seconds, and those of the workers side by side."""
-    from halotile.graphs.runs.held_output import Claimed
+    from halotile.graphs.runs.outputs.held_output import Claimed
     from halotile.tasks.denoisers.function import GivenFunction
 
     Claimed._told = timed(Claimed._told)  # type: ignore[method-assign]

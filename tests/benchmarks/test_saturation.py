@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from halotile.graphs.runs.stream import least_task_seconds
+from halotile.graphs.runs.passes.stream import least_task_seconds
 from tests.benchmarks.saturation import Cost, Machine, Simulation
 
 MACHINE = Machine(Cost(0.001, 3e-7), Cost(0.0004, 5e-7), heartbeat=0.05)

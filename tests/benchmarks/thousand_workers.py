@@ -30,7 +30,7 @@ from distributed import Client, Future, Scheduler, Worker
 from distributed.security import Security
 
 from halotile.graphs.clusters.workers.settings import SETTINGS
-from halotile.graphs.runs.stream import Answer, Grouping, Stream, least_task_seconds
+from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, least_task_seconds
 from halotile.graphs.watching.bars import show_blocks
 from halotile.storage.run_directory.journal import Journal
 from tests.benchmarks.denoising import do_nothing

@@ -11,8 +11,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import Cluster
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
 
 RUNNER = CliRunner()

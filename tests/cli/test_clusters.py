@@ -16,7 +16,7 @@ from halotile.cli.config.loading import Flags, load_cluster, load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.jobs.sections import Cluster
+from halotile.graphs.kinds.sections import Cluster
 from halotile.registry import find
 from tests.cli.engine import RUNNER, Engine
 from tests.faults import REPOSITORY

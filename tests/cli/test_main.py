@@ -362,7 +362,7 @@ def test_a_reader_that_stops_early_changes_nothing_but_what_is_read(
 
 def test_progress_that_nobody_reads_ends_no_run(config: Path) -> None:
     code = (
-        "import os\nfrom halotile.cli.screens.progress_report import make_report\nfrom halotile.graphs.runs.progress import Progress\n"
+        "import os\nfrom halotile.cli.screens.progress_report import make_report\nfrom halotile.graphs.watching.progress import Progress\n"
         "moment = Progress(phase='x', done=0, resumed=0, total=1, pixels_done=0, pixels_total=1, seconds=0.0)\n"
         "with make_report(quiet=False) as report:\n    report(moment)\nos.write(1, b'went on')\n"
     )

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from halotile.graphs import doctor
+from halotile.graphs.scripts import doctor
 
 AS_ON_WINDOWS = "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; "
 

@@ -14,7 +14,7 @@ from halotile.cli.config.loading import load_job, load_saved_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.sections import DenoiserChoice
+from halotile.graphs.kinds.sections import DenoiserChoice
 
 RUNNER = CliRunner()
 

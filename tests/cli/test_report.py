@@ -18,7 +18,7 @@ from halotile.cli.screens.progress_report import (
     line,
     make_report,
 )
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.watching.progress import Progress
 
 
 def moment(**changed: Any) -> Progress:

@@ -18,7 +18,7 @@ import pytest
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.kinds.sections import Cluster as Choice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.run_directory.directory import RunDirectory

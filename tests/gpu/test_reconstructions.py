@@ -9,8 +9,8 @@ import pytest
 
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.sections import Cluster as Choice
-from halotile.graphs.jobs.sections import DenoiserChoice, Output, Run, Tile
+from halotile.graphs.kinds.sections import Cluster as Choice
+from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.driver import run as reconstruct

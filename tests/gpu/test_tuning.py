@@ -9,7 +9,7 @@ import pytest
 
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.kinds.sections import Cluster as Choice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.tasks.devices.gpu import Gpu

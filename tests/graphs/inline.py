@@ -9,9 +9,9 @@ from typing import Any
 from halotile.graphs.iterations.divergence import Row
 from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.iterations.words import PassWords
-from halotile.graphs.jobs.base import Books, Gather, Pass, Sums
-from halotile.graphs.runs.books import open_books
-from halotile.graphs.runs.gather_pass import ONE_BLOCK
+from halotile.graphs.kinds.base import Books, Gather, Pass, Sums
+from halotile.graphs.runs.passes.books import open_books
+from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK
 from halotile.graphs.solvers.base import State
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal

@@ -23,12 +23,12 @@ import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.sections import Output
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.kinds.sections import Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import RunPlan
-from halotile.graphs.runs import claim
 from halotile.graphs.runs.driver import run as reconstruct
+from halotile.graphs.runs.outputs import claim
 from halotile.graphs.submission import slurm
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.runs.stream import Grouping, Stream
+from halotile.graphs.runs.passes.stream import Grouping, Stream
 from halotile.graphs.watching.bars import BlockBar, show_blocks, task_key
 from tests.graphs.test_stream import noop
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.runs.progress import Progress
 from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
+from halotile.graphs.watching.progress import Progress
 from tests.faults import Scene, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -13,7 +13,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise import call as main_job
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
-from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.rules.values import CHECKS, check_job
 
 

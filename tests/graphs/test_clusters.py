@@ -22,11 +22,10 @@ from distributed.core import connect
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order, Traits, config_errors_described
-from halotile.graphs.clusters.detection.cluster_kind import traits_of
+from halotile.graphs.clusters.base import Cluster, Order, Traits, config_errors_described, traits_of
 from halotile.graphs.clusters.workers import fork_server
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
 from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_image, write_zarr

@@ -14,7 +14,7 @@ from scipy.ndimage import uniform_filter
 
 import halotile
 from halotile.errors import ConfigError, HalotileError
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.watching.progress import Progress
 from tests.support import noisy_image, read_zarr, run_inline, write_zarr
 
 pytestmark = pytest.mark.cluster

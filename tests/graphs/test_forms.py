@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from halotile.graphs.iterations.iterate import Iterations
-from halotile.graphs.jobs.reconstruct.forms import Backprojection, Form, choose_form
+from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection, Form, choose_form
 from halotile.graphs.solvers.base import Problem
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.solvers.fista import Fista

@@ -17,7 +17,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import run as engine
 from halotile.graphs.jobs.reconstruct.continuation import Reached
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.sections import Output, Run, Tile
+from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.verify import verify

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from halotile.errors import ConfigError, MissingPackage
-from halotile.graphs import doctor
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.detection import cluster_kind
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
-from halotile.graphs.clusters.detection.gpus import Gpus, gpus_here
+from halotile.graphs.clusters.detection.gpus import Gpus, chosen, gpus_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.workers.__main__ import share_of
-from halotile.graphs.jobs.sections import Cluster, Run
+from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import devices
-from halotile.graphs.plans.devices import chosen, device_of
+from halotile.graphs.plans.devices import device_of
+from halotile.graphs.plans.identity import differences
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.identity import differences
+from halotile.graphs.scripts import doctor
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 

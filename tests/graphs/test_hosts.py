@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.watching.allowed_hosts import LEFT_OUT, answer_allowed_only
+from halotile.graphs.clusters.connection.allowed_hosts import LEFT_OUT, answer_allowed_only
 from halotile.graphs.watching.page import ADDRESS
 from halotile.graphs.watching.page_feed import Watch
 

@@ -12,8 +12,8 @@ from halotile.graphs.jobs.simulate.noise import NoiseChoice
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
-from halotile.graphs.jobs.sections import Cluster, Run
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding

@@ -24,7 +24,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import Credentials, credentials
 from halotile.graphs.clusters.detection.versions import differing_versions
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from tests.faults import REPOSITORY

@@ -20,10 +20,11 @@ from distributed import Nanny, Status
 from halotile.errors import OutputRefused, Stopped
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs import claim, worker_setup
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.runs.outputs import claim
+from halotile.graphs.runs.passes import worker_setup
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until

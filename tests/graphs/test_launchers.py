@@ -14,7 +14,7 @@ from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters import ranks
 from halotile.graphs.clusters.detection.cluster_kind import is_other_copy, kind_of
 from halotile.graphs.clusters.detection.launchers import Copy, copy_of
-from halotile.graphs.jobs.sections import Cluster
+from halotile.graphs.kinds.sections import Cluster
 from tests.faults import REPOSITORY
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}

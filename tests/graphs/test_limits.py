@@ -68,7 +68,7 @@ print(take(2**29))
 WHILE_TRIED = """
 import numpy as np, psutil, resource
 from halotile.errors import MemoryRefused
-from halotile.graphs.jobs.sections import Run, Tile
+from halotile.graphs.kinds.sections import Run, Tile
 from halotile.graphs.waiting import no_report
 from halotile.graphs.plans.denoiser_trials import tried
 from halotile.tasks.denoisers.function import GivenFunction

@@ -12,11 +12,11 @@ import pytest
 import zarr
 
 from halotile.errors import DiskRefused
-from halotile.graphs.jobs.sections import Cluster, Run
+from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan, free_inodes
 from halotile.graphs.plans.sizes import MOST_FILES
-from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout, create_output
 from tests.support import job_of, noisy_image, work_of, write_zarr

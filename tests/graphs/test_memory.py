@@ -23,7 +23,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import psutil
-import halotile.graphs.runs.worker_setup, halotile.graphs.jobs.denoise.run  # what a worker has imported
+import halotile.graphs.runs.passes.worker_setup, halotile.graphs.jobs.denoise.run  # what a worker has imported
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, peak_memory_bytes

@@ -20,12 +20,12 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
-from halotile.graphs.jobs.reconstruct.prior import denoised_of
-from halotile.graphs.jobs.sections import Input, Output
+from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
+from halotile.graphs.kinds.sections import Input, Output
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.watching.progress import Progress
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import deblurring
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr

@@ -13,10 +13,10 @@ from halotile.graphs.jobs.simulate.noise import NoiseChoice
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.reconstruct import operator_checks
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.sections import Output, Run
+from halotile.graphs.jobs.reconstruct.measurements import checks
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from tests.support import read_zarr, write_zarr
@@ -181,7 +181,7 @@ def test_a_wrong_part_of_a_composition_is_refused(tmp_path: Path, module: str) -
 def test_what_is_too_large_to_be_tried_is_noted(
     tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operator_checks, "TRIED", 100)
+    monkeypatch.setattr(checks, "TRIED", 100)
     plan = make_plan(job_with(tmp_path, own(module, "Turned")))
     assert any("too large to hold its adjoint" in note for note in plan.notes)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from halotile.graphs.iterations.iterate import Iterations
-from halotile.graphs.jobs.reconstruct.forms import choose_form
+from halotile.graphs.jobs.reconstruct.problem.forms import choose_form
 from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.graphs.solvers.gd import GradientDescent
 from halotile.graphs.solvers.pgd import ProximalGradient

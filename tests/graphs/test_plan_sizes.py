@@ -18,7 +18,7 @@ from halotile.errors import (
     MemoryRefused,
 )
 from halotile.graphs.jobs.denoise import plan
-from halotile.graphs.jobs.sections import Cluster
+from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.make import make_plan
 from tests.support import (
     dncnn_weights,

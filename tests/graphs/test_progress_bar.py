@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.watching.progress import Progress
 from halotile.graphs.watching.progress_bar import progress_shown
 
 MOMENTS = [

@@ -25,7 +25,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.faults import REPOSITORY, flip_bit, members, until
 from tests.graphs.solving import kernel

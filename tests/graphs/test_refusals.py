@@ -16,7 +16,7 @@ import halotile
 from halotile.errors import BlockFailed, HalotileError, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.run_directory.journal import Journal

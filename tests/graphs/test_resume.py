@@ -17,7 +17,7 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.journal import Journal
 from tests.faults import BLOCKS, Scene, flip_bit
 

@@ -24,7 +24,7 @@ from halotile.graphs.clusters.launches.batch_jobs import job_arguments, reportin
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.workers import scratch
 from halotile.graphs.clusters.workers.environment import own_environment
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 from tests.faults import REPOSITORY
 
 NOBODY = 65534

@@ -27,9 +27,9 @@ from halotile.errors import (
 )
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
-from halotile.graphs.jobs.sections import Output, Run
 from halotile.graphs.jobs.simulate import run as engine
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.storage.grid import Grid, Region

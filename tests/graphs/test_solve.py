@@ -16,7 +16,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import call
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.sections import DenoiserChoice
+from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.tasks.denoisers.function import GivenFunction

@@ -11,7 +11,7 @@ import pytest
 
 from halotile.graphs.iterations.iterate import Target
 from halotile.graphs.jobs.reconstruct.continuation import is_done
-from halotile.graphs.jobs.reconstruct.forms import Form
+from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
 from halotile.graphs.solvers.cg import ConjugateGradients

@@ -12,9 +12,9 @@ import pytest
 
 from halotile.errors import MemoryRefused, TaskFailed, WorkerDied
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.reconstruct.forms import Form
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.sections import Output, Run
+from halotile.graphs.jobs.reconstruct.problem.forms import Form
+from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers.admm import Admm

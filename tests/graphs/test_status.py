@@ -9,8 +9,8 @@ import pytest
 
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outcome import describe_bad_blocks
-from halotile.graphs.runs.progress import Progress
 from halotile.graphs.runs.status import StatusFile
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock
 from tests.support import job_of, noisy_image, write_zarr

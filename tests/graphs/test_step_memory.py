@@ -16,7 +16,7 @@ from halotile.cli.config.loading import load_job
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.memory import StepFootprint
+from halotile.graphs.jobs.reconstruct.problem.memory import StepFootprint
 from halotile.graphs.plans import devices
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.memory import gpu_bytes
@@ -32,7 +32,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import psutil
-import halotile.graphs.runs.worker_setup, halotile.graphs.jobs.reconstruct.run  # what a worker has imported
+import halotile.graphs.runs.passes.worker_setup, halotile.graphs.jobs.reconstruct.run  # what a worker has imported
 from halotile.cli.config.loading import load_job
 from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.plans.make import make_plan

@@ -12,7 +12,7 @@ import pytest
 
 from halotile.errors import Stalled
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.runs.stream import LARGEST_GROUP, TASKS_PER_WORKER, Grouping, Stream
+from halotile.graphs.runs.passes.stream import LARGEST_GROUP, TASKS_PER_WORKER, Grouping, Stream
 
 pytestmark = pytest.mark.cluster
 

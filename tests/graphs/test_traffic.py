@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.jobs.reconstruct.forms import choose_form
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.traffic import computed_twice, pixels_read
-from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Output
+from halotile.graphs.jobs.reconstruct.problem.forms import choose_form
+from halotile.graphs.jobs.reconstruct.problem.traffic import computed_twice, pixels_read
+from halotile.graphs.kinds.sections import Auto, DenoiserChoice, Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner

@@ -17,7 +17,7 @@ from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs import waiting
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Run
+from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Run
 from halotile.graphs.plans import gpu_trials
 from halotile.graphs.plans.gpu_trials import NotTried, tuned_for
 from halotile.graphs.plans.make import make_plan
@@ -120,7 +120,7 @@ def test_what_does_not_fit_on_the_card_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def begun(plan: Any) -> RunDirectory:
     """A run of the plan that is just begun."""
-    from halotile.graphs.runs.claim import claim
+    from halotile.graphs.runs.outputs.claim import claim
 
     directory = RunDirectory(plan.run_directory)
     with claim(plan) as claimed:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction
-from halotile.graphs.jobs.reconstruct.prior import denoiser_of
-from halotile.graphs.jobs.sections import Output
+from halotile.graphs.jobs.reconstruct.problem.prior import denoiser_of
+from halotile.graphs.kinds.sections import Output
 from halotile.graphs.solvers.fista import Fista
 from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import InMemory

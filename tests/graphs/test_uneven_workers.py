@@ -15,8 +15,8 @@ from distributed import LocalCluster
 from halotile.errors import OutputRefused
 from halotile.graphs.clusters import base, local, scheduler
 from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.jobs import sections
-from halotile.graphs.runs.stream import Grouping
+from halotile.graphs.kinds import sections
+from halotile.graphs.runs.passes.stream import Grouping
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 

@@ -26,7 +26,6 @@ from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.runs.progress import Progress
 from halotile.graphs.watching import dask_report
 from halotile.graphs.watching.board import (
     DONE,
@@ -36,6 +35,7 @@ from halotile.graphs.watching.board import (
 from halotile.graphs.watching.metrics import Metrics
 from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage
 from halotile.graphs.watching.page_feed import ROWS, Watch, curve
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.faults import BLOCKS, REPOSITORY, Scene, until

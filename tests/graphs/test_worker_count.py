@@ -13,7 +13,7 @@ from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.jobs.denoise.plan import make_plan
-from halotile.graphs.jobs.sections import Cluster, Run
+from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import worker_count
 from halotile.graphs.plans.devices import device_of
 from halotile.graphs.plans.memory import machine_bytes

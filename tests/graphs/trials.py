@@ -11,7 +11,7 @@ import pytest
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Output, Run, Tile
+from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Output, Run, Tile
 from halotile.graphs.plans import devices, gpu_trials
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.trials.gpu_findings import Tried, Tuned

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs.jobs.sections import Tile
+from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.receptive_field import Reach, rehearsed
 from halotile.tasks.denoisers.function import GivenFunction
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import Tile
+from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.receptive_field import Reach, rehearsed, resolve_reach
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.rehearsal import rehearse

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.jobs.base import Figures, JobKind, Row
-from halotile.graphs.jobs.sections import Input, OutputJob, OwnPath
+from halotile.graphs.kinds.base import Figures, JobKind, Row
+from halotile.graphs.kinds.sections import Input, OutputJob, OwnPath
 from halotile.graphs.plans.rows import cost_rows, output_rows
 from halotile.graphs.rules.values import AtLeast, output_path
 

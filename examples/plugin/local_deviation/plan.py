@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halotile.graphs.jobs.base import (
+from halotile.graphs.kinds.base import (
     Books,
     Gather,
     OutputArray,
@@ -20,14 +20,14 @@ from halotile.graphs.jobs.base import (
     PlanRequest,
     Sums,
 )
-from halotile.graphs.jobs.sections import Output, parse_bytes
+from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.memory import IMPORTS_BYTES
-from halotile.graphs.plans.opening import check_paths
+from halotile.graphs.plans.inputs import check_paths
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.sizes import Geometry, block_unit, candidate_blocks, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
-from halotile.graphs.runs.identity import code_versions
+from halotile.graphs.plans.identity import code_versions
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable

@@ -18,8 +18,8 @@ from halotile.errors import ConfigError
 
 if TYPE_CHECKING:
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.doctor import Finding
-    from halotile.graphs.jobs.sections import Cluster
+    from halotile.graphs.kinds.sections import Cluster
+    from halotile.graphs.scripts.doctor import Finding
 
 _BEFORE = "halotile.before"
 Memory = Annotated[
@@ -58,7 +58,7 @@ def execute(
     debug: Debug = False,
 ) -> None:
     """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
-    from halotile.graphs.execute import execute as execute_script
+    from halotile.graphs.scripts.execute import execute as execute_script
 
     if not script.is_file():
         raise ConfigError(f"{script} is no file. Write the path of a Python script.")
@@ -90,7 +90,7 @@ def doctor(
     debug: Debug = False,
 ) -> None:
     """Tell what a run would find here, and what is missing."""
-    from halotile.graphs.doctor import compare_workers, examine
+    from halotile.graphs.scripts.doctor import compare_workers, examine
 
     choice = _choice(config, cluster, dashboard=False, tls=True)
     findings = list(examine(choice, folder))
@@ -107,7 +107,7 @@ def doctor(
 
 def _check_spelling(context: typer.Context) -> None:
     """Refuse a near miss of one of our options: the script would receive it, and the cluster would be different."""
-    from halotile.graphs.rules.words import nearest
+    from halotile.graphs.words import nearest
 
     options = [name for p in context.command.params for name in p.opts if name.startswith("--")]
     for word in context.args:
@@ -138,7 +138,7 @@ def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: b
 def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
     """Return the request to a cluster from the options of a command."""
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.jobs.sections import Run, parse_bytes
+    from halotile.graphs.kinds.sections import Run, parse_bytes
     from halotile.graphs.plans.devices import device_of
     from halotile.graphs.plans.worker_count import workers_of
 

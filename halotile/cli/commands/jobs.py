@@ -112,9 +112,10 @@ def plan(
         with suppress(ConfigError):  # the error is reported where a trial is made
             ensure_forks()  # the imports of the user's own code begin meanwhile
     from halotile.cli.config.loading import load_job
-    from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, kind_of
+    from halotile.graphs.clusters.base import AUTO, DEFAULT
+    from halotile.graphs.clusters.detection.cluster_kind import kind_of
     from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.runs.claim import look
+    from halotile.graphs.runs.outputs.claim import look
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
     job_plan = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)
@@ -144,7 +145,7 @@ def validate(
     from halotile.cli.config.loading import read_config
     from halotile.cli.config.problems import raise_problems
     from halotile.cli.config.sections import check_config
-    from halotile.graphs.jobs.kinds import kind_of
+    from halotile.graphs.kinds.finder import kind_of
 
     job, problems = check_config(read_config(config, overrides or ()), config.parent)
     if as_json:

@@ -12,7 +12,7 @@ from halotile.cli.config.findings import Findings, missing
 from halotile.cli.config.kinds import Named
 from halotile.cli.config.problems import KeyPath
 from halotile.errors import HalotileError
-from halotile.graphs.rules.words import expected, nearest, shown
+from halotile.graphs.words import expected, nearest, shown
 
 
 @dataclass(frozen=True)

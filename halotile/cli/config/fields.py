@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from halotile.graphs.rules.words import choices, expected, nearest, parts, shown
+from halotile.graphs.words import choices, expected, nearest, parts, shown
 from halotile.tasks.options import description_of, job_key, required_keys
 
 Fault = tuple[tuple[str | int, ...], str]

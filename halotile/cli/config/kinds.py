@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
 from halotile import registry
-from halotile.graphs.jobs.kinds import find_kind
-from halotile.graphs.jobs.sections import OWN, READ, STRICT, Job, NamedChoice
-from halotile.graphs.rules.words import parts
+from halotile.graphs.kinds.finder import find_kind
+from halotile.graphs.kinds.sections import OWN, READ, STRICT, Job, NamedChoice
+from halotile.graphs.words import parts
 from halotile.tasks.options import required_keys
 
 VERSION = 1
@@ -155,7 +155,7 @@ def paths_in(schema: type) -> dict[str, str]:
 
     Examples
     --------
-    >>> from halotile.graphs.jobs.sections import Input, Output
+    >>> from halotile.graphs.kinds.sections import Input, Output
     >>> paths_in(Input), paths_in(Output)
     ({'path': 'read', 'sides': 'read'}, {'path': 'own'})
     """
@@ -176,9 +176,9 @@ def named_in(schema: type) -> dict[str, type]:
     Examples
     --------
     >>> from halotile.graphs.jobs.reconstruct.job import PriorChoice
-    >>> from halotile.graphs.jobs.sections import Tile
+    >>> from halotile.graphs.kinds.sections import Tile
     >>> named_in(PriorChoice), named_in(Tile)
-    ({'denoiser': <class 'halotile.graphs.jobs.sections.DenoiserChoice'>}, {})
+    ({'denoiser': <class 'halotile.graphs.kinds.sections.DenoiserChoice'>}, {})
     """
     hints = get_type_hints(schema)
     return {key: part for key, hint in hints.items() for part in parts(hint) if is_named(part)}

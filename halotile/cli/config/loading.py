@@ -19,7 +19,7 @@ from halotile.cli.config.problems import KeyPath, raise_problems
 from halotile.cli.config.sections import check_cluster, check_config
 from halotile.cli.config.yaml_source import Document, read_file, read_text
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import Cluster, Job
+from halotile.graphs.kinds.sections import Cluster, Job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halotile.errors import ConfigError, HalotileError, InputError
-from halotile.graphs.rules.words import dotted
+from halotile.graphs.words import dotted
 
 KeyPath = tuple[str | int, ...]
 """Place of a value in a configuration, such as ``("tile", "size")``."""

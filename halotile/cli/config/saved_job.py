@@ -9,7 +9,7 @@ from typing import Any
 from halotile.cli.config.loading import NO_FLAGS, Flags, load_saved_job
 from halotile.cli.status import run_beside
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import Job
+from halotile.graphs.kinds.sections import Job
 from halotile.storage.run_directory.directory import RunDirectory
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of, named_in
 from halotile.cli.config.kinds import Named as NamedPart
 from halotile.errors import HalotileError
-from halotile.graphs.jobs.base import Check
-from halotile.graphs.jobs.kinds import find_kind, kind_names
+from halotile.graphs.kinds.base import Check
+from halotile.graphs.kinds.finder import find_kind, kind_names
 from halotile.graphs.rules.check import checks_of
 from halotile.graphs.rules.values import Above, AtLeast, Named
 from halotile.tasks.options import job_key

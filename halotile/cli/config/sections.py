@@ -18,12 +18,12 @@ from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, Named, is_named, k
 from halotile.cli.config.problems import KeyPath, Problem
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import HalotileError
-from halotile.graphs.jobs.kinds import find_kind, kind_names
-from halotile.graphs.jobs.sections import OWN, Cluster, Job
+from halotile.graphs.kinds.finder import find_kind, kind_names
+from halotile.graphs.kinds.sections import OWN, Cluster, Job
 from halotile.graphs.rules.check import checks_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.values import COMMON
-from halotile.graphs.rules.words import nearest, shown
+from halotile.graphs.words import nearest, shown
 
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
 

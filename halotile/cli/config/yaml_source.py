@@ -9,7 +9,7 @@ from typing import Any
 
 from halotile.cli.config.problems import KeyPath, Problem
 from halotile.errors import ConfigError
-from halotile.graphs.rules.words import dotted
+from halotile.graphs.words import dotted
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20

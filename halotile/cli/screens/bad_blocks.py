@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halotile.graphs.amounts import first_line
-from halotile.graphs.jobs.base import Row
+from halotile.graphs.kinds.base import Row
 from halotile.storage.run_directory.directory import RunDirectory
 
 NAMED = 5

@@ -8,9 +8,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.jobs.base import Row
-from halotile.graphs.runs.progress import describe_figures
+from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import rate_text, seconds_text
+from halotile.graphs.watching.progress import describe_figures
 
 if TYPE_CHECKING:
     from halotile.graphs.runs.outcome import Outcome

@@ -1,7 +1,7 @@
 """Progress display: redrawn in place on a terminal, one line every ten seconds elsewhere.
 
 A report is an observer of :func:`halotile.graphs.runs.driver.run`: it is called with a
-:class:`halotile.graphs.runs.progress.Progress` about twice a second. It writes to stderr only.
+:class:`halotile.graphs.watching.progress.Progress` about twice a second. It writes to stderr only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from halotile.graphs.runs.progress import Progress
+    from halotile.graphs.watching.progress import Progress
 
 LINE_SECONDS = 10.0
 _BAR_WIDTH = 40
@@ -126,7 +126,7 @@ def line(progress: Progress) -> str:
 
     Examples
     --------
-    >>> from halotile.graphs.runs.progress import Progress
+    >>> from halotile.graphs.watching.progress import Progress
     >>> line(Progress(phase="denoise", done=30, resumed=10, total=100, pixels_done=20_000_000, pixels_total=100_000_000,
     ...               seconds=4.0, workers=2, peak_memory_bytes=2**29))
     'denoise  30 of 100 blocks (10 resumed)  30 %  5 Mpix/s  0 MB/s  14 s left  2 workers  512 MiB peak'

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from halotile.graphs.jobs.base import Row
+from halotile.graphs.kinds.base import Row
 
 if TYPE_CHECKING:
     from rich.console import Console

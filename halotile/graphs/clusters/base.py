@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from halotile import registry
 from halotile.errors import ConfigError, HalotileError
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from halotile.graphs.clusters.connection.credentials import Credentials
 
 Environment = Mapping[str, str]
+AUTO = "auto"
+DEFAULT = "local"
+VARIABLE = "HALOTILE_CLUSTER"
+ADDRESS = "DASK_SCHEDULER_ADDRESS"
+"""The variable in which Dask itself looks for a running scheduler."""
 
 LEAST_SILENCE_SECONDS = 60.0
 """A worker is not given up before it was silent this long: it is while it loads a model, and where a user's function holds
@@ -97,6 +103,37 @@ class Traits:
     def has_worker_per_gpu(self) -> bool:
         """True where each GPU of this machine gets a worker."""
         return self.gpus == "each"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cluster with the reason for its choice.
+
+    Parameters
+    ----------
+    name : str
+        A name in ``halotile.graphs.clusters``.
+    why : str
+        The reason in a few words.
+    """
+
+    name: str
+    why: str
+
+    @property
+    def traits(self) -> Traits:
+        """Declaration of the kind."""
+        return traits_of(self.name)
+
+
+def traits_of(name: str) -> Traits:
+    """Declaration of a kind by its name; the defaults for one that declares nothing or cannot be found."""
+    try:
+        kind = registry.find("clusters", name)
+    except ConfigError:  # reported when it is to be started
+        return Traits()
+    traits: Traits = getattr(kind, "TRAITS", Traits())
+    return traits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 from halotile.errors import MissingPackage
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import Cluster, Environment, Order, Traits
-from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, Kind
+from halotile.graphs.clusters.base import DEFAULT, Cluster, Environment, Kind, Order, Traits
 from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.local import cluster_options, running
 
@@ -38,7 +37,7 @@ def start(order: Order) -> Iterator[Cluster]:
     MissingPackage
         Without dask-cuda.
     """
-    from halotile.graphs.plans.devices import chosen
+    from halotile.graphs.clusters.detection.gpus import chosen
 
     names = chosen(order.choice)
     if not has_dask_cuda():

@@ -10,7 +10,7 @@ from halotile.graphs.clusters.launches.base import State
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import run_command
 from halotile.graphs.clusters.launches.walltime import whole_minutes
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 _OVER = ("DONE", "EXIT", "ZOMBI")
 

@@ -13,7 +13,7 @@ from halotile.graphs.clusters.launches.base import State
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import ask_together_then_singly, run_command
 from halotile.graphs.clusters.launches.walltime import clock
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 _OVER = ("Terminated", "Error")
 

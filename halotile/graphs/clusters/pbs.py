@@ -9,7 +9,7 @@ from typing import Any
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import states_by_row
 from halotile.graphs.clusters.launches.walltime import clock
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 
 def gpus(choice: sections.Cluster, memory_bytes: int) -> Mapping[str, Any]:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import ClusterFailed, ConfigError
-from halotile.graphs.clusters.base import Cluster, Environment, Order, Traits, config_errors_described
+from halotile.graphs.clusters.base import Cluster, Environment, Kind, Order, Traits, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.connection.credentials import Credentials, private_base
-from halotile.graphs.clusters.detection.cluster_kind import Kind
 from halotile.graphs.clusters.detection.launchers import Copy, copy_of
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 from halotile.graphs.waiting import log_line, report_if_slow
 from halotile.storage.run_directory.names import WORKERS
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import Cluster, Environment, Order, Traits
+from halotile.graphs.clusters.base import ADDRESS, Cluster, Environment, Kind, Order, Traits
 from halotile.graphs.clusters.connection.addresses import host_of, is_exposed, is_loopback
-from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, Kind
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -12,7 +12,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import states_by_row
 from halotile.graphs.clusters.launches.walltime import clock
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 _PARALLEL = re.compile(r"^\s*-pe\s")
 _MEMORY = re.compile(r"\b(h_|s_)?(vmem|rss|data)\b|mem_free|virtual_free|\bmem\b")

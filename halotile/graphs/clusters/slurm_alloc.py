@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.clusters.base import Cluster, Environment, Order, Traits
+from halotile.graphs.clusters.base import DEFAULT, Cluster, Environment, Kind, Order, Traits
 from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
-from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, Kind
 from halotile.graphs.clusters.launches.slurm_allocation import nodes_of, slots_in, workers_in
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 if TYPE_CHECKING:
     from distributed import SpecCluster
@@ -75,7 +74,7 @@ def count_workers(
     ClusterFailed
         When Slurm does not answer.
     """
-    from halotile.graphs.plans.devices import requested_by
+    from halotile.graphs.clusters.detection.gpus import requested_by
 
     if NODES not in environment:
         return None

@@ -17,20 +17,20 @@ from typing import Any, Self
 from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
-from halotile.graphs.clusters.base import Cluster, Order, Start
+from halotile.graphs.clusters.base import ADDRESS, DEFAULT, Cluster, Kind, Order, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
 from halotile.graphs.clusters.connection.credentials import private_base
-from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, DEFAULT, Kind, check_one_script, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import check_one_script, kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.distributed import dask_arrays
 from halotile.graphs.distributed.memory_check import check_memory, task_bytes
 from halotile.graphs.distributed.rank import SingleRank
-from halotile.graphs.futures import await_all, results
-from halotile.graphs.jobs import sections
-from halotile.graphs.jobs.sections import parse_bytes
+from halotile.graphs.kinds import sections
+from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.memory import machine_bytes
 from halotile.graphs.rules.arguments import Words, cluster_of
+from halotile.graphs.runs.passes.futures import await_all, results
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
 from halotile.registry import find
 from halotile.tasks.devices.device import choose_device, seed_everything

@@ -16,9 +16,9 @@ from halotile.graphs.iterations.divergence import OBJECTIVE, Row, divergence, gr
 from halotile.graphs.iterations.finite import check_finite
 from halotile.graphs.iterations.stages import Stage, Stages
 from halotile.graphs.iterations.words import PassWords
-from halotile.graphs.jobs.base import Books, Gather, Pass, Sums
-from halotile.graphs.runs.books import remove_books
-from halotile.graphs.runs.damage import image_digest
+from halotile.graphs.kinds.base import Books, Gather, Pass, Sums
+from halotile.graphs.runs.outputs.damage import image_digest
+from halotile.graphs.runs.passes.books import remove_books
 from halotile.graphs.solvers.base import (
     CHANGE,
     ERROR,

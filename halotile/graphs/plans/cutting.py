@@ -2,82 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from halotile.graphs.clusters.detection.cores import cores_here
-from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import Run, Size, Tile, parse_bytes
-from halotile.graphs.plans.memory import Footprint, share_bytes
+from halotile.graphs.kinds.sections import Run, Size, Tile, parse_bytes
+from halotile.graphs.plans.memory import share_bytes
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import (
     SMALL_CONVOLUTION,
     Geometry,
-    candidate_blocks,
-    candidate_tiles,
-    check_block,
-    choose_chunk,
-    choose_shard,
     fit_tile,
-    growth_of,
     least_window,
 )
-from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
-from halotile.storage.rim import Readable, Rim
-from halotile.storage.sharded.ome_metadata import output_fields
-from halotile.storage.sharded.output import Layout
+from halotile.storage.rim import Rim
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.inner_tiles import Tiling
 from halotile.tasks.roles import Roles
-
-T = TypeVar("T")
-
-
-def geometry_of(source: Readable, denoiser: Denoiser, roles: Roles, reach: Reach) -> Geometry:
-    """Return the input and output shapes, with the constraints on the cuts."""
-    output_shape = [n * f for n, f in zip(source.shape, roles.per_axis(denoiser.scale, 1), strict=True)]
-    if roles.channel is not None:
-        output_shape[roles.channel] = denoiser.channels[1]
-    return Geometry(source.shape, tuple(output_shape), roles, denoiser.scale, reach.align)
-
-
-def layout_of(
-    job: Denoising,
-    source: Source,
-    geometry: Geometry,
-    roles: Roles,
-    previous: Mapping[str, Any] | None = None,
-) -> Layout:
-    """Return the layout of the output, with what is kept from the input and from a resumed run."""
-    chunk = choose_chunk(geometry, job.output)
-    # A mask is smoothed to values between 0 and 1.
-    own = "float32" if source.dtype == np.bool_ else str(source.dtype)
-    dtype = own if job.output.dtype == "auto" else job.output.dtype
-    added = len(roles.axes) - len(source.axes)
-    factor = roles.per_axis(geometry.scale, 1)
-    scale = (1.0,) * added + tuple(source.scale)
-    channels = geometry.output_shape[roles.axes.index("c")] if "c" in roles.axes else None
-    return Layout(
-        shape=geometry.output_shape,
-        dtype=dtype,
-        shard=choose_shard(
-            geometry,
-            job.output.shard,
-            chunk,
-            growth_of(parse_bytes(job.run.memory_per_worker), source.dtype.itemsize, source, previous),
-        ),
-        chunk=chunk,
-        codec=job.output.codec,
-        axes=roles.axes,
-        scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
-        units=(None,) * added + tuple(source.units),
-        **output_fields(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
-    )
 
 
 def rim_of(tile: Tile, denoiser: Denoiser, roles: Roles) -> Rim:
@@ -141,41 +85,7 @@ def overlap_pays(run: Run) -> bool:
     return cores_here() > run.count
 
 
-def choose_block(
-    job: Denoising,
-    geometry: Geometry,
-    unit: tuple[int, ...],
-    previous: dict[str, Any] | None,
-    machine: int | None,
-    with_sizes: Callable[[tuple[int, ...], Size], tuple[T, Footprint]],
-    *,
-    on_gpu: bool = False,
-) -> tuple[T, Footprint]:
-    """Choose the largest tile and super-block that fit the memory of a worker, or else the smallest.
-
-    A resumed run keeps its super-block.
-    """
-    if job.tile.block != "auto":
-        candidates = [check_block(geometry, job.tile.block, unit)]
-    elif previous is not None and _fits_unit(tuple(previous["identity"]["block"]), unit, geometry.shape):
-        candidates = [tuple(previous["identity"]["block"])]
-    else:
-        candidates = candidate_blocks(geometry, unit, job.run.count, on_gpu=on_gpu)
-    allowed = allowed_bytes(job.run, machine)
-    for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
-        task, needed = with_sizes(block, size)
-        if needed.total_bytes <= allowed:
-            return task, needed
-    return task, needed  # the smallest, which Plan.check_fits refuses
-
-
 def allowed_bytes(run: Run, machine: int | None) -> int:
     """Return the memory that one worker may need: as the job sets it, at most its share of the machine."""
     limit = parse_bytes(run.memory_per_worker)
     return limit if machine is None else min(limit, share_bytes(machine, run.count))
-
-
-def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return len(block) == len(unit) and all(
-        b % u == 0 or b >= n for b, u, n in zip(block, unit, shape, strict=True)
-    )

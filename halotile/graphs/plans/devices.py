@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, VARIABLE, kind_of
+from halotile.graphs.clusters.base import AUTO, DEFAULT, VARIABLE
+from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
-from halotile.graphs.clusters.detection.gpus import Gpus, gpus_here
-from halotile.graphs.jobs.kinds import kind_of as kind_of_job
-from halotile.graphs.jobs.sections import Cluster, Job, Run
-from halotile.graphs.rules.words import shown
+from halotile.graphs.clusters.detection.gpus import chosen, gpus_here, requested_by
+from halotile.graphs.kinds.finder import kind_of as kind_of_job
+from halotile.graphs.kinds.sections import Cluster, Job, Run
 
 MOST_IO_THREADS = 8
 """Threads of a worker with a GPU that read and write beside it; more threads would have no work."""
@@ -82,45 +81,6 @@ def _note_of_gpus(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
     return ()
 
 
-def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
-    """Return the GPUs of this machine that a cluster section names, as CUDA_VISIBLE_DEVICES has them.
-
-    Raises
-    ------
-    ConfigError
-        Where there is no GPU, or not the one that is asked for.
-
-    Examples
-    --------
-    >>> two = Gpus(("0", "1"))
-    >>> chosen(Cluster(), two), chosen(Cluster(gpus=1), two), chosen(Cluster(gpus=(1,)), two)
-    (('0', '1'), ('0',), ('1',))
-    >>> chosen(Cluster(gpus=(0, 2)), two)
-    Traceback (most recent call last):
-    halotile.errors.ConfigError: cluster.gpus is [0, 2], and there are 2 GPUs here. Write gpus: all, or how many, or which of them as a list, counted from 0.
-    """
-    here = here or gpus_here()
-    if not here.names:
-        raise ConfigError(
-            f"cluster.kind is local-cuda, and there is no GPU here: {here.why_none}. Write kind: local to compute on CPUs."
-        )
-    requested = cluster.gpus
-    if requested in (0, "all"):
-        return here.names
-    places = (
-        tuple(range(requested))
-        if isinstance(requested, int)
-        else tuple(index for index in requested if isinstance(index, int))
-    )
-    if not places or max(places) >= len(here.names):
-        count = counted(len(here.names), "GPU")
-        raise ConfigError(
-            f"cluster.gpus is {shown(requested)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
-            "or how many, or which of them as a list, counted from 0."
-        )
-    return tuple(dict.fromkeys(here.names[index] for index in places))
-
-
 def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
     """Return the threads of a worker that read and write in parallel: on CPUs, only the one that computes.
 
@@ -133,17 +93,6 @@ def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
         return 1
     cores = cores_here() // run.count if is_here(cluster) else cluster.cores
     return max(1, min(MOST_IO_THREADS, cores))
-
-
-def requested_by(run: Run, cluster: Cluster) -> str:
-    """Return the key and value of a job that ask for GPUs.
-
-    Examples
-    --------
-    >>> requested_by(Run(device="cuda"), Cluster()), requested_by(Run(), Cluster(gpus=1))
-    ('run.device is cuda', 'cluster.gpus is 1')
-    """
-    return "run.device is cuda" if run.device == "cuda" else f"cluster.gpus is {shown(cluster.gpus)}"
 
 
 def check_device(run: Run, cluster: Cluster, device: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from halotile.graphs.jobs.sections import Job, NamedChoice
+from halotile.graphs.kinds.sections import Job, NamedChoice
 from halotile.graphs.plans.plan import Documents
 from halotile.graphs.plans.worker_count import Requested
 

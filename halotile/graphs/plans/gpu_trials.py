@@ -17,9 +17,8 @@ import cloudpickle
 
 from halotile.errors import HalotileError
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
-from halotile.graphs.clusters.detection.gpus import gpus_here
-from halotile.graphs.jobs.sections import Tile, TiledJob
-from halotile.graphs.plans.devices import chosen
+from halotile.graphs.clusters.detection.gpus import chosen, gpus_here
+from halotile.graphs.kinds.sections import Tile, TiledJob
 from halotile.graphs.plans.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoised_image import Denoised
@@ -313,7 +312,7 @@ def answer(folder: str) -> None:
     search_path, import_folder, requested = pickle.loads((Path(folder) / REQUEST).read_bytes())
     sys.path[:] = search_path
     allow_memory(None)  # the memory that a GPU driver needs is unknown
-    import halotile.graphs.runs.worker_setup  # noqa: F401 - a worker's memory is measured, with all that it imports
+    import halotile.graphs.runs.passes.worker_setup  # noqa: F401 - a worker's memory is measured, with all that it imports
     from halotile.tasks.devices.device import prepare_process
     from halotile.tasks.options import import_from
     from halotile.tasks.trials.gpu_trial import tune

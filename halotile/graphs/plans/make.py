@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.base import PlanRequest
-from halotile.graphs.jobs.kinds import kind_of
-from halotile.graphs.jobs.sections import Job
+from halotile.graphs.kinds.base import PlanRequest
+from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.waiting import Report, no_report

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from halotile.graphs.amounts import counted
-from halotile.graphs.jobs.sections import Output
+from halotile.graphs.kinds.sections import Output
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import MOST_FILES
 from halotile.storage.arrays import Source

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.jobs.base import Row
+from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import rate_text, shape_text
 
 Found = Mapping[str, Any]

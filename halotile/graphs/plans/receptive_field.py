@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import Tile
+from halotile.graphs.kinds.sections import Tile
 from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.sections import Auto, Output, Size
+from halotile.graphs.kinds.sections import Auto, Output, Size
 from halotile.graphs.plans.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from halotile.graphs.jobs.base import PlanRequest
-from halotile.graphs.jobs.kinds import kind_of
-from halotile.graphs.jobs.sections import Cluster, Job
+from halotile.graphs.kinds.base import PlanRequest
+from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.plans.denoisers import computed_by
 from halotile.graphs.plans.devices import check_device, cluster_for, device_of, is_here
+from halotile.graphs.plans.identity import differences, may_be_same
 from halotile.graphs.plans.memory import machine_bytes
-from halotile.graphs.plans.opening import computed_by
 from halotile.graphs.plans.plan import Earlier, existing_parent, run_directory_of
 from halotile.graphs.plans.worker_count import Requested, with_workers
-from halotile.graphs.runs.identity import differences, may_be_same
 from halotile.storage.disk.place import check_parents
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.base import Denoiser

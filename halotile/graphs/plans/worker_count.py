@@ -12,8 +12,8 @@ from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.detection.batch_cores import slots_here
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
-from halotile.graphs.jobs.sections import Auto, Cluster, Job, Run, parse_bytes
-from halotile.graphs.plans.devices import chosen
+from halotile.graphs.clusters.detection.gpus import chosen
+from halotile.graphs.kinds.sections import Auto, Cluster, Job, Run, parse_bytes
 from halotile.graphs.plans.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
 
 USUAL = 2

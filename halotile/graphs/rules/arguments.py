@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.cluster_kind import check_one_script, kind_of
-from halotile.graphs.jobs.sections import Cluster
+from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
-from halotile.graphs.rules.words import dotted, nearest, shown
+from halotile.graphs.words import dotted, nearest, shown
 
 T = TypeVar("T")
 Words = Mapping[str, Any]

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.base import Check, JobKind
-from halotile.graphs.jobs.kinds import kind_of
-from halotile.graphs.jobs.sections import Job
+from halotile.graphs.kinds.base import Check, JobKind
+from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.values import COMMON
-from halotile.graphs.rules.words import dotted, expected, fits, shown
+from halotile.graphs.words import dotted, expected, fits, shown
 
 Position = tuple[str | int, ...]
 """Keys that lead to a value of a job."""
@@ -29,7 +29,7 @@ def check_job(job: Job) -> None:
     Examples
     --------
     >>> from halotile.graphs.jobs.denoise.job import Denoising
-    >>> from halotile.graphs.jobs.sections import DenoiserChoice, Input, Output, Run
+    >>> from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run
     >>> check_job(Denoising(input=Input(path="a"), output=Output(path="b"), denoiser=DenoiserChoice(name="tv"),
     ...                     run=Run(workers=0)))
     Traceback (most recent call last):
@@ -66,7 +66,7 @@ def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str
 
     Examples
     --------
-    >>> from halotile.graphs.jobs.kinds import find_kind
+    >>> from halotile.graphs.kinds.finder import find_kind
     >>> from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
     >>> disagreements(find_kind("reconstruct"), {"solver": SolverChoice(name="cg"), "prior": PriorChoice(name="l1")})
     {('prior', 'name'): 'l1 with solver cg, which knows no prior; write none, or solver.name: admm, fista, gd or pgd'}

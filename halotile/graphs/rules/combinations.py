@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from halotile.graphs.clusters.base import ADDRESS, AUTO, traits_of
 from halotile.graphs.clusters.connection.addresses import host_of, is_loopback
-from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, AUTO, traits_of
-from halotile.graphs.jobs.base import Rule
-from halotile.graphs.jobs.sections import Auto, Cluster, Output, Run, Size, Tile
-from halotile.graphs.rules.words import shown
+from halotile.graphs.kinds.base import Rule
+from halotile.graphs.kinds.sections import Auto, Cluster, Output, Run, Size, Tile
+from halotile.graphs.words import shown
 from halotile.tasks.denoisers.base import Denoiser
 
 Faults = Iterator[tuple[tuple[str | int, ...], str]]

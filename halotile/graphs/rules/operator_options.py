@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from halotile.graphs.rules.words import parts
+from halotile.graphs.words import parts
 from halotile.storage.rim import Readable
 from halotile.storage.views import Constant
 from halotile.tasks.operators.base import Operator

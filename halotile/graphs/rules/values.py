@@ -16,9 +16,9 @@ from typing import Any
 
 from halotile import registry
 from halotile.graphs.clusters.launches.walltime import is_walltime
-from halotile.graphs.jobs.base import Check
-from halotile.graphs.jobs.sections import parse_bytes
-from halotile.graphs.rules.words import nearest, shown
+from halotile.graphs.kinds.base import Check
+from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.words import nearest, shown
 
 LEAST_MEMORY_BYTES = 64 * 2**20
 _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float16", "float32", "float64")

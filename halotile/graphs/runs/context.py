@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from halotile.graphs.plans.plan import Plan
-    from halotile.graphs.runs.held_output import HeldOutputs
+    from halotile.graphs.runs.outputs.held_output import HeldOutputs
     from halotile.graphs.runs.signals import Signals
     from halotile.graphs.runs.status import Status
     from halotile.storage.run_directory.directory import RunDirectory

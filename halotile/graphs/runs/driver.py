@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.base import Books, Gather, OutputArray, Pass, Sums
+from halotile.graphs.kinds.base import Books, Gather, OutputArray, Pass, Sums
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.block_pass import BlockPass
-from halotile.graphs.runs.books import open_books
-from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.context import RunContext
-from halotile.graphs.runs.gather_pass import ONE_BLOCK, GatherPass
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
-from halotile.graphs.runs.progress import Observer, Progress
+from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.runs.passes.block_pass import BlockPass
+from halotile.graphs.runs.passes.books import open_books
+from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK, GatherPass
 from halotile.graphs.runs.session import ClusterPass, Session
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import Status
+from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.disk.durable import remove_partials
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Grid
 from halotile.tasks.block import BadBlock
 

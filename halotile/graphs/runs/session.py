@@ -9,15 +9,15 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from halotile.errors import Stalled
-from halotile.graphs.clusters.base import Cluster, Order, Start
+from halotile.graphs.clusters.base import AUTO, DEFAULT, Cluster, Order, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
 from halotile.graphs.clusters.connection.credentials import sweep_stale
-from halotile.graphs.clusters.detection.cluster_kind import AUTO, DEFAULT, kind_of
-from halotile.graphs.jobs.sections import Cluster as ClusterChoice
-from halotile.graphs.jobs.sections import Run, parse_bytes
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.clusters.detection.cluster_kind import kind_of
+from halotile.graphs.kinds.sections import Cluster as ClusterChoice
+from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.dask_report import write_report
+from halotile.graphs.watching.progress import Progress
 from halotile.registry import find
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import WORKERS

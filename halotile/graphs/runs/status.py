@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
-from halotile.graphs.jobs.base import PassCount
+from halotile.graphs.kinds.base import PassCount
 from halotile.graphs.runs.cpu_kinds import record_cpu_kind
-from halotile.graphs.runs.progress import Observer, Progress
 from halotile.graphs.watching.page_feed import Watch
+from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock, Receipt
 

@@ -15,7 +15,7 @@ import dask
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.launches.batch_jobs import NANNY_BYTES
 from halotile.graphs.clusters.launches.walltime import is_walltime, seconds_of
-from halotile.graphs.jobs.sections import Cluster, Job, parse_bytes
+from halotile.graphs.kinds.sections import Cluster, Job, parse_bytes
 from halotile.storage.run_directory.names import LOG
 
 NOTICE_SECONDS = 120

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client
 
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.sections import parse_bytes
+from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
 from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
 from halotile.storage.grid import Grid

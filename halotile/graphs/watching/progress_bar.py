@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from tqdm.std import tqdm
 
-from halotile.graphs.runs.progress import Observer, Progress
+from halotile.graphs.watching.progress import Observer, Progress
 
 
 @contextmanager

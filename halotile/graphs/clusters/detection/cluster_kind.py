@@ -3,51 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from halotile import registry
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.base import Environment, Traits
+from halotile.graphs.clusters.base import AUTO, VARIABLE, Environment, Kind
 from halotile.graphs.clusters.detection.launchers import copy_of
-from halotile.graphs.jobs.sections import Cluster
-from halotile.graphs.rules.words import nearest
-
-AUTO = "auto"
-DEFAULT = "local"
-VARIABLE = "HALOTILE_CLUSTER"
-ADDRESS = "DASK_SCHEDULER_ADDRESS"
-"""The variable in which Dask itself looks for a running scheduler."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of cluster with the reason for its choice.
-
-    Parameters
-    ----------
-    name : str
-        A name in ``halotile.graphs.clusters``.
-    why : str
-        The reason in a few words.
-    """
-
-    name: str
-    why: str
-
-    @property
-    def traits(self) -> Traits:
-        """Declaration of the kind."""
-        return traits_of(self.name)
-
-
-def traits_of(name: str) -> Traits:
-    """Declaration of a kind by its name; the defaults for one that declares nothing or cannot be found."""
-    try:
-        kind = registry.find("clusters", name)
-    except ConfigError:  # reported when it is to be started
-        return Traits()
-    traits: Traits = getattr(kind, "TRAITS", Traits())
-    return traits
+from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.words import nearest
 
 
 def kind_of(choice: Cluster, environment: Environment = os.environ) -> Kind:

@@ -7,6 +7,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
+from halotile.graphs.kinds.sections import Cluster, Run
+from halotile.graphs.words import shown
+
 PACKAGE = "dask_cuda"
 INSTALL = "pip install 'halotile[cuda]'"
 _HIDDEN = ("", "-1", "NoDevFiles")
@@ -89,3 +94,53 @@ def _counted() -> tuple[int, str]:
     except pynvml.NVMLError as error:
         return 0, f"NVML finds none ({error})"
     return count, "" if count else "NVML finds none"
+
+
+def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
+    """Return the GPUs of this machine that a cluster section names, as CUDA_VISIBLE_DEVICES has them.
+
+    Raises
+    ------
+    ConfigError
+        Where there is no GPU, or not the one that is asked for.
+
+    Examples
+    --------
+    >>> two = Gpus(("0", "1"))
+    >>> chosen(Cluster(), two), chosen(Cluster(gpus=1), two), chosen(Cluster(gpus=(1,)), two)
+    (('0', '1'), ('0',), ('1',))
+    >>> chosen(Cluster(gpus=(0, 2)), two)
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: cluster.gpus is [0, 2], and there are 2 GPUs here. Write gpus: all, or how many, or which of them as a list, counted from 0.
+    """
+    here = here or gpus_here()
+    if not here.names:
+        raise ConfigError(
+            f"cluster.kind is local-cuda, and there is no GPU here: {here.why_none}. Write kind: local to compute on CPUs."
+        )
+    requested = cluster.gpus
+    if requested in (0, "all"):
+        return here.names
+    places = (
+        tuple(range(requested))
+        if isinstance(requested, int)
+        else tuple(index for index in requested if isinstance(index, int))
+    )
+    if not places or max(places) >= len(here.names):
+        count = counted(len(here.names), "GPU")
+        raise ConfigError(
+            f"cluster.gpus is {shown(requested)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
+            "or how many, or which of them as a list, counted from 0."
+        )
+    return tuple(dict.fromkeys(here.names[index] for index in places))
+
+
+def requested_by(run: Run, cluster: Cluster) -> str:
+    """Return the key and value of a job that ask for GPUs.
+
+    Examples
+    --------
+    >>> requested_by(Run(device="cuda"), Cluster()), requested_by(Run(), Cluster(gpus=1))
+    ('run.device is cuda', 'cluster.gpus is 1')
+    """
+    return "run.device is cuda" if run.device == "cuda" else f"cluster.gpus is {shown(cluster.gpus)}"

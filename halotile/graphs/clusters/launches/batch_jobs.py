@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
 from distributed.security import Security
@@ -25,12 +25,14 @@ from halotile.graphs.clusters.connection.addresses import address_of_interface, 
 from halotile.graphs.clusters.connection.credentials import Credentials, private_base
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.launches.base import Launch, State, tail_of
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import number_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 from halotile.registry import find
 from halotile.storage.run_directory.names import WORKERS
+
+if TYPE_CHECKING:
+    from halotile.graphs.clusters.launches.batch_system import BatchSystem
 
 WORKER = "halotile.graphs.clusters.workers"
 NAME = "halotile"

@@ -14,7 +14,7 @@ from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.clusters.connection.addresses import address_of_interface
 from halotile.graphs.clusters.launches.base import State
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 
 @dataclass(frozen=True)

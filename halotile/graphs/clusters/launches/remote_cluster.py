@@ -14,13 +14,13 @@ from distributed.security import Security
 
 from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK
+from halotile.graphs.clusters.connection.allowed_hosts import answer_allowed_only
 from halotile.graphs.clusters.connection.credentials import Credentials, credentials, private_base
 from halotile.graphs.clusters.launches.base import QueryStates
 from halotile.graphs.clusters.launches.supervisor import Supervisor
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
 from halotile.graphs.clusters.workers.settings import SETTINGS
-from halotile.graphs.watching.allowed_hosts import answer_allowed_only
 from halotile.storage.run_directory.names import WORKERS
 
 START_SECONDS = 120

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.base import JobKind
 from halotile.graphs.jobs.denoise import words
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.rules import RULES
+from halotile.graphs.kinds.base import JobKind
 
 KIND = JobKind(
     job=Denoising,

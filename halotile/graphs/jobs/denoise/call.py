@@ -10,15 +10,15 @@ from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.kinds.sections import Auto, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script
 from halotile.graphs.rules.paths import whole_path
-from halotile.graphs.rules.words import shown
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
-from halotile.graphs.runs.progress import Observer
+from halotile.graphs.watching.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown
+from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction
 
 
@@ -72,7 +72,7 @@ def denoise(
     fresh : bool
         Start over, even where an earlier run can be resumed.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        Called with a :class:`~halotile.graphs.watching.progress.Progress` about twice a second; by default a
         progress bar is shown at a terminal and in a notebook.
     sides : mapping, optional
         Per-pixel inputs, name to path: ``sigma``, ``mask``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from halotile.graphs.jobs.sections import DenoiserChoice, Input, TiledJob
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, TiledJob
 
 
 @dataclass(frozen=True, kw_only=True)

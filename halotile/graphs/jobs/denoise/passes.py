@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from halotile.graphs.jobs.base import Gather, OutputArray, Pass, PassCount, Place, Sums
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned

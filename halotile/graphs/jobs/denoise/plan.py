@@ -8,23 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs.jobs.base import OutputArray, PlanRequest
+from halotile.graphs.jobs.denoise.cutting import choose_block, geometry_of, layout_of
 from halotile.graphs.jobs.denoise.figures import figures_of
 from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.jobs.sections import DenoiserChoice, Size, parse_bytes
-from halotile.graphs.plans.cutting import (
-    allowed_bytes,
-    choose_block,
-    geometry_of,
-    grid_of,
-    layout_of,
-    overlap_pays,
-    rim_of,
-    tiling_of,
+from halotile.graphs.jobs.denoise.opening import (
+    assign_axes,
+    check_units,
+    choose_noise_level,
+    open_sides,
+    value_range,
 )
+from halotile.graphs.jobs.denoise.passes import DenoiseWork
+from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
+from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, rim_of, tiling_of
 from halotile.graphs.plans.denoiser_trials import compared, expect_trial, tried
+from halotile.graphs.plans.denoisers import describe_denoiser, make_denoiser
 from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.gpu_trials import (
@@ -37,24 +37,15 @@ from halotile.graphs.plans.gpu_trials import (
     trying,
     written_tiles,
 )
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_paths
 from halotile.graphs.plans.memory import Footprint
 from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
-from halotile.graphs.plans.opening import (
-    assign_axes,
-    check_paths,
-    check_units,
-    choose_noise_level,
-    describe_denoiser,
-    make_denoiser,
-    open_sides,
-    value_range,
-)
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import Geometry, block_unit
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
 from halotile.graphs.plans.worker_count import Requested, no_more_than
-from halotile.graphs.runs.identity import code_versions
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable, Rim

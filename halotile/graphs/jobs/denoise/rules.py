@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.sections import Output, Tile
+from halotile.graphs.kinds.sections import Output, Tile
 from halotile.graphs.rules.combinations import Faults, check_depth, check_sizes
 from halotile.tasks.denoisers.base import Denoiser
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.base import JobKind
 from halotile.graphs.jobs.reconstruct import words
 from halotile.graphs.jobs.reconstruct.continuation import changes, essentials
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, RULES
+from halotile.graphs.kinds.base import JobKind
 
 KIND = JobKind(
     job=Reconstruction,

@@ -15,12 +15,12 @@ from halotile.graphs.jobs.reconstruct.job import (
     Reconstruction,
     SolverChoice,
 )
-from halotile.graphs.jobs.sections import Auto, DenoiserChoice, Output, Run
+from halotile.graphs.kinds.sections import Auto, DenoiserChoice, Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script, section
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
-from halotile.graphs.runs.progress import Observer
+from halotile.graphs.watching.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown
 from halotile.tasks.denoisers.function import GivenFunction
 
@@ -84,7 +84,7 @@ def reconstruct(
     fresh : bool
         Start over, even where an earlier run can be resumed.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        Called with a :class:`~halotile.graphs.watching.progress.Progress` about twice a second; by default a
         progress bar is shown at a terminal and in a notebook.
 
     Returns

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from halotile.graphs.jobs.reconstruct.inversion import Inversion
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.operators import written
-from halotile.graphs.jobs.reconstruct.prior import denoised_of
-from halotile.graphs.jobs.sections import DenoiserChoice
+from halotile.graphs.jobs.reconstruct.measurements.operators import written
+from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
+from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
+from halotile.graphs.kinds.sections import DenoiserChoice
+from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.gpu_trials import written_tiles
-from halotile.graphs.plans.opening import describe_denoiser
 
 
 def given_parts(job: Reconstruction) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from halotile.graphs.jobs.reconstruct.inversion import Inversion
-from halotile.graphs.jobs.reconstruct.prior import denoised_of
-from halotile.graphs.jobs.reconstruct.traffic import computed_twice, pixels_read, traffic_of
+from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
+from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
+from halotile.graphs.jobs.reconstruct.problem.traffic import computed_twice, pixels_read, traffic_of
 
 
 def figures_of(work: Inversion) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halotile.graphs.jobs.reconstruct.inversion import Inversion
-from halotile.graphs.jobs.reconstruct.memory import StepFootprint
+from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
+from halotile.graphs.jobs.reconstruct.problem.memory import StepFootprint
 from halotile.graphs.plans.memory import MIB
 from halotile.graphs.plans.plan import Need
 

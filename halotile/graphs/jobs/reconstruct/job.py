@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from halotile.graphs.jobs.sections import STRICT, Auto, DenoiserChoice, NamedChoice, ReadPath, TiledJob
+from halotile.graphs.kinds.sections import STRICT, Auto, DenoiserChoice, NamedChoice, ReadPath, TiledJob
 
 
 @dataclass(frozen=True, kw_only=True)

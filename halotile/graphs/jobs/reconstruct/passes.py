@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from halotile.graphs.amounts import counted
 from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.iterations.words import PassWords
-from halotile.graphs.jobs.base import Gather, OutputArray, Pass, PassCount, Place, Sums
 from halotile.graphs.jobs.reconstruct.continuation import ITERATE, is_behind, is_gone, last_of
-from halotile.graphs.jobs.reconstruct.forms import Backprojection
-from halotile.graphs.jobs.reconstruct.inversion import NORM_ITERATIONS, Inversion
-from halotile.graphs.runs.progress import describe_figures
+from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection
+from halotile.graphs.jobs.reconstruct.problem.inversion import NORM_ITERATIONS, Inversion
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums
 from halotile.graphs.solvers.base import SPENT, Problem, Solver
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
+from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import Constant

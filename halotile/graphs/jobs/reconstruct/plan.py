@@ -11,14 +11,12 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
-from halotile.graphs.jobs.base import OutputArray, PlanRequest
 from halotile.graphs.jobs.reconstruct.continuation import identity_of, note_of
 from halotile.graphs.jobs.reconstruct.documents import decided_parts, given_parts
 from halotile.graphs.jobs.reconstruct.figures import figures_of
 from halotile.graphs.jobs.reconstruct.fit import SMALLER, needs_of
-from halotile.graphs.jobs.reconstruct.forms import Form, choose_form
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.operator_checks import (
+from halotile.graphs.jobs.reconstruct.measurements.checks import (
     check_kernels,
     check_masks,
     note_of_passes,
@@ -26,7 +24,7 @@ from halotile.graphs.jobs.reconstruct.operator_checks import (
     notes_of,
     try_adjoints,
 )
-from halotile.graphs.jobs.reconstruct.operators import (
+from halotile.graphs.jobs.reconstruct.measurements.operators import (
     check_made,
     describe_operator,
     files_of,
@@ -37,7 +35,9 @@ from halotile.graphs.jobs.reconstruct.operators import (
     sources_in,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
-from halotile.graphs.jobs.reconstruct.prior import (
+from halotile.graphs.jobs.reconstruct.paths import with_whole_paths
+from halotile.graphs.jobs.reconstruct.problem.forms import Form, choose_form
+from halotile.graphs.jobs.reconstruct.problem.prior import (
     cut_for_prior,
     denoised_of,
     denoiser_of,
@@ -45,9 +45,10 @@ from halotile.graphs.jobs.reconstruct.prior import (
     tried_prior,
     with_denoised,
 )
-from halotile.graphs.jobs.reconstruct.prior_trials import Cut, denoising_of
-from halotile.graphs.jobs.reconstruct.traffic import comes_apart, computed_twice
-from halotile.graphs.jobs.sections import parse_bytes
+from halotile.graphs.jobs.reconstruct.problem.prior_trials import Cut, denoising_of
+from halotile.graphs.jobs.reconstruct.problem.traffic import comes_apart, computed_twice
+from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes
 from halotile.graphs.plans.denoiser_trials import compared, expect_trial
 from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
@@ -61,8 +62,9 @@ from halotile.graphs.plans.gpu_trials import (
     sized_as,
     trying,
 )
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_paths
 from halotile.graphs.plans.notes import note_of_files, note_of_locks
-from halotile.graphs.plans.opening import check_paths
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import (
@@ -75,8 +77,6 @@ from halotile.graphs.plans.sizes import (
 )
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
 from halotile.graphs.plans.worker_count import Requested, no_more_than
-from halotile.graphs.rules.paths import with_whole_paths
-from halotile.graphs.runs.identity import code_versions
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.waiting import report_if_slow
 from halotile.registry import find

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted
-from halotile.graphs.jobs.base import Check
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice, SolverChoice
-from halotile.graphs.jobs.sections import Auto, Output, Run, Tile
+from halotile.graphs.kinds.base import Check
+from halotile.graphs.kinds.sections import Auto, Output, Run, Tile
 from halotile.graphs.rules.combinations import Faults, check_depth, check_sizes
 from halotile.graphs.rules.values import Above, AtLeast, Named, filled
-from halotile.graphs.rules.words import shown
+from halotile.graphs.words import shown
 from halotile.registry import find, names
 from halotile.tasks.denoisers.tv import TotalVariation
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.sections import Auto, Run
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
+from halotile.graphs.kinds.sections import Auto, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script
 from halotile.graphs.rules.paths import whole_path
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.progress import Observer
+from halotile.graphs.watching.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown
 from halotile.tasks.noise.simulated import Noise
 
@@ -62,7 +62,7 @@ def simulate(
     overwrite : bool
         Replace existing Zarrs at the measurements' paths.
     observer : callable, optional
-        Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a
+        Called with a :class:`~halotile.graphs.watching.progress.Progress` about twice a second; by default a
         progress bar is shown at a terminal and in a notebook.
 
     Returns

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal, Self, get_args
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
-from halotile.graphs.jobs.sections import STRICT, Auto, Job, ReadPath, Size
-from halotile.graphs.rules.words import nearest
+from halotile.graphs.kinds.sections import STRICT, Auto, Job, ReadPath, Size
+from halotile.graphs.words import nearest
 from halotile.tasks.noise.simulated import Noise
 
 

@@ -12,29 +12,29 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.jobs.base import OutputArray, PlanRequest
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.reconstruct.memory import bytes_of_operator
-from halotile.graphs.jobs.reconstruct.operator_checks import check_kernels
-from halotile.graphs.jobs.reconstruct.operators import (
+from halotile.graphs.jobs.reconstruct.measurements.checks import check_kernels
+from halotile.graphs.jobs.reconstruct.measurements.operators import (
     describe_operator,
     files_of,
     make_operators,
     sources_in,
     written,
 )
-from halotile.graphs.jobs.sections import Output, parse_bytes
+from halotile.graphs.jobs.reconstruct.problem.memory import bytes_of_operator
 from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.jobs.simulate.passes import SimulateWork
+from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.cutting import overlap_pays
 from halotile.graphs.plans.devices import note_of_cluster
 from halotile.graphs.plans.documents import documents_of
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_whole
 from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plans.opening import check_whole
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.sizes import Geometry, axes_like, block_unit, candidate_blocks, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
-from halotile.graphs.runs.identity import code_versions
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout

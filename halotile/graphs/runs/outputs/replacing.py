@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputRefused
-from halotile.graphs.jobs.base import OutputArray
+from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.plan import Plan, run_directory_of
-from halotile.graphs.runs.damage import damaged_blocks, written_of
+from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
 from halotile.storage.disk.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason
 from halotile.storage.disk.place import check_path, check_place
 from halotile.storage.grid import Grid

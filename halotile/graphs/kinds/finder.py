@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.base import JobKind
-from halotile.graphs.jobs.sections import Job
+from halotile.graphs.kinds.base import JobKind
+from halotile.graphs.kinds.sections import Job
 from halotile.registry import find, names
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from halotile.graphs.jobs.sections import Job
+    from halotile.graphs.kinds.sections import Job
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.tree_sum import Numbered
     from halotile.storage.grid import Grid

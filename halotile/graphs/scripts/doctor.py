@@ -19,15 +19,15 @@ from typing import Literal
 import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.clusters.base import Order, Start
-from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, Kind, kind_of
+from halotile.graphs.clusters.base import DEFAULT, Kind, Order, Start
+from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.jobs.sections import Cluster
+from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.plans.identity import package_version
 from halotile.graphs.plans.memory import machine_bytes
 from halotile.graphs.plans.plan import existing_parent
-from halotile.graphs.runs.identity import package_version
 from halotile.registry import find
 from halotile.storage.disk.mounts import local_lock_reason
 

@@ -9,15 +9,15 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.iterations.iterate import COPIES_TO_GO_BACK, Target
-from halotile.graphs.jobs.base import OutputArray
-from halotile.graphs.jobs.reconstruct.forms import Form
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.memory import (
+from halotile.graphs.jobs.reconstruct.problem.forms import Form
+from halotile.graphs.jobs.reconstruct.problem.memory import (
     StepFootprint,
     footprint_of_operator,
     footprint_of_step,
 )
-from halotile.graphs.jobs.reconstruct.prior import denoised_of
+from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
+from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.cutting import overlap_pays
 from halotile.graphs.plans.plan import run_directory_of
 from halotile.graphs.solvers.base import Problem, Solver

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.jobs.reconstruct.forms import Form
-from halotile.graphs.jobs.reconstruct.prior import denoised_of
+from halotile.graphs.jobs.reconstruct.problem.forms import Form
+from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
 from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB, gpu_bytes, pinned
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid

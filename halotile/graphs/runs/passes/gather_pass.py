@@ -8,11 +8,11 @@ from dask import delayed
 
 from halotile.errors import Stopped
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.futures import results
-from halotile.graphs.jobs.base import Gather
+from halotile.graphs.kinds.base import Gather
 from halotile.graphs.runs.context import RunContext
-from halotile.graphs.runs.progress import Progress
+from halotile.graphs.runs.passes.futures import results
 from halotile.graphs.tree_sum import plan_calls
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.checkpoints import Ledger

@@ -14,12 +14,12 @@ from distributed import KilledWorker
 from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.base import Pass
+from halotile.graphs.kinds.base import Pass
 from halotile.graphs.runs.context import RunContext
-from halotile.graphs.runs.progress import Progress
-from halotile.graphs.runs.stream import Answer, Grouping, Stream, workers_of
-from halotile.graphs.runs.worker_setup import BlockPlugin, prepared, run_blocks
+from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
+from halotile.graphs.runs.passes.worker_setup import BlockPlugin, prepared, run_blocks
 from halotile.graphs.watching.bars import show_blocks
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal

@@ -12,7 +12,7 @@ import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice
-from halotile.graphs.plans.opening import Imports, allow_imports
+from halotile.graphs.plans.denoisers import Imports, allow_imports
 from halotile.graphs.rules.operator_options import Kind, stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source

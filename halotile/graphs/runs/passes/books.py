@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData
-from halotile.graphs.jobs.base import Books, Sums
-from halotile.graphs.runs.damage import damaged_among
+from halotile.graphs.kinds.base import Books, Sums
+from halotile.graphs.runs.outputs.damage import damaged_among
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from halotile.graphs.child_process import run_child
-from halotile.graphs.clusters.base import Order, Start
+from halotile.graphs.clusters.base import ADDRESS, Order, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
 from halotile.graphs.clusters.connection.credentials import credentials, private_base
-from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, is_other_copy, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import is_other_copy, kind_of
 from halotile.registry import find
 from halotile.tasks.devices.memory_limits import allow_memory
 

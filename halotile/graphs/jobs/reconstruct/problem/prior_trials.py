@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halotile.graphs.jobs.reconstruct.forms import Form
-from halotile.graphs.jobs.reconstruct.prior import denoised_of
+from halotile.graphs.jobs.reconstruct.problem.forms import Form
+from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter

@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client, Future, KilledWorker
 
 from halotile.errors import Stalled, WorkerDied
-from halotile.graphs.runs.stream import RPC_SECONDS, answering
+from halotile.graphs.runs.passes.stream import RPC_SECONDS, answering
 
 POLL_SECONDS = 0.5
 

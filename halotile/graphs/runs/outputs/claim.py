@@ -18,10 +18,10 @@ from halotile.errors import (
 )
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.detection.cluster_kind import check_startable
+from halotile.graphs.plans.identity import differences, identity_words, may_be_same
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.held_output import HeldOutput, HeldOutputs, repair_command
-from halotile.graphs.runs.identity import differences, identity_words, may_be_same
-from halotile.graphs.runs.replacing import (
+from halotile.graphs.runs.outputs.held_output import HeldOutput, HeldOutputs, repair_command
+from halotile.graphs.runs.outputs.replacing import (
     Slot,
     check_output,
     check_pixels,

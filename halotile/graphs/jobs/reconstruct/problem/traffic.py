@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from halotile.graphs.jobs.reconstruct.forms import Form
-from halotile.graphs.jobs.sections import Auto
+from halotile.graphs.jobs.reconstruct.problem.forms import Form
+from halotile.graphs.kinds.sections import Auto
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.tasks.priors import Prior

@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Client, WorkerPlugin
 
-from halotile.graphs.runs.stream import answering
+from halotile.graphs.runs.passes.stream import answering
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock

@@ -11,9 +11,9 @@ from functools import partial
 
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs.amounts import counted
-from halotile.graphs.jobs.base import OutputArray
+from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.damage import damaged_blocks, output_grid
+from halotile.graphs.runs.outputs.damage import damaged_blocks, output_grid
 from halotile.graphs.runs.signals import Signals
 from halotile.storage.disk.durable import GONE
 from halotile.storage.disk.ownership import REPLACE, foreign_pixels_reason, metadata_problems

@@ -8,9 +8,10 @@ from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.reconstruct.operators import make_operator
-from halotile.graphs.rules.paths import whole_choice, whole_path
-from halotile.graphs.rules.words import shown
+from halotile.graphs.jobs.reconstruct.measurements.operators import make_operator
+from halotile.graphs.jobs.reconstruct.paths import whole_choice
+from halotile.graphs.rules.paths import whole_path
+from halotile.graphs.words import shown
 from halotile.tasks.operators.base import Operator
 from halotile.tasks.operators.deepinv import is_physics
 

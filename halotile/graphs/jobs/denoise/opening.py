@@ -1,0 +1,134 @@
+"""The words of a denoising job for its image: axes, side inputs, values and noise level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.storage.arrays import Source, open_source
+from halotile.storage.rim import Readable
+from halotile.storage.views import ChannelAxis
+from halotile.tasks.denoisers.base import Denoiser, Leveled
+from halotile.tasks.finite import describe_range
+from halotile.tasks.noise.estimate import estimate_noise_level
+from halotile.tasks.roles import Roles
+
+
+def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Roles, Readable]:
+    axes = source.axes
+    space = [letter for letter in axes if letter in "zyx"]
+    if job.tile.axes != "auto":
+        tiled = list(job.tile.axes)
+    else:
+        dims_wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
+        tiled = space[-dims_wanted:]
+    missing = [letter for letter in tiled if letter not in axes]
+    if missing:
+        raise ConfigError(
+            f"tile.axes is {''.join(tiled)!r}, the image's axes are {''.join(axes)!r}. Write some of these."
+        )
+    if len(tiled) not in denoiser.dims:
+        raise ConfigError(
+            f"tile.axes is {''.join(tiled)!r}: {denoiser.title} works on {' or '.join(map(str, denoiser.dims))} axes. "
+            f"The image has {''.join(axes)!r}; choose that many of them."
+        )
+    readable: Readable = source
+    channels = denoiser.channels[0]
+    if denoiser.channels == (1, 1):
+        return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), None), readable
+    if "c" not in axes:
+        if channels != 1:
+            raise InputError(
+                f"{denoiser.title} takes {channels} channels, the image has axes {''.join(axes)!r} without c. "
+                "Name its channel axis with input.axes, or use a network of one channel."
+            )
+        readable, axes = ChannelAxis(source), ("c", *axes)
+    channel = axes.index("c")
+    if readable.shape[channel] != channels:
+        raise InputError(
+            f"{denoiser.title} takes {channels} channels, the image has {readable.shape[channel]}. "
+            "Use a network of as many channels."
+        )
+    return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), channel), readable
+
+
+def open_sides(job: Denoising, denoiser: Denoiser, source: Readable, roles: Roles) -> dict[str, Source]:
+    sides: dict[str, Source] = {}
+    allowed = {*denoiser.side_inputs, "mask"}
+    spatial_shape = tuple(source.shape[i] for i in roles.spatial)
+    for name, path in job.input.sides.items():
+        if name not in allowed:
+            raise ConfigError(
+                f"input.sides.{name}: {denoiser.title} has no such side input. Write one of {', '.join(sorted(allowed))}."
+            )
+        if name == "mask" and (denoiser.scale != 1 or denoiser.channels[0] != denoiser.channels[1]):
+            raise ConfigError(
+                f"input.sides.mask: {denoiser.title} changes the image's shape, so no pixel can be kept. Leave the mask out."
+            )
+        side = open_source(path)
+        if side.shape not in (source.shape, spatial_shape):
+            raise InputError(
+                f"input.sides.{name} has shape {side.shape}. Give it the image's shape {source.shape} "
+                f"or that of its tiled axes {spatial_shape}."
+            )
+        sides[name] = side
+    return sides
+
+
+def value_range(job: Denoising, dtype: np.dtype[Any]) -> tuple[float, float] | None:
+    requested = job.input.range
+    if requested != "auto":
+        return (float(requested[0]), float(requested[1]))
+    return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
+
+
+def check_units(
+    denoiser: Denoiser, values: tuple[float, float] | None, sides: Mapping[str, Readable]
+) -> None:
+    """Refuse a noise level, or a strength in its place, that is in other units than the image that is denoised.
+
+    Raises
+    ------
+    ConfigError
+        With what to write instead.
+    """
+    if values is None:
+        return
+    sigma = getattr(denoiser, "sigma", None)
+    is_known = sigma is not None or "sigma" in sides
+    in_units = {
+        "sigma": sigma if "sigma" in denoiser.side_inputs else None,
+        "strength": getattr(denoiser, "strength", None)
+        if isinstance(denoiser, Leveled) and not is_known
+        else None,
+    }
+    for key, setting in in_units.items():
+        if isinstance(setting, int | float) and setting > 1:
+            quantity, instead = ("noise", "auto") if key == "sigma" else ("strength", "sigma: auto beside it")
+            raise ConfigError(
+                f"denoiser.{key} is {setting:g}. {describe_range(values, quantity)} "
+                f"Write {key}: {setting / (values[1] - values[0]):.3g}, or {instead}."
+            )
+
+
+def choose_noise_level(
+    denoiser: Denoiser,
+    source: Readable,
+    values: tuple[float, float] | None,
+    previous: Mapping[str, Any] | None,
+) -> tuple[Denoiser, float | None]:
+    """Return the denoiser with the noise level set, if it wants one: estimated once, for the whole image.
+
+    A resumed run keeps the estimate that it began with.
+    """
+    if not denoiser.wants_noise_level:
+        return denoiser, None
+    level = previous["identity"].get("noise_level") if previous else None
+    if level is None:
+        low, high = values or (0.0, 1.0)
+        level = estimate_noise_level(source) / (high - low)
+    return denoiser.with_noise_level(level), level

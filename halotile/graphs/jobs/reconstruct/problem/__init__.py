@@ -1,0 +1,1 @@
+"""The problem that a reconstruction solves: gradient, prior, blocks, memory."""

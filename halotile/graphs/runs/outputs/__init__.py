@@ -1,0 +1,1 @@
+"""Outputs of a run: claimed, held, checked."""

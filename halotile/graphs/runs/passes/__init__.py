@@ -1,0 +1,1 @@
+"""Passes through a cluster: blocks, sums, and the journals of both."""
