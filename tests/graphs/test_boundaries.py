@@ -15,8 +15,8 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Output, Run, Tile
-from halotile.graphs.plans import devices
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.resources import devices
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.driver import run as reconstruct
 from tests.graphs.distributing import image, kernel

@@ -17,7 +17,7 @@ from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.distributed import context
 from halotile.graphs.distributed.memory_check import task_bytes
-from halotile.graphs.plans.memory import IMPORTS_BYTES
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from tests.graphs.distributing import IN_THREADS, STACKS, image, one_bright_pixel, refuse_bright, tiled
 
 physics = pytest.importorskip("deepinv.physics")

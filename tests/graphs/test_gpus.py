@@ -21,10 +21,10 @@ from halotile.graphs.clusters.detection.gpus import Gpus, chosen, gpus_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.workers.__main__ import share_of
 from halotile.graphs.kinds.sections import Cluster, Run
-from halotile.graphs.plans import devices
-from halotile.graphs.plans.devices import device_of
 from halotile.graphs.plans.identity import differences
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.resources import devices
+from halotile.graphs.plans.resources.devices import device_of
 from halotile.graphs.scripts import doctor
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr

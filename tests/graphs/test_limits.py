@@ -70,7 +70,7 @@ import numpy as np, psutil, resource
 from halotile.errors import MemoryRefused
 from halotile.graphs.kinds.sections import Run, Tile
 from halotile.graphs.waiting import no_report
-from halotile.graphs.plans.denoiser_trials import tried
+from halotile.graphs.plans.trials.denoiser_trials import tried
 from halotile.tasks.denoisers.function import GivenFunction
 
 class Free:

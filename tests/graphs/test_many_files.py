@@ -15,7 +15,7 @@ from halotile.errors import DiskRefused
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan, free_inodes
-from halotile.graphs.plans.sizes import MOST_FILES
+from halotile.graphs.plans.resources.sizes import MOST_FILES
 from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout, create_output

@@ -17,10 +17,10 @@ from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
 from halotile.graphs.jobs.reconstruct.problem.memory import footprint_of_operator
 from halotile.graphs.jobs.reconstruct.problem.prior_trials import Cut, denoising_of
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
-from halotile.graphs.plans.gpu_trials import NotTried
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.memory import MIB
 from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.resources.memory import MIB
+from halotile.graphs.plans.trials.gpu_trials import NotTried
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.storage.grid import Region

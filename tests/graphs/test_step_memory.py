@@ -17,9 +17,9 @@ from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.problem.memory import StepFootprint
-from halotile.graphs.plans import devices
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.memory import gpu_bytes
+from halotile.graphs.plans.resources import devices
+from halotile.graphs.plans.resources.memory import gpu_bytes
 from tests.graphs.solving import kernel
 from tests.support import dncnn_weights, noisy_image, write_zarr
 

@@ -18,9 +18,9 @@ from halotile.graphs import waiting
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Run
-from halotile.graphs.plans import gpu_trials
-from halotile.graphs.plans.gpu_trials import NotTried, tuned_for
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.trials import gpu_trials
+from halotile.graphs.plans.trials.gpu_trials import NotTried, tuned_for
 from halotile.graphs.runs.driver import run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction

@@ -14,10 +14,10 @@ from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.kinds.sections import Cluster, Run
-from halotile.graphs.plans import worker_count
-from halotile.graphs.plans.devices import device_of
-from halotile.graphs.plans.memory import machine_bytes
-from halotile.graphs.plans.worker_count import check_allocation, workers_of
+from halotile.graphs.plans.resources import worker_count
+from halotile.graphs.plans.resources.devices import device_of
+from halotile.graphs.plans.resources.memory import machine_bytes
+from halotile.graphs.plans.resources.worker_count import check_allocation, workers_of
 from tests.support import job_of, noisy_image, write_zarr
 
 GIB = 2**30

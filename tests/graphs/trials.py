@@ -12,7 +12,8 @@ from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Output, Run, Tile
-from halotile.graphs.plans import devices, gpu_trials
+from halotile.graphs.plans.resources import devices
+from halotile.graphs.plans.trials import gpu_trials
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.trials.gpu_findings import Tried, Tuned
 from tests.graphs.solving import kernel

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from halotile.errors import MemoryRefused
-from halotile.graphs.plans import denoiser_trials
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.trials import denoiser_trials
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.tasks.trials import bits
 from halotile.tasks.trials.bits import tile_difference

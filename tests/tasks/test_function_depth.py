@@ -12,7 +12,7 @@ from scipy import ndimage
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.kinds.sections import Tile
-from halotile.graphs.plans.receptive_field import Reach, rehearsed
+from halotile.graphs.plans.trials.receptive_field import Reach, rehearsed
 from halotile.tasks.denoisers.function import GivenFunction
 
 Image = NDArray[Any]

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Tile
-from halotile.graphs.plans.receptive_field import Reach, rehearsed, resolve_reach
+from halotile.graphs.plans.trials.receptive_field import Reach, rehearsed, resolve_reach
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.rehearsal import rehearse
 from tests.support import job_of, run_inline, write_zarr

@@ -8,7 +8,7 @@ from distributed import Client
 
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.tasks.distributed.transport.calls import Call, working_bytes
 
 

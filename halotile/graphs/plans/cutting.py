@@ -9,14 +9,14 @@ import numpy as np
 
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.kinds.sections import Run, Size, Tile, parse_bytes
-from halotile.graphs.plans.memory import share_bytes
-from halotile.graphs.plans.receptive_field import Reach
-from halotile.graphs.plans.sizes import (
+from halotile.graphs.plans.resources.memory import share_bytes
+from halotile.graphs.plans.resources.sizes import (
     SMALL_CONVOLUTION,
     Geometry,
     fit_tile,
     least_window,
 )
+from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Rim
 from halotile.tasks.denoisers.base import Denoiser

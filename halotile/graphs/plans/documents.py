@@ -9,7 +9,7 @@ from typing import Any
 
 from halotile.graphs.kinds.sections import Job, NamedChoice
 from halotile.graphs.plans.plan import Documents
-from halotile.graphs.plans.worker_count import Requested
+from halotile.graphs.plans.resources.worker_count import Requested
 
 PRIVATE = ("allow_import", "import_folder")
 """Keys that no file may set: a file must not allow itself to run code."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.sections import Output
-from halotile.graphs.plans.receptive_field import Reach
-from halotile.graphs.plans.sizes import MOST_FILES
+from halotile.graphs.plans.resources.sizes import MOST_FILES
+from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.disk.mounts import local_lock_reason
 from halotile.storage.grid import Grid, Region

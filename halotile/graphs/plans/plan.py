@@ -15,8 +15,8 @@ from halotile.graphs.kinds.base import JobKind, OutputArray, Work
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job, Run, parse_bytes
 from halotile.graphs.plans.identity import fingerprint
-from halotile.graphs.plans.memory import check_share
-from halotile.graphs.plans.worker_count import Requested, check_allocation
+from halotile.graphs.plans.resources.memory import check_share
+from halotile.graphs.plans.resources.worker_count import Requested, check_allocation
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout

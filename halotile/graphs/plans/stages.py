@@ -13,11 +13,11 @@ from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job
 from halotile.graphs.plans.denoisers import computed_by
-from halotile.graphs.plans.devices import check_device, cluster_for, device_of, is_here
 from halotile.graphs.plans.identity import differences, may_be_same
-from halotile.graphs.plans.memory import machine_bytes
 from halotile.graphs.plans.plan import Earlier, existing_parent, run_directory_of
-from halotile.graphs.plans.worker_count import Requested, with_workers
+from halotile.graphs.plans.resources.devices import check_device, cluster_for, device_of, is_here
+from halotile.graphs.plans.resources.memory import machine_bytes
+from halotile.graphs.plans.resources.worker_count import Requested, with_workers
 from halotile.storage.disk.place import check_parents
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.base import Denoiser

@@ -13,10 +13,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import DEFAULT, Kind, Order, Start
@@ -26,8 +26,8 @@ from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.identity import package_version
-from halotile.graphs.plans.memory import machine_bytes
 from halotile.graphs.plans.plan import existing_parent
+from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.registry import find
 from halotile.storage.disk.mounts import local_lock_reason
 
@@ -134,7 +134,7 @@ def _machine() -> str:
 
 def _packages() -> str:
     others = (f"{name} {package_version(name)}" for name in _PACKAGES)
-    return ", ".join((f"halotile {halotile.__version__}", *others))
+    return ", ".join((f"halotile {version('halotile')}", *others))
 
 
 def _gpus(kind: Kind) -> Result:

@@ -61,7 +61,7 @@ def ensure_forks() -> None:
 
 def expect_no_workers() -> None:
     """Expect trials alone to be forked in this process: modules that only workers need are not imported."""
-    PRELOADED[:] = ["halotile.graphs.plans.preloaded_for_trials"]
+    PRELOADED[:] = ["halotile.graphs.plans.trials.preloaded"]
 
 
 def environment_now() -> dict[str, str]:

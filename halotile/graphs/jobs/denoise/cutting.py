@@ -11,9 +11,8 @@ import numpy as np
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Size, parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes
-from halotile.graphs.plans.memory import Footprint
-from halotile.graphs.plans.receptive_field import Reach
-from halotile.graphs.plans.sizes import (
+from halotile.graphs.plans.resources.memory import Footprint
+from halotile.graphs.plans.resources.sizes import (
     Geometry,
     candidate_blocks,
     candidate_tiles,
@@ -22,6 +21,7 @@ from halotile.graphs.plans.sizes import (
     choose_shard,
     growth_of,
 )
+from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import output_fields

@@ -7,7 +7,7 @@ from typing import Any
 
 from halotile.graphs.jobs.denoise.fit import tile_window
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.plans.receptive_field import Reach
+from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from halotile.graphs.plans.memory import MIB, Footprint, footprint, gpu_bytes
 from halotile.graphs.plans.plan import Need
+from halotile.graphs.plans.resources.memory import MIB, Footprint, footprint, gpu_bytes
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned

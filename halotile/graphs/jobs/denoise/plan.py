@@ -23,11 +23,19 @@ from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, rim_of, tiling_of
-from halotile.graphs.plans.denoiser_trials import compared, expect_trial, tried
 from halotile.graphs.plans.denoisers import describe_denoiser, make_denoiser
-from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.documents import documents_of
-from halotile.graphs.plans.gpu_trials import (
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_paths
+from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
+from halotile.graphs.plans.plan import Plan, Resources
+from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.resources.memory import Footprint
+from halotile.graphs.plans.resources.sizes import Geometry, block_unit
+from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
+from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial, tried
+from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
     as_it_went,
     channels_last_of,
@@ -37,15 +45,7 @@ from halotile.graphs.plans.gpu_trials import (
     trying,
     written_tiles,
 )
-from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_paths
-from halotile.graphs.plans.memory import Footprint
-from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
-from halotile.graphs.plans.plan import Plan, Resources
-from halotile.graphs.plans.receptive_field import Reach
-from halotile.graphs.plans.sizes import Geometry, block_unit
-from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
-from halotile.graphs.plans.worker_count import Requested, no_more_than
+from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable, Rim

@@ -11,7 +11,7 @@ from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
 from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.denoisers import describe_denoiser
-from halotile.graphs.plans.gpu_trials import written_tiles
+from halotile.graphs.plans.trials.gpu_trials import written_tiles
 
 
 def given_parts(job: Reconstruction) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.jobs.reconstruct.problem.memory import StepFootprint
-from halotile.graphs.plans.memory import MIB
 from halotile.graphs.plans.plan import Need
+from halotile.graphs.plans.resources.memory import MIB
 
 SMALLER = "a smaller tile.size, tile.block or output.shard"
 

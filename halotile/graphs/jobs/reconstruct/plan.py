@@ -50,10 +50,24 @@ from halotile.graphs.jobs.reconstruct.problem.traffic import comes_apart, comput
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes
-from halotile.graphs.plans.denoiser_trials import compared, expect_trial
-from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.documents import documents_of
-from halotile.graphs.plans.gpu_trials import (
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_paths
+from halotile.graphs.plans.notes import note_of_files, note_of_locks
+from halotile.graphs.plans.plan import Plan, Resources
+from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.resources.sizes import (
+    Geometry,
+    axes_like,
+    block_unit,
+    candidate_blocks,
+    check_block,
+    layout_like,
+)
+from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
+from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial
+from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
     as_it_went,
     choose_tiles,
@@ -62,21 +76,7 @@ from halotile.graphs.plans.gpu_trials import (
     sized_as,
     trying,
 )
-from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_paths
-from halotile.graphs.plans.notes import note_of_files, note_of_locks
-from halotile.graphs.plans.plan import Plan, Resources
-from halotile.graphs.plans.receptive_field import Reach
-from halotile.graphs.plans.sizes import (
-    Geometry,
-    axes_like,
-    block_unit,
-    candidate_blocks,
-    check_block,
-    layout_like,
-)
-from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
-from halotile.graphs.plans.worker_count import Requested, no_more_than
+from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.waiting import report_if_slow
 from halotile.registry import find

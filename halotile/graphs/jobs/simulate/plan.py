@@ -27,13 +27,19 @@ from halotile.graphs.jobs.simulate.passes import SimulateWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.cutting import overlap_pays
-from halotile.graphs.plans.devices import note_of_cluster
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_whole
-from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plans.plan import Need, Plan, Resources
-from halotile.graphs.plans.sizes import Geometry, axes_like, block_unit, candidate_blocks, layout_like
+from halotile.graphs.plans.resources.devices import note_of_cluster
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.plans.resources.sizes import (
+    Geometry,
+    axes_like,
+    block_unit,
+    candidate_blocks,
+    layout_like,
+)
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid

@@ -12,7 +12,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.amounts import short_number
 from halotile.graphs.jobs.reconstruct.problem.traffic import MOST_COMPUTED_TWICE
 from halotile.graphs.kinds.sections import Run
-from halotile.graphs.plans.denoiser_trials import bounded
+from halotile.graphs.plans.trials.denoiser_trials import bounded
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import Operator, Shape

@@ -10,7 +10,7 @@ import numpy as np
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
-from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB, gpu_bytes, pinned
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, gpu_bytes, pinned
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout

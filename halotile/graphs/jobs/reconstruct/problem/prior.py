@@ -9,11 +9,11 @@ from typing import Any
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction
 from halotile.graphs.plans.cutting import grid_of, rim_of, tiling_of
-from halotile.graphs.plans.denoiser_trials import Tried, tried
 from halotile.graphs.plans.denoisers import describe_denoiser, make_denoiser
-from halotile.graphs.plans.gpu_trials import channels_last_of
-from halotile.graphs.plans.receptive_field import Reach
-from halotile.graphs.plans.sizes import Geometry
+from halotile.graphs.plans.resources.sizes import Geometry
+from halotile.graphs.plans.trials.denoiser_trials import Tried, tried
+from halotile.graphs.plans.trials.gpu_trials import channels_last_of
+from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.waiting import Report
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable

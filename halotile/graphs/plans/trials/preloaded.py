@@ -1,6 +1,6 @@
 """Imports of the same process where no workers are forked from it, but trials of a denoiser alone."""
 
-# ruff: noqa: E402 - as in preloaded.py
+# ruff: noqa: E402 - as in ``clusters.workers.preloaded``
 from __future__ import annotations
 
 import gc
@@ -9,7 +9,7 @@ gc.disable()
 
 import numpy.random
 
-import halotile.graphs.plans.denoiser_trials
+import halotile.graphs.plans.trials.denoiser_trials
 import halotile.tasks.convolution.layers  # torch, with it
 
 __all__ = ["halotile", "numpy"]

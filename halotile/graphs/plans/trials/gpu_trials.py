@@ -19,7 +19,7 @@ from halotile.errors import HalotileError
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.gpus import chosen, gpus_here
 from halotile.graphs.kinds.sections import Tile, TiledJob
-from halotile.graphs.plans.sizes import Geometry, candidate_tiles, fit_tile
+from halotile.graphs.plans.resources.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.devices.memory_limits import allow_memory
@@ -35,7 +35,7 @@ APART_BYTES = 64 * 2**20
 REQUEST, REPLY = "request", "reply"
 BATCH = "batch"
 """Key under which a run directory keeps the number of tiles at once that a run was reduced to."""
-_CHILD = "import sys; from halotile.graphs.plans.gpu_trials import answer; answer(sys.argv[1])"
+_CHILD = "import sys; from halotile.graphs.plans.trials.gpu_trials import answer; answer(sys.argv[1])"
 
 
 class NotTried(Exception):

@@ -14,7 +14,7 @@ from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.gpus import chosen
 from halotile.graphs.kinds.sections import Auto, Cluster, Job, Run, parse_bytes
-from halotile.graphs.plans.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
 
 USUAL = 2
 """Number of workers where a cluster gives as many as are asked for."""

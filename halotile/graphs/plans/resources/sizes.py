@@ -11,7 +11,7 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Auto, Output, Size
-from halotile.graphs.plans.memory import IMPORTS_BYTES
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes
 from halotile.storage.sharded.output import Layout

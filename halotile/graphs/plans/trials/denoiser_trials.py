@@ -16,7 +16,7 @@ from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.kinds.sections import Run, Tile, parse_bytes
-from halotile.graphs.plans.receptive_field import DIFFER, Reach, rehearsed, resolve_reach
+from halotile.graphs.plans.trials.receptive_field import DIFFER, Reach, rehearsed, resolve_reach
 from halotile.graphs.waiting import Report, report_if_slow
 from halotile.storage.cache import read_cached, write_cached
 from halotile.tasks.denoise_block import DenoiseTask

@@ -1,0 +1,1 @@
+"""Trials of denoisers for a plan: reach, bits, speed on a GPU."""
