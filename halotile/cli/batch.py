@@ -135,8 +135,8 @@ def attend(path: Path) -> None:
     from halotile.cli.config.loading import Flags, check_saved_job
     from halotile.cli.running import go
     from halotile.graphs.clusters.base import ADDRESS, VARIABLE
+    from halotile.graphs.clusters.orphans import ATTENDED
     from halotile.graphs.submission.attend import attend as make_attempt
-    from halotile.graphs.submission.orphans import ATTENDED
 
     run = RunDirectory(path)
     for name in (VARIABLE, ADDRESS):  # those of the shell that the job was submitted from
@@ -224,16 +224,16 @@ def cancel(directory: Path) -> str:
     ClusterFailed
         When Slurm does not answer, or the job does not end.
     """
-    from halotile.graphs.submission import slurm
+    from halotile.graphs.clusters.launches import slurm_jobs
 
     run = RunDirectory(directory)
     files = BatchFiles(run)
     record = files.read()
     number = record.get("number") if record else ""
-    if number and slurm.state_of(number) is not None:
+    if number and slurm_jobs.state_of(number) is not None:
         if not files.finished:
-            slurm.cancel(number)
-        _await_end(lambda: slurm.state_of(number) is None, f"job {number}")
+            slurm_jobs.cancel(number)
+        _await_end(lambda: slurm_jobs.state_of(number) is None, f"job {number}")
         if files.finished:
             raise ConfigError(f"{directory}: the run has finished.")
         files.mark_end(CANCELLED)

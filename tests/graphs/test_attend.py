@@ -22,6 +22,7 @@ from halotile.graphs.jobs.simulate.run import run_simulation
 import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
+from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from halotile.graphs.kinds.sections import Output
@@ -29,7 +30,6 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import RunPlan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.runs.outputs import claim
-from halotile.graphs.submission import slurm
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,
     Submission,
@@ -50,7 +50,7 @@ from tests.support import write_zarr
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that are requeued."""
     numbers: list[str] = []
-    monkeypatch.setattr(slurm, "requeue", numbers.append)
+    monkeypatch.setattr(slurm_jobs, "requeue", numbers.append)
     monkeypatch.setattr("halotile.graphs.submission.attend.ignore_signals", lambda: None)
     return numbers
 

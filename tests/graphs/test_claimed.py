@@ -24,10 +24,9 @@ from halotile.graphs.runs.outputs import held_output
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.disk import ownership
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
-from halotile.storage.sharded import output
+from halotile.storage.sharded import output, ownership
 from tests.faults import BLOCK, BLOCKS, Scene, image, truth
 from tests.support import write_zarr
 

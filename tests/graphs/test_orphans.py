@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.submission import orphans
+from halotile.graphs.clusters import orphans
 
 JOB = {"SLURM_JOB_ID": "7", orphans.ATTENDED: "1"}
 ALIVE = "JobState=RUNNING\n   NodeList=n[1-2]\n   BatchHost=n1\n"

@@ -10,7 +10,7 @@ from halotile.errors import ClusterFailed
 from halotile.graphs.clusters import slurm
 from halotile.graphs.clusters.launches.base import State
 from halotile.graphs.clusters.launches.slurm_commands import queued
-from halotile.graphs.submission.slurm import state_of
+from halotile.graphs.clusters.launches.slurm_jobs import state_of
 
 GONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"

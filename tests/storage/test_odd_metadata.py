@@ -11,8 +11,8 @@ import pytest
 
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused
 from halotile.storage.arrays import open_source
-from halotile.storage.disk.ownership import metadata_problems, restore_metadata
 from halotile.storage.sharded.output import Layout, open_output
+from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
 from tests.storage.outputs import OME, PLAIN, written
 
 

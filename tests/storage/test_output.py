@@ -20,7 +20,6 @@ from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
 from halotile.errors import ConfigError, DamagedData, InputError
-from halotile.storage.disk.ownership import metadata_problems, restore_metadata
 from halotile.storage.grid import Region
 from halotile.storage.sharded.layout import DTYPES
 from halotile.storage.sharded.output import (
@@ -32,6 +31,7 @@ from halotile.storage.sharded.output import (
     open_output,
     to_dtype,
 )
+from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
 from tests.storage.outputs import OME, PLAIN, noise, written
 
 CHANNEL = {"color": "FF0000", "label": "DAPI", "window": {"start": 0, "end": 900, "min": 0, "max": 65535}}

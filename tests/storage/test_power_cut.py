@@ -19,11 +19,11 @@ import zarr
 
 from halotile.errors import HalotileError
 from halotile.storage.disk.durable import Buffers, Disk, remove_partials
-from halotile.storage.disk.ownership import metadata_problems
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output
+from halotile.storage.sharded.ownership import metadata_problems
 
 LAYOUT = Layout((10, 10), "uint16", (4, 4), (2, 2), "lz4", ("y", "x"), (0.5, 0.5), ("micrometer",) * 2, True)
 PIXELS = np.random.default_rng(1).integers(0, 2**16, LAYOUT.shape, "uint16")

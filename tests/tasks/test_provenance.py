@@ -12,7 +12,7 @@ from halotile.tasks.denoisers.function import Function
 from halotile.tasks.options import import_reference
 from halotile.tasks.trials import provenance
 from halotile.tasks.trials.provenance import build_sealed, seals_of
-from halotile.tasks.trials.user_code import imported_digest
+from halotile.tasks.user_code import imported_digest
 
 
 @pytest.fixture

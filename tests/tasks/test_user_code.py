@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from halotile.tasks.trials.user_code import (
+from halotile.tasks.user_code import (
     imported_digest,
     loaded_code,
     qualified_name,

@@ -78,7 +78,7 @@ class BatchJob:
 
 def batch_job(directory: Path) -> BatchJob | None:
     """Return the batch job of a run; None for a run that was not submitted."""
-    from halotile.graphs.submission import slurm
+    from halotile.graphs.clusters.launches import slurm_jobs
 
     files = BatchFiles(RunDirectory(directory))
     try:
@@ -89,7 +89,7 @@ def batch_job(directory: Path) -> BatchJob | None:
         return None
     number, state, has_answer = record["number"], None, True
     try:
-        state = slurm.state_of(number) if number else None
+        state = slurm_jobs.state_of(number) if number else None
     except ClusterFailed:
         has_answer = False
     return BatchJob(

@@ -13,7 +13,7 @@ from halotile.registry import find
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.options import description_of, import_from, job_key, required_keys
-from halotile.tasks.trials.user_code import qualified_name
+from halotile.tasks.user_code import qualified_name
 
 
 class Imports(Protocol):

@@ -18,12 +18,12 @@ from halotile.graphs.runs.outputs.claim import check_same_job
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
 from halotile.graphs.runs.outputs.replacing import journal_fingerprint
 from halotile.graphs.watching.progress import Observer
-from halotile.storage.disk.ownership import metadata_problems, restore_metadata
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import Layout, open_output
+from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
+from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.runs.outcome import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
-from halotile.graphs.submission import slurm
 from halotile.graphs.submission.script import NOTICE_SECONDS
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
@@ -94,7 +94,7 @@ def check_not_waiting(run: RunDirectory) -> None:
         When Slurm does not answer.
     """
     before = BatchFiles(run).read()
-    if before and before.get("number") and (state := slurm.state_of(before["number"])) is not None:
+    if before and before.get("number") and (state := slurm_jobs.state_of(before["number"])) is not None:
         raise ConfigError(
             f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {shlex.quote(str(run.path))}`."
         )
@@ -121,7 +121,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
         files.log_path.touch(mode=0o600)
         submission.keep(files)
         try:
-            submitted = replace(submission, number=slurm.submit(files.script_path))
+            submitted = replace(submission, number=slurm_jobs.submit(files.script_path))
         except ClusterFailed:
             files.restore(before)
             if is_new:
@@ -225,10 +225,10 @@ def _request_again(submission: Submission, files: BatchFiles) -> None:
         Where no job may be submitted either.
     """
     try:
-        slurm.requeue(submission.number)
+        slurm_jobs.requeue(submission.number)
     except ClusterFailed as refused:
         try:
-            replace(submission, number=slurm.submit(files.script_path)).keep(files)
+            replace(submission, number=slurm_jobs.submit(files.script_path)).keep(files)
         except ClusterFailed as error:
             reason = f"it has to go on in another job, and can be neither requeued ({refused}) nor submitted again ({error})"
             files.mark_end(f"{reason}: `recon-cli submit` goes on")

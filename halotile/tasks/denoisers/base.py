@@ -30,6 +30,9 @@ Margin = tuple[tuple[int, int], ...]
 TINY = 1e-30
 """Keeps a strength of 0, which leaves the pixel as it is, from dividing by 0."""
 
+NARROW = {1: 1, 2: 64, 3: 16}
+"""Width of a window on its narrow axes, by number of axes."""
+
 
 class CoreModel(ABC):
     """A model that can leave out the margin of its windows, and computes less then."""

@@ -10,6 +10,14 @@ from typing import Any, ClassVar, Literal
 
 from halotile.errors import WeightsError
 from halotile.tasks.denoisers.base import Model, Pixelwise
+from halotile.tasks.denoisers.weights import (
+    Shapes,
+    load_weights,
+    shape_mismatches,
+    shapes_of,
+    summarize,
+    weight_shapes,
+)
 from halotile.tasks.options import (
     STRICT,
     check_channels,
@@ -18,7 +26,6 @@ from halotile.tasks.options import (
     check_word,
     with_description,
 )
-from halotile.tasks.weights import Shapes, load_weights, shape_mismatches, shapes_of, summarize, weight_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +107,7 @@ class DnCNN(Pixelwise):
         WeightsError
             When the weights cannot be loaded, or do not fit the network.
         """
-        from halotile.tasks.convolution.layers import ConvolutionStack
+        from halotile.tasks.denoisers.layers import ConvolutionStack
 
         tensors = load_weights(self.weights, self.sha256)
         layers = ordered_layers(tensors)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.storage.grid import Depth
-from halotile.tasks.denoisers.base import Model, Pixelwise
+from halotile.tasks.denoisers.base import NARROW, Model, Pixelwise
 from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
-from halotile.tasks.trials.trial import NARROW
-from halotile.tasks.trials.user_code import imported_digest, qualified_name, value_digest
+from halotile.tasks.user_code import imported_digest, qualified_name, value_digest
 
 if TYPE_CHECKING:
     import torch

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.convolution.stable import make_steady
 from halotile.tasks.denoisers.base import Leveled, Model
+from halotile.tasks.denoisers.weights import load_weights, shape_mismatches, shapes_of, summarize
 from halotile.tasks.options import (
     STRICT,
     check_above_zero,
@@ -19,8 +20,7 @@ from halotile.tasks.options import (
     check_whole,
     import_reference,
 )
-from halotile.tasks.trials.user_code import imported_digest, value_digest
-from halotile.tasks.weights import load_weights, shape_mismatches, shapes_of, summarize
+from halotile.tasks.user_code import imported_digest, value_digest
 
 Auto = Literal["auto"]
 

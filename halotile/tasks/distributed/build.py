@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError, MissingPackage, WrongKind
+from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.operators import make_all, pack_all
 from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
-from halotile.tasks.distributed.transport.engine import Engine
 
 KINDS = ("physics", "linear_physics", "denoiser", "prior", "data_fidelity", "module", "parameters")
 

@@ -14,7 +14,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.operators.base import Kind, Operator, PickledByFields, Shape, Windowed
 from halotile.tasks.options import check_reference, import_reference
-from halotile.tasks.trials.user_code import imported_digest
+from halotile.tasks.user_code import imported_digest
 
 NEEDED = ("kind", "reach", "measured", "forward", "adjoint")
 

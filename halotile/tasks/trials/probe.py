@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
-from halotile.tasks.denoisers.base import Denoiser, Model
+from halotile.tasks.denoisers.base import NARROW, Denoiser, Model
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory
-from halotile.tasks.trials.trial import NARROW, Trial
+from halotile.tasks.trials.trial import Trial
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,10 @@ from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.denoisers.base import Denoiser, Model
 from halotile.tasks.denoisers.function import Function
 from halotile.tasks.denoisers.torch import UserNetwork
+from halotile.tasks.denoisers.weights import file_sha256
 from halotile.tasks.devices.cpu_kind import cpu_kind
 from halotile.tasks.options import import_reference
-from halotile.tasks.trials.user_code import imported_digest, loaded_code, source_files, whole_digest
-from halotile.tasks.weights import file_sha256
+from halotile.tasks.user_code import imported_digest, loaded_code, source_files, whole_digest
 
 _loaded: dict[str, str] = {}
 """Digests of imported code by name, as of its import in this process, for which it does not change any more."""

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Depth, Region
-from halotile.tasks.denoisers.base import Denoiser, Model
+from halotile.tasks.denoisers.base import NARROW, Denoiser, Model
 from halotile.tasks.devices.device import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
 
-NARROW = {1: 1, 2: 64, 3: 16}
-"""Width of a window on its narrow axes, by number of axes."""
 CHANNELS = (1, 3, 2, 4, 6, 8, 12)
 """Numbers of channels to try with a network that fails."""
 

@@ -24,11 +24,11 @@ from halotile.graphs.clusters.connection.addresses import (
     host_of,
 )
 from halotile.graphs.clusters.detection.gpus import gpus_here
+from halotile.graphs.clusters.orphans import requeue_orphan
 from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
 from halotile.graphs.clusters.workers.scratch import private_scratch
 from halotile.graphs.clusters.workers.settings import SETTINGS
 from halotile.graphs.clusters.workers.worker import OwnWorker
-from halotile.graphs.submission.orphans import requeue_orphan
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PRIVATE = ("--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0")

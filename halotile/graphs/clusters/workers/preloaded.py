@@ -12,8 +12,8 @@ import os
 import distributed.nanny
 import numpy as np
 
-import halotile.tasks.convolution.layers  # torch, with it
 import halotile.tasks.denoise_block
+import halotile.tasks.denoisers.layers  # torch, with it
 import halotile.tasks.step
 
 __all__ = ["distributed", "halotile"]

@@ -27,7 +27,7 @@ from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest
-from halotile.tasks.trials.user_code import loaded_code
+from halotile.tasks.user_code import loaded_code
 
 T = TypeVar("T")
 MOST_THREADS = 4

@@ -32,16 +32,16 @@ from halotile.graphs.runs.outputs.replacing import (
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
 from halotile.storage.disk.durable import is_full, remove_partials
-from halotile.storage.disk.ownership import (
-    metadata_problems,
-    restore_metadata,
-)
 from halotile.storage.disk.place import check_place
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.output import create_output
+from halotile.storage.sharded.ownership import (
+    metadata_problems,
+    restore_metadata,
+)
 
 ORPHAN_SECONDS = 60.0
 """Time that workers of a killed driver have to end before a new driver may write."""

@@ -16,10 +16,10 @@ from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import damaged_blocks, output_grid
 from halotile.graphs.runs.signals import Signals
 from halotile.storage.disk.durable import GONE
-from halotile.storage.disk.ownership import REPLACE, foreign_pixels_reason, metadata_problems
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import UNREADABLE
+from halotile.storage.sharded.ownership import REPLACE, foreign_pixels_reason, metadata_problems
 from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0

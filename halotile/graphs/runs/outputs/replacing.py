@@ -14,13 +14,13 @@ from halotile.errors import DamagedData, HalotileError, OutputRefused
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.plan import Plan, run_directory_of
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
-from halotile.storage.disk.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason
 from halotile.storage.disk.place import check_path, check_place
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import Layout, open_output
+from halotile.storage.sharded.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason
 
 HOW = ("version", "run", "cluster", "allow_import", "import_folder")
 """Parts of every job that do not affect its result."""

@@ -15,6 +15,7 @@ import torch
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.linear_map import (
     LinearMap,
     find_image_shape,
@@ -24,7 +25,6 @@ from halotile.tasks.distributed.stacks.linear_map import (
 from halotile.tasks.distributed.stacks.operators import make_packer
 from halotile.tasks.distributed.stacks.windows import LazyBlock, wrapped_windows
 from halotile.tasks.distributed.transport.calls import Call, Tensors
-from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch
 from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.tensors import to_tensor

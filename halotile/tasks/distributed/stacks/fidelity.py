@@ -13,6 +13,7 @@ from deepinv.distributed.distribute import DistributedDataFidelity as DeepinvCla
 from deepinv.optim.potential import Potential
 
 from halotile.errors import ConfigError
+from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.blockwise import is_large
 from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients
 from halotile.tasks.distributed.stacks.linear import (
@@ -30,7 +31,6 @@ from halotile.tasks.distributed.stacks.physics import (
     evaluate_reduced,
 )
 from halotile.tasks.distributed.transport.calls import FidelityCall, SquareWeight, square_weight
-from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
 PROX_GAP = 0.05

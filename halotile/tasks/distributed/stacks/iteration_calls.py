@@ -9,9 +9,9 @@ from operator import add
 
 import torch
 
+from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.krylov import Apply, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.transport.calls import Call, RemoteObject, Tensors, check_kind
-from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch
 from halotile.tasks.distributed.transport.loaded_objects import load_for_call
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError, WrongKind
+from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.transport.calls import FactoryObject, RemoteObject
-from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.packing import Packed, Packer
 
 ARGUMENTS_FOLDER = "words"

@@ -11,10 +11,10 @@ from deepinv.physics import LinearPhysics, Physics
 from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
+from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.rewrite import rewrite
 from halotile.tasks.distributed.stacks.operators import Operators, pack_arguments
 from halotile.tasks.distributed.transport.calls import Call, Function, MethodCall, SensorCall
-from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import DrawSequence

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
+from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.operators import make_packer, pack_arguments
 from halotile.tasks.distributed.tiling.custom import STRATEGY_METHODS, CustomTiles
 from halotile.tasks.distributed.tiling.processor_call import Argument, ImageCall, ProcessorCall, find_tensors
@@ -25,7 +26,6 @@ from halotile.tasks.distributed.tiling.tiles import Tiles, tiles_of
 from halotile.tasks.distributed.tiling.training_warnings import name_of, training_warnings
 from halotile.tasks.distributed.transport.calls import Call
 from halotile.tasks.distributed.transport.contents import contents_of, running_statistics
-from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.random_state import DrawSequence
 from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from halotile.errors import ConfigError
+from halotile.tasks.denoisers.base import NARROW
 from halotile.tasks.devices.device import is_out_of_memory
 from halotile.tasks.devices.memory_limits import size_limited
 from halotile.tasks.distributed.tiling.processor_call import Argument, ProcessorCall
 from halotile.tasks.distributed.transport.calls import Tensors
 from halotile.tasks.trials.probe import FAR, LENGTHS, stride_along
-from halotile.tasks.trials.trial import NARROW, Trial
+from halotile.tasks.trials.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from halotile.errors import WrongKind
+from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.transport.calls import Call, Derivative
-from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.tensors import kind_of, to_array, to_tensor
 
 BACKWARD = "adjoint"

@@ -182,7 +182,7 @@ def qualified_name(value: Any) -> str:
     Examples
     --------
     >>> qualified_name(functools.partial(value_digest))
-    'halotile.tasks.trials.user_code:value_digest'
+    'halotile.tasks.user_code:value_digest'
     """
     if isinstance(value, functools.partial):
         return qualified_name(value.func)

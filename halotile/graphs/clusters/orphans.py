@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches.slurm_allocation import nodes_of
 from halotile.graphs.clusters.launches.slurm_commands import answer_of
-from halotile.graphs.submission.slurm import cancel, requeue
+from halotile.graphs.clusters.launches.slurm_jobs import cancel, requeue
 
 CONNECT_SECONDS = 5.0
 ENDED_PAUSES = (2.0,) * 5
