@@ -58,6 +58,7 @@ def replace(scene: Scene) -> None:
         scene.folder / "elsewhere",
         scene.output,
         ignore=lambda _, names: [n for n in names if n.endswith(PARTIAL)],
+        dirs_exist_ok=True,
     )
 
 

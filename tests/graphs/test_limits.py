@@ -69,7 +69,7 @@ WHILE_TRIED = """
 import numpy as np, psutil, resource
 from halotile.errors import MemoryRefused
 from halotile.graphs.jobs.sections import Run, Tile
-from halotile.graphs.waiting import silent
+from halotile.graphs.waiting import no_report
 from halotile.graphs.plans.denoiser_trials import tried
 from halotile.tasks.denoisers.function import GivenFunction
 
@@ -80,7 +80,7 @@ psutil.virtual_memory = Free
 def hungry(image):
     return image + np.ones(2**26)[:1]  # 512 MiB
 try:
-    tried(GivenFunction(call=hungry, depth=0), Tile(), (500, 500), None, run=Run(), say=silent)
+    tried(GivenFunction(call=hungry, depth=0), Tile(), (500, 500), None, run=Run(), report=no_report)
 except MemoryRefused as error:
     print("needs more memory than is free for an image of shape" in str(error))
 print(resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, hungry(0).nbytes)
