@@ -116,7 +116,7 @@ def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
             None,
             True,
             "note",
-            "none (NVML finds none): workers compute on processors",
+            "none (NVML finds none): workers compute on CPUs",
         ),
         (
             Gpus(why_none="NVML finds none"),
@@ -146,14 +146,14 @@ def test_the_doctor_tells_of_gpus_or_why_there_is_none(
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("requested", "names"),
     [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))],
 )
 def test_gpus_are_named_by_their_place(requested: Any, names: tuple[str, ...]) -> None:
     assert chosen(Cluster(gpus=requested), TWO) == names
 
 
-@pytest.mark.parametrize("asked", [3, (0, 2), ()])
+@pytest.mark.parametrize("requested", [3, (0, 2), ()])
 def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
     with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
         chosen(Cluster(gpus=requested), TWO)
@@ -318,7 +318,7 @@ def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch,
     given = GivenFunction(call=lambda image: image, depth=1)
     plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
     assert work_of(plan).task.device == "cpu"
-    assert any("computes on processors" in note for note in plan.notes)
+    assert any("computes on CPUs" in note for note in plan.notes)
     assert any(
         "local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes
     )
