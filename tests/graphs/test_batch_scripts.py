@@ -21,7 +21,7 @@ from halotile.graphs.plans.devices import note_of_cluster
 from halotile.graphs.submission.script import batch_script
 from halotile.registry import names
 
-pytestmark = pytest.mark.filterwarnings("ignore:OAR Denoising memory")
+pytestmark = pytest.mark.filterwarnings("ignore:OAR Job memory")
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SYSTEMS = {
@@ -209,7 +209,7 @@ ANSWERS = {
     ("slurm", "7|FAILED|NonZeroExitCode\n"): State(True, "FAILED (NonZeroExitCode)"),
     ("slurm", "7|NODE_FAIL|None\n"): State(True, "NODE_FAIL"),
     ("slurm", ""): State(True, "over"),
-    ("pbs", "Denoising id    Name\n--------  ----\n7.server  halotile\n"): State(False, "in the queue"),
+    ("pbs", "Job id    Name\n--------  ----\n7.server  halotile\n"): State(False, "in the queue"),
     ("sge", "=====\njob_number:                 7\nowner: ada\n"): State(False, "in the queue"),
     ("lsf", "7 PEND\n"): State(False, "PEND"),
     ("lsf", "7 EXIT\n"): State(True, "EXIT"),
@@ -248,8 +248,8 @@ def test_what_a_batch_system_says_of_a_job(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("pbs", "qstat: Unknown Denoising Id 7.server"),
-        ("pbs", "qstat: 7.server Denoising has finished, use -x or -H to obtain historical job information"),
+        ("pbs", "qstat: Unknown Job Id 7.server"),
+        ("pbs", "qstat: 7.server Job has finished, use -x or -H to obtain historical job information"),
         ("sge", "Following jobs do not exist:\n7"),
     ],
 )
@@ -265,7 +265,7 @@ ONE_CALL = {
     "pbs": """
         echo "7.server  halotile"
         echo "70.server  halotile"
-        case "$*" in *8*) echo "qstat: Unknown Denoising Id 8.server" >&2; exit 153;; esac
+        case "$*" in *8*) echo "qstat: Unknown Job Id 8.server" >&2; exit 153;; esac
     """,
     "sge": """
         for each in $(echo $2 | tr , " "); do [ $each = 8 ] || echo "job_number:    $each"; done
