@@ -250,7 +250,7 @@ class Table:
         yield self.memory(one)
         yield self.ratio("two workers on the GPU / one", two, one, None)
         yield self.figure("busy, two workers", two, "busy", "")
-        yield self.figure("largest difference from the processor", "agreement", "difference", "", 1e-5)
+        yield self.figure("largest difference from the CPU", "agreement", "difference", "", 1e-5)
         if case.peers:
             for peer, shown in PEERS.values():
                 yield self.ratio(f"end to end / {shown}", one, peer, 1.0)

@@ -159,6 +159,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     from halotile.graphs.solvers.base import State
     from halotile.tasks.devices.device import torch_threads
     from halotile.tasks.operators.base import InMemory, read_all
+    from tests.support import work_of
 
     images = []
     for fuse in (True, False):
@@ -168,12 +169,13 @@ def same_bits(folder: Path, edge: int) -> Result:
     whole = make_plan(
         _job(folder, edge, "cnn", 2, exact=True, fuse=True, tile=Tile(size=edge, block=edge)), refuse=False
     )
-    problem = whole.problem(STEP)
-    x: Any = whole.start
-    with torch_threads():
+    work = work_of(whole)
+    problem = work.problem(STEP)
+    x: Any = work.start
+    with threads():
         for _ in range(2):
             at = x
-            step = whole.solver.step(problem, State(), lambda name, age: at)  # noqa: B023 - called at once
+            step = work.solver.step(problem, State(), lambda name, age: at)  # noqa: B023 - called at once
             x = InMemory(read_all(step.images["x"]))
     images.append(x.pixels)
     differing = sum(int((images[0] != other).sum()) for other in images[1:])

@@ -26,10 +26,10 @@ spent: list[float] = []
 
 def share(folder: Path, edge: int) -> Result:
     """Per cent of the job's time: the driver's seconds, and those of the workers side by side."""
-    from halotile.graphs.runs.outputs.held_output import Claimed
+    from halotile.graphs.runs.outputs.held_output import HeldOutputs
     from halotile.tasks.denoisers.function import GivenFunction
 
-    Claimed._told = timed(Claimed._told)  # type: ignore[method-assign]
+    HeldOutputs._told = timed(HeldOutputs._told)  # type: ignore[method-assign]
     in_workers: list[float] = []
     job = run_job(
         image(folder, edge),

@@ -86,7 +86,7 @@ def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
         ("gaussian", "while blocks stream / pure copy", "≥ 0.8", "0.900", "reached"),
         ("cnn", "bare forward, cuDNN choosing by rule / by stopwatch", "", "0.950", ""),
         ("cnn", "peak VRAM / plan", "0.9 to 1.1", "1.050", "reached"),
-        ("cnn", "largest difference from the processor", "≤ 1e-05", "2e-05", "missed"),
+        ("cnn", "largest difference from the CPU", "≤ 1e-05", "2e-05", "missed"),
     ],
 )
 def test_bars_are_held_against_what_was_measured(

@@ -15,21 +15,19 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from halotile.graphs.jobs.denoise.run import run as denoise
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
-from halotile.graphs.jobs.simulate.run import run_simulation
 
 import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
 from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from halotile.graphs.kinds.sections import Output
+from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import RunPlan
-from halotile.graphs.runs.driver import run as reconstruct
+from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs import driver
 from halotile.graphs.runs.outputs import claim
+from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,
     Submission,
@@ -210,22 +208,19 @@ def test_a_job_that_is_ended_while_it_waits_is_not_asked_for_again(
     assert BatchFiles(made).failure() is None
 
 
-def denoising(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
-    """A plan of a denoising, and the function that runs it."""
-    plan = make_plan(Scene.create(folder).job())
-    return plan, lambda: denoise(plan)
+def denoising(folder: Path) -> Plan:
+    """A plan of a denoising."""
+    return make_plan(Scene.create(folder).job())
 
 
-def reconstruction(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
-    """The same of a reconstruction."""
-    plan = make_plan(measured(folder))
-    return plan, lambda: reconstruct(plan)
+def reconstruction(folder: Path) -> Plan:
+    """A plan of a reconstruction."""
+    return make_plan(measured(folder))
 
 
-def simulation(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
-    """The same of a simulation."""
-    plans = make_simulation_plans(measured(folder), NoiseChoice(), overwrite=True)
-    return plans[0], lambda: run_simulation(plans)
+def simulation(folder: Path) -> Plan:
+    """A plan of a simulation, which writes the measurement anew."""
+    return make_plan(simulation_of(measured(folder), NoiseChoice(), overwrite=True))
 
 
 def measured(folder: Path) -> Reconstruction:
@@ -239,17 +234,24 @@ def measured(folder: Path) -> Reconstruction:
 @pytest.mark.parametrize("make", [denoising, reconstruction, simulation])
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_every_kind_of_run_hears_signals_while_it_waits(
-    make: Callable[[Path], tuple[RunPlan, Callable[[], object]]],
+    make: Callable[[Path], Plan],
     number: signal.Signals,
     tmp_path: Path,
     told: list[signal.Signals],
 ) -> None:
-    plan, go = make(tmp_path)
+    plan = make(tmp_path)
+    before = files(plan.output)
     told.append(number)
     with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
-        go()
+        driver.run(plan)
     assert stopped.value.requested_by == number.name
-    assert not plan.output.exists()
+    assert plan.output.exists() == (make is simulation)
+    assert files(plan.output) == before
+
+
+def files(output: Path) -> dict[Path, bytes]:
+    """The content of every file of an output."""
+    return {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
 def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float], RunDirectory]) -> None:

@@ -24,10 +24,10 @@ Pixels = NDArray[Any]
 
 
 @pytest.mark.parametrize(("carried", "spent"), [(9.9e-4, 0.0), (1e-8, 1.0)])
-def test_a_residual_that_just_misses_its_goal_is_not_spent(packed: float, spent: float) -> None:
+def test_a_residual_that_just_misses_its_goal_is_not_spent(carried: float, spent: float) -> None:
     """It is where what was carried of it was rounding."""
     sums = dict.fromkeys(("rr", "pq", "rq", "qq", "misfit"), 1.01e-3**2)
-    known = {**sums, "first": 1.0, "residual": packed, "recomputed": 0.0, "computed": 1.05e-3}
+    known = {**sums, "first": 1.0, "residual": carried, "recomputed": 0.0, "computed": 1.05e-3}
     image = scene((8, 8))
     problem = problem_of(image, terms_of(image, blurs("zero")))
     assert ConjugateGradients().next(problem, State(9, known), sums).numbers["spent"] == spent

@@ -12,9 +12,11 @@ import halotile
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise import call as main_job
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.kinds.finder import kinds
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
-from halotile.graphs.rules.values import CHECKS, check_job
+from halotile.graphs.jobs.simulate.job import NoiseChoice
+from halotile.graphs.rules.check import check_job, checks_of
 
 
 def job(section: str, part: Any) -> Denoising:
@@ -74,7 +76,9 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     operator = OperatorChoice(name="mask", data="y.npy")
     solved = Reconstruction(output=Output(path="b.zarr"), operators=(operator,))
     places = vars(job("tile", Tile())) | vars(solved) | {"": solved, "operators": operator}
-    assert [key for section, key in CHECKS if not hasattr(places[section], key)] == []
+    places["noise"] = NoiseChoice()
+    checked = {place for kind in kinds().values() for place in checks_of(kind)}
+    assert [key for section, key in checked if not hasattr(places[section], key)] == []
 
 
 @pytest.mark.parametrize(

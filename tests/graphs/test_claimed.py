@@ -58,6 +58,7 @@ def replace(scene: Scene) -> None:
         scene.folder / "elsewhere",
         scene.output,
         ignore=lambda _, names: [n for n in names if n.endswith(PARTIAL)],
+        dirs_exist_ok=True,
     )
 
 
@@ -182,8 +183,8 @@ def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
 @pytest.mark.parametrize("done", [0, 2])
 def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: Scene, done: int) -> None:
     plan = make_plan(scene.job())
-    with claim(plan, scene.directory) as held:
-        held.journal.mark(dict.fromkeys(range(done), b"some"))
+    with claim(plan) as held:
+        held.held[0].journal.mark(dict.fromkeys(range(done), b"some"))
         rewrite(scene)
         with pytest.raises(InputError, match=r"no block was done before that.* Put it back") as ended:
             held.check()
@@ -270,11 +271,11 @@ def test_looks_that_take_long_are_seldom(
 ) -> None:
     looks: list[float] = []
 
-    def look(_: held_output.Claimed) -> None:
+    def look(_: held_output.HeldOutputs) -> None:
         looks.append(time.monotonic())
         time.sleep(0.1)
 
-    monkeypatch.setattr(held_output.Claimed, "_check_input", look)
+    monkeypatch.setattr(held_output.HeldOutputs, "_check_input", look)
     monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.0)
     scene.set_pace(0.05)
     scene.run(cluster)

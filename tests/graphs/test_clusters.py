@@ -70,9 +70,9 @@ def test_workers_do_not_draw_the_same_numbers(cluster: Cluster) -> None:
 
 FORKED = """
 import os, sys
-from halotile.graphs.jobs import sections
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
+from halotile.graphs.jobs import sections
 
 def look():
     return "torch" in sys.modules, os.getppid() != driver, os.environ.get("PYTHONPATH")
@@ -238,9 +238,9 @@ def test_memory_that_is_scarce_is_told() -> None:
 
 DIES = """
 import builtins, multiprocessing, os, signal
-from halotile.graphs.jobs import sections
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
+from halotile.graphs.jobs import sections
 
 def die():
     builtins.kept = multiprocessing.get_context("spawn").Lock()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from halotile.errors import Diverged
-from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.solvers.fista import Fista
 from halotile.graphs.solvers.gd import GradientDescent
@@ -22,6 +21,7 @@ from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.priors import Plugged, Prior, Sparse, Variation
+from tests.graphs.inline import InlineIterations
 from tests.graphs.solving import blurs, denoised_by, iterations_of, problem_of, scene, terms_of
 
 CALM, WILD = 0.3, 10.0
@@ -30,7 +30,7 @@ TO_GO_BACK = {"x": 3}
 IMAGE = scene((64, 80))
 
 
-def diverging(folder: Path, solver: Solver, calm: int) -> tuple[Iterations, list[Pixels]]:
+def diverging(folder: Path, solver: Solver, calm: int) -> tuple[InlineIterations, list[Pixels]]:
     """Iterations that went well for a while, and are about to take steps that are too long; and their images."""
     problem = problem_of(IMAGE, terms_of(IMAGE, blurs("circular")), step=CALM)
     run = iterations_of(solver, problem, folder, copies=TO_GO_BACK)

@@ -53,7 +53,7 @@ def test_tiles_have_the_bits_of_the_whole_picture(name: str, dtype: str, tmp_pat
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
     )
-    depth = make_plan(job).task.tiling.depth[0][0]
+    depth = work_of(make_plan(job)).task.tiling.depth[0][0]
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
 
 
@@ -64,7 +64,7 @@ def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_p
     source = write_zarr(tmp_path / "in.zarr", pixels)
     options = options_of(name, tmp_path)
     plain = job_of(source, tmp_path / "out.zarr", name, options)
-    depth = make_plan(plain).task.tiling.depth[0][0]
+    depth = work_of(make_plan(plain)).task.tiling.depth[0][0]
     cut_otherwise = job_of(source, tmp_path / "cut.zarr", name, options, tile=cut)
     assert np.array_equal(run_inline(cut_otherwise), whole_picture(plain, pixels, depth))
 
@@ -89,7 +89,7 @@ def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, in
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
     )
-    depth = make_plan(job).task.tiling.depth[0][0]
+    depth = work_of(make_plan(job)).task.tiling.depth[0][0]
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
 
 
@@ -109,7 +109,7 @@ def test_other_axes_are_looped_plane_by_plane(tmp_path: Path) -> None:
     pixels = noisy_image((2, 3, 150, 140), "uint16")
     source = write_zarr(tmp_path / "in.zarr", pixels, axes="tcyx")
     job = job_of(source, tmp_path / "out.zarr", "tv", DENOISERS["tv"])
-    depth = make_plan(job).task.tiling.depth[0][0]
+    depth = work_of(make_plan(job)).task.tiling.depth[0][0]
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
 
 
@@ -117,7 +117,7 @@ def test_channels_last_pictures_keep_their_axis_order(tmp_path: Path) -> None:
     pixels = noisy_image((150, 140, 3), "uint8")
     source = write_zarr(tmp_path / "in.zarr", pixels, axes="yxc")
     job = job_of(source, tmp_path / "out.zarr", "gaussian", DENOISERS["gaussian"])
-    depth = make_plan(job).task.tiling.depth[0][0]
+    depth = work_of(make_plan(job)).task.tiling.depth[0][0]
     want = whole_picture(job, np.moveaxis(pixels, -1, 0), depth)
     assert np.array_equal(run_inline(job), np.moveaxis(want, 0, -1))
 
@@ -170,5 +170,5 @@ def test_networks_of_the_widths_that_people_use_have_the_bits_of_the_whole(
     options = {"weights": weights, "depth": depth, "width": width}
     source = write_zarr(tmp_path / "in.zarr", pixels)
     job = job_of(source, tmp_path / "out.zarr", "dncnn", options, tile={"size": tile})
-    assert make_plan(job).task.tiling.tile != shape
+    assert work_of(make_plan(job)).task.tiling.tile != shape
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection, Form, choose_form
 from halotile.graphs.solvers.base import Problem
 from halotile.graphs.solvers.cg import ConjugateGradients
@@ -22,6 +21,7 @@ from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.priors import Plugged
+from tests.graphs.inline import InlineIterations
 from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, problem_of, scene, terms_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
@@ -43,7 +43,7 @@ def in_form(form: Form, plain: Problem, folder: Path, block: int) -> Problem:
     )
 
 
-def image_of(run: Iterations, iterations: int) -> Pixels:
+def image_of(run: InlineIterations, iterations: int) -> Pixels:
     for _ in run.run(iterations, lambda *_: False):
         pass
     return read_all(run.image())

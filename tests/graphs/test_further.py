@@ -14,11 +14,11 @@ import halotile
 from halotile.cli.config.loading import load_saved_job
 from halotile.errors import OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.reconstruct import run as engine
 from halotile.graphs.jobs.reconstruct.continuation import Reached
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.directory import RunDirectory
@@ -53,7 +53,7 @@ def job_in(folder: Path, solver: SolverChoice, **changes: Any) -> Reconstruction
 
 def go(job: Reconstruction, cluster: Cluster) -> Outcome:
     """Run it."""
-    return engine.reconstruct(make_plan(job), cluster=cluster)
+    return run(make_plan(job), cluster=cluster)
 
 
 def with_iterations(job: Reconstruction, iterations: int, **changes: Any) -> Reconstruction:
@@ -92,7 +92,7 @@ def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: Cluste
     rows = [[json.loads(line)["change"] for line in directory(job).iterations_path.read_text().splitlines()]
             for job in (parts, whole)]  # fmt: skip
     assert rows[0] == rows[1]
-    assert len(rows[0]) == work_of(plan).solver.sweeps_before + 6
+    assert len(rows[0]) == work_of(plan).solver.traits.passes_before + 6
     saved = load_saved_job(directory(parts).job_path)
     assert isinstance(saved, Reconstruction)
     assert saved.solver.iterations == 6
@@ -112,7 +112,7 @@ def test_a_run_cut_off_goes_on_to_another_end(tmp_path: Path, cluster: Cluster) 
 
     first = with_iterations(cut, 3)
     with pytest.raises(KeyboardInterrupt):
-        engine.reconstruct(make_plan(first), observer=cut_off, cluster=cluster)
+        run(make_plan(first), observer=cut_off, cluster=cluster)
     assert 2 <= Reached.of(directory(cut)).iterations <= 3
     go(cut, cluster)
     go(whole, cluster)
@@ -161,9 +161,9 @@ def test_dual_steps_make_another_job_of_tv_alone(tmp_path: Path, cluster: Cluste
     fresh = make_plan(job, fresh=True)
     if name == "pgd":
         with pytest.raises(OutputRefused, match="another job's"):
-            engine.reconstruct(fresh, cluster=cluster)
+            run(fresh, cluster=cluster)
     else:
-        assert engine.reconstruct(fresh, cluster=cluster).resumed == 0
+        assert run(fresh, cluster=cluster).resumed == 0
 
 
 @pytest.mark.parametrize("keep_state", [False, True])

@@ -287,10 +287,13 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
         make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda")
     )
     assert on_cards.run.workers == 2
-    assert on_cards.machine_bytes == plain.machine_bytes is not None, "they share this machine's memory"
-    assert (plain.task.device, on_cards.task.device, on_cards.task.overlap) == ("cpu", "cuda", True)
+    assert on_cards.resources.machine_bytes == plain.resources.machine_bytes is not None, (
+        "they share this machine's memory"
+    )
+    on_cpu, on_gpu = work_of(plain).task, work_of(on_cards).task
+    assert (on_cpu.device, on_gpu.device, on_gpu.overlap) == ("cpu", "cuda", True)
     assert plain.fingerprint != on_cards.fingerprint
-    assert on_cards.job_json()["run"]["workers"] == job.run.workers
+    assert on_cards.documents.asked["run"]["workers"] == job.run.workers
 
 
 @pytest.mark.parametrize("kind", ["local", "auto"])

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
-from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from halotile.graphs.kinds.sections import Cluster, Run
+from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.plans.make import make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding
@@ -57,7 +56,7 @@ def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Pat
         deblurring(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5)
     )
     made = [replace(each, data=str(tmp_path / "made.zarr")) for each in given.operators]
-    (plan,) = make_simulation_plans(replace(given, operators=tuple(made)), NoiseChoice(name="none"))
+    plan = make_plan(simulation_of(replace(given, operators=tuple(made)), NoiseChoice(name="none")))
     assert (plan.cluster.kind, plan.run.workers) == ("local", 5)
 
 

@@ -28,6 +28,7 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
+from tests.support import work_of
 
 pytestmark = pytest.mark.cluster
 
@@ -133,7 +134,7 @@ def test_a_task_that_begins_after_its_job_was_forgotten_holds_no_worker_up(
 ) -> None:
     monkeypatch.setattr(worker_setup, "SETUP_SECONDS", 0.1)
     scene.directory.create()
-    plugin = worker_setup.BlockPlugin("a job", make_plan(scene.job()).task, scene.directory.path)
+    plugin = worker_setup.BlockPlugin("a job", work_of(make_plan(scene.job())).task, scene.directory.path)
     plugin.teardown(None)
     assert worker_setup.run_blocks((0,), "a job", scene.directory).done == []
 

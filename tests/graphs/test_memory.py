@@ -23,12 +23,13 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import psutil
-import halotile.graphs.runs.passes.worker_setup, halotile.graphs.jobs.denoise.run  # what a worker has imported
+import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process
-from tests.support import job_of
+from tests.support import job_of, work_of
 
 folder, name, options, block = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
 prepare_process(1)
@@ -38,8 +39,7 @@ create_output(plan.output, plan.layout)
 before = psutil.Process().memory_info().rss
 receipt = BlockRunner(work_of(plan).task).run(range(min(3, len(plan.grid))))
 assert not receipt.bad, receipt.bad[0].traceback
-needed = plan.footprint
-print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
+print(json.dumps([before, peak_memory_bytes(), IMPORTS_BYTES, plan.memory_bytes]))
 """
 
 CASES: dict[str, dict[str, Any]] = {
@@ -87,7 +87,7 @@ def test_a_thin_block_at_the_edge_tells_nothing_of_the_others(tmp_path: Path) ->
             {"sigma": 1},
             tile={"block": 256, "boundary": "reflect"},
         )
-        needed.append(make_plan(job).footprint)
+        needed.append(make_plan(job).resources.needs)
     assert needed[0] == needed[1]
 
 

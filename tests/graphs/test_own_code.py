@@ -352,17 +352,17 @@ def test_a_worker_that_comes_late_ends_a_run_whose_weights_changed(folder: Path)
 def test_a_prior_takes_no_other_weights(folder: Path) -> None:
     prior = PriorChoice(name="pnp", denoiser=with_weights(folder).denoiser)
     job = deblurring(folder, "cpu", prior)
-    first, second = (denoised_of(make_plan(job).prior) for _ in range(2))
+    first, second = (denoised_of(work_of(make_plan(job)).prior) for _ in range(2))
     assert first is not None
     assert second is not None
     before = first.runner()
     train_on(folder / "w.safetensors")
     assert second.runner() is before, "it has been built"
-    third = denoised_of(make_plan(job).prior)
+    third = denoised_of(work_of(make_plan(job)).prior)
     assert third is not None
     assert third.runner() is not before
     train_on(folder / "w.safetensors")
-    fourth = denoised_of(make_plan(job).prior)
+    fourth = denoised_of(work_of(make_plan(job)).prior)
     train_on(folder / "w.safetensors")
     assert fourth is not None
     with pytest.raises(WeightsError, match="was changed while the job ran"):

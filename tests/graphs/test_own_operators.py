@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.measurements import checks
-from halotile.graphs.jobs.simulate.plan import make_simulation_plans
 from halotile.graphs.kinds.sections import Output, Run
+from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from tests.support import read_zarr, write_zarr
@@ -135,7 +133,7 @@ def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, neste
     ):
         make_plan(job)
     with pytest.raises(ConfigError, match="--allow-import"):
-        make_simulation_plans(job, NoiseChoice(), overwrite=True)
+        make_plan(simulation_of(job, NoiseChoice(), overwrite=True))
     assert module not in sys.modules
 
 
@@ -219,7 +217,7 @@ def test_a_kernel_larger_than_its_image_is_refused(
     with pytest.raises(ConfigError, match=large):
         make_plan(job)
     with pytest.raises(ConfigError, match=large):
-        make_simulation_plans(job, NoiseChoice(), overwrite=True)
+        make_plan(simulation_of(job, NoiseChoice(), overwrite=True))
 
 
 def test_a_kernel_behind_another_operator_meets_a_smaller_image(tmp_path: Path) -> None:
