@@ -191,7 +191,7 @@ def test_channels_that_do_not_match_are_refused(tmp_path: Path) -> None:
 def test_the_noise_level_is_estimated_once_for_the_whole_picture(source: Path, tmp_path: Path) -> None:
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
     assert 0.05 < plan.identity["noise_level"] < 0.15
-    assert work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]  # type: ignore[attr-defined]
+    assert work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]
 
 
 def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def calls_of(folder: Path, build: str, source: str = "in.zarr") -> int:
     calls.write_text("")
     requested = job(folder, build)
     plan = make_plan(replace(requested, input=replace(requested.input, path=str(folder / source))))
-    assert plan.reach.probed == (2, 1)
+    assert plan.identity["probed"] == [2, 1]
     return len(calls.read_text())
 
 

@@ -125,12 +125,15 @@ class OutputArray:
         The blocks of the pass that writes it.
     overwrite : bool
         Replace an array that stands there.
+    key : str
+        Key of the path in the job.
     """
 
     path: Path
     layout: Layout
     grid: Grid
     overwrite: bool = False
+    key: str = "output.path"
 
 
 @dataclass(frozen=True)

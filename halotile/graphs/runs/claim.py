@@ -192,15 +192,15 @@ def _open(slots: tuple[_Slot, ...]) -> list[Journal]:
 def _check_output(slot: _Slot) -> None:
     """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
     if not slot.directory.claims_output():
-        check_place(str(slot.path), overwrite=slot.output.overwrite)
+        check_place(str(slot.path), overwrite=slot.output.overwrite, key=slot.output.key)
     elif slot.plan.fresh or not slot.is_first:
         _check_replaceable(slot)
     else:
-        check_path(str(slot.path))
+        check_path(str(slot.path), slot.output.key)
     for file in slot.plan.files:
         if file.resolve().is_relative_to(slot.path.resolve()):
             raise OutputRefused(
-                f"output.path is {slot.path}: the job reads {file} there. Write another path."
+                f"{slot.output.key} is {slot.path}: the job reads {file} there. Write another path."
             )
 
 
@@ -214,17 +214,17 @@ def _check_replaceable(slot: _Slot) -> None:
     """
     own = _is_own(slot)
     stranger = find_stranger(slot.path, _layout_there(slot)) if own else ""
-    check_place(str(slot.path), overwrite=True, may_lack_metadata=own and not stranger)
+    check_place(str(slot.path), overwrite=True, key=slot.output.key, may_lack_metadata=own and not stranger)
     if slot.output.overwrite:
         return
     if stranger:
         raise OutputRefused(
-            f"output.path is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
+            f"{slot.output.key} is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
             "write output.overwrite: true to remove all that is there."
         )
     if not own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
         raise OutputRefused(
-            f"output.path is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
+            f"{slot.output.key} is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
             "output.overwrite: true to replace it."
         )
@@ -439,7 +439,7 @@ def _start_over(slots: tuple[_Slot, ...]) -> None:
             _check_replaceable(slot)
             _check_pixels(slot)
         else:
-            check_place(str(slot.path), overwrite=slot.output.overwrite)
+            check_place(str(slot.path), overwrite=slot.output.overwrite, key=slot.output.key)
     first.forget()
     first.write_job(plan.documents.asked)
     first.write_config(plan.documents.resolved)

@@ -34,6 +34,7 @@ from halotile.graphs.plans.sizes import Geometry, axes_like, block_unit, candida
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
 from halotile.graphs.runs.identity import code_versions
 from halotile.storage.arrays import Source, open_source
+from halotile.storage.disk.place import check_parents
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.noise.simulated import Simulated
@@ -128,6 +129,7 @@ def _check_places(job: Simulation) -> None:
         place = os.path.realpath(choice.data)
         if place in taken:
             raise ConfigError(f"{key} is {choice.data}, and so is {taken[place]}. Write another path.")
+        check_parents(os.path.abspath(choice.data), key)
         taken[place] = key
 
 
@@ -157,9 +159,8 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
         operator=number,
     )
     grid = Grid(shape, block, ((0, 0),) * len(block))
-    return _Measurement(
-        choice, operator, OutputArray(path, layout, grid, job.output.overwrite), simulated, needed
-    )
+    output = OutputArray(path, layout, grid, job.output.overwrite, key=f"operators[{number}].data")
+    return _Measurement(choice, operator, output, simulated, needed)
 
 
 def _block(
