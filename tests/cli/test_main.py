@@ -114,7 +114,7 @@ def test_a_plan_that_is_stopped_leaves_nothing_to_resume(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("halotile.graphs.jobs.denoise.plan.make_plan", stopped)
+    monkeypatch.setattr("halotile.graphs.plans.make.make_plan", stopped)
     result = RUNNER.invoke(app, ["plan", str(config)])
     assert (result.exit_code, result.stderr.strip()) == (130, "stopped")
 

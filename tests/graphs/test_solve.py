@@ -42,7 +42,7 @@ def plans(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[Plan]:
         made.append(plan)
         return reconstruct(plan, cluster=cluster, **options)
 
-    monkeypatch.setattr(call, "run_reconstruction", run)
+    monkeypatch.setattr(call, "run", run)
     return made
 
 

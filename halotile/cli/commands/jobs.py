@@ -172,6 +172,7 @@ def simulate(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace measurements that are there.")
     ] = False,
+    fresh: Fresh = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -187,7 +188,7 @@ def simulate(
     flags = _flags(workers, cluster, no_dashboard, no_tls, allow_import)
     job = load_job(config, overrides or (), flags, makes_data=True)
     wanted = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]
-    write_measurements(job, wanted, overwrite=overwrite, as_json=as_json, quiet=quiet)
+    write_measurements(job, wanted, overwrite=overwrite, fresh=fresh, as_json=as_json, quiet=quiet)
 
 
 @app.command()

@@ -59,6 +59,8 @@ class JobKind:
         Keys of the identity that describe what is read, where ``--same-input`` can accept another input.
     makes_data : bool
         The ``data`` of operators are written, not read.
+    to_replace : str
+        What to write so that outputs that stand there are replaced.
     on_cpu : str
         What computes on CPUs beside a denoiser on GPUs, such as ``operators and solver``.
     essentials : callable
@@ -78,6 +80,7 @@ class JobKind:
     identity_words: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[str] = ()
     makes_data: bool = False
+    to_replace: str = "output.overwrite: true"
     on_cpu: str = ""
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None

@@ -192,7 +192,7 @@ def _open(slots: tuple[_Slot, ...]) -> list[Journal]:
 def _check_output(slot: _Slot) -> None:
     """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
     if not slot.directory.claims_output():
-        check_place(str(slot.path), overwrite=slot.output.overwrite, key=slot.output.key)
+        _check_new(slot)
     elif slot.plan.fresh or not slot.is_first:
         _check_replaceable(slot)
     else:
@@ -202,6 +202,12 @@ def _check_output(slot: _Slot) -> None:
             raise OutputRefused(
                 f"{slot.output.key} is {slot.path}: the job reads {file} there. Write another path."
             )
+
+
+def _check_new(slot: _Slot) -> None:
+    """Refuse a place that no run has claimed, where an output cannot be made."""
+    output = slot.output
+    check_place(str(slot.path), overwrite=output.overwrite, key=output.key, remedy=slot.plan.kind.to_replace)
 
 
 def _check_replaceable(slot: _Slot) -> None:
@@ -220,13 +226,13 @@ def _check_replaceable(slot: _Slot) -> None:
     if stranger:
         raise OutputRefused(
             f"{slot.output.key} is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
-            "write output.overwrite: true to remove all that is there."
+            f"write {slot.plan.kind.to_replace} to remove all that is there."
         )
     if not own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
         raise OutputRefused(
             f"{slot.output.key} is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
-            "output.overwrite: true to replace it."
+            f"{slot.plan.kind.to_replace} to replace it."
         )
 
 
@@ -299,7 +305,7 @@ def _what_is_made(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
 def _to_start_over(plan: Plan) -> str:
     """Return what a run needs to be told to begin anew."""
     own = plan.overwrite or _is_own(_slots(plan)[0])
-    return "--fresh" if own else "--fresh and output.overwrite: true"
+    return "--fresh" if own else f"--fresh and {plan.kind.to_replace}"
 
 
 def _resumable(slots: tuple[_Slot, ...]) -> bool:
@@ -439,7 +445,7 @@ def _start_over(slots: tuple[_Slot, ...]) -> None:
             _check_replaceable(slot)
             _check_pixels(slot)
         else:
-            check_place(str(slot.path), overwrite=slot.output.overwrite, key=slot.output.key)
+            _check_new(slot)
     first.forget()
     first.write_job(plan.documents.asked)
     first.write_config(plan.documents.resolved)

@@ -29,12 +29,14 @@ def simulate(
     memory_per_worker: str | int = "4GiB",
     cluster: str | Words = "auto",
     overwrite: bool = False,
+    fresh: bool = False,
     observer: Observer | None = None,
 ) -> tuple[Path, ...]:
     """Write what operators would measure of an image, ``y = A x`` with noise, from disk to disk.
 
     The noise of a pixel depends on the seed, the operator's place in the list and the pixel's place alone: the result has
-    the same bits for any number of workers. A measurement appears under its name when all of them are whole.
+    the same bits for any number of workers. A call that was interrupted goes on
+    when it is repeated.
 
     Parameters
     ----------
@@ -59,6 +61,8 @@ def simulate(
         environment says, else this machine.
     overwrite : bool
         Replace Zarrs that stand at the measurements' paths.
+    fresh : bool
+        Start over where a call was interrupted, instead of going on with it.
     observer : callable, optional
         Called with a :class:`~halotile.graphs.runs.progress.Progress` about twice a second; by default a bar shows it,
         at a terminal and in a notebook.
@@ -93,7 +97,7 @@ def simulate(
         cluster=cluster_of_script(cluster),
         allow_import=True,
     )
-    plan = make_plan(job)
+    plan = make_plan(job, fresh=fresh)
     with progress_shown(observer) as observe:
         run(plan, observer=observe)
     return tuple(output.path for output in plan.outputs)
