@@ -75,6 +75,11 @@ class _Slot:
         return self.directory == self.first
 
     @property
+    def is_of_this_run(self) -> bool:
+        """True for the first output, and for others whose directory points to that of the first."""
+        return self.is_first or self.directory.read_primary() == str(self.first.path)
+
+    @property
     def fingerprint(self) -> str:
         """Owner of its journal."""
         return journal_fingerprint(self.plan.fingerprint, self.plan.outputs.index(self.output))
@@ -193,7 +198,7 @@ def _check_output(slot: _Slot) -> None:
     """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
     if not slot.directory.claims_output():
         _check_new(slot)
-    elif slot.plan.fresh or not slot.is_first:
+    elif slot.plan.fresh or not slot.is_of_this_run:
         _check_replaceable(slot)
     else:
         check_path(str(slot.path), slot.output.key)
@@ -281,7 +286,7 @@ def _check_pixels(slot: _Slot) -> None:
 def _is_own(slot: _Slot) -> bool:
     """Return True where the run there was asked for the same as this one, however it was to be computed."""
     plan = slot.plan
-    if not slot.is_first and slot.directory.read_primary() != str(slot.first.path):
+    if not slot.is_of_this_run:
         return False
     try:
         asked = slot.first.read_job()
