@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench gpu-check wheels venv clean
+.PHONY: help demo test check docs bench gpu-check wheels venv clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s%s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,10 @@ check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests
 	$(PY) -m mypy --strict
 	$(VENV)/bin/lint-imports
 	$(PY) -m pytest --doctest-modules halotile
+
+docs: $(VENV)/stamp-docs  ## build the website into site/; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@echo "site/index.html"
 
 bench: $(VENV)/stamp-bench  ## measure against the peers (table: docs/benchmarks.md)
 	$(PY) tests/benchmarks/run.py $(ARGS)
@@ -57,7 +61,7 @@ wheels:  ## fetch what a machine with a GPU and no package index needs (docs/gpu
 venv: $(VENV)/stamp-test  ## make .venv with everything the tests need
 
 clean:  ## remove .venv, caches and demo output
-	rm -rf $(VENV) demo bench-results wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo site bench-results wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp says that an extra was installed from these very requirements. A stamp that is up to date

@@ -1,4 +1,19 @@
-"""Denoise and reconstruct images bigger than memory: exact overlapping tiles on Dask, Zarr in, Zarr out."""
+"""Denoise and reconstruct images bigger than memory: exact overlapping tiles on Dask, Zarr in, Zarr out.
+
+Examples
+--------
+Map a function over overlapping blocks of an array; the result is that of the whole image.
+
+>>> import halotile, numpy
+>>> image = numpy.arange(12.0).reshape(3, 4)
+>>> smooth = halotile.map_overlap(lambda block: block + 1, image, depth=1, boundary="reflect")
+>>> float(smooth.compute()[2, 3])
+12.0
+
+From disk to disk, for images of any size:
+
+>>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=0.1)  # doctest: +SKIP
+"""
 
 from __future__ import annotations
 
@@ -11,6 +26,7 @@ from halotile import errors
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from halotile.cli.api import info, plan, preview, status, validate, verify
     from halotile.graphs.distributed.context import DistributedContext
     from halotile.graphs.distributed.distribute import distribute
     from halotile.graphs.jobs.denoise.call import denoise
@@ -24,14 +40,21 @@ __all__ = [
     "DistributedContext",
     "denoise",
     "distribute",
+    "info",
     "map_overlap",
     "measurement",
     "open_source",
+    "plan",
+    "preview",
     "reconstruct",
     "simulate",
+    "status",
+    "validate",
+    "verify",
 ]
 
 _PUBLIC = {
+    **dict.fromkeys(("info", "plan", "preview", "status", "validate", "verify"), "halotile.cli.api"),
     "DistributedContext": "halotile.graphs.distributed.context",
     "distribute": "halotile.graphs.distributed.distribute",
     "denoise": "halotile.graphs.jobs.denoise.call",

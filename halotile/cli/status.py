@@ -41,7 +41,7 @@ QUEUE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """What status.json said at one moment, and whether its driver still lives."""
 
     directory: Path
@@ -123,6 +123,8 @@ def find_run(path: Path) -> Path:
         check_entry(directory)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
             return directory
+        if first := run.read_primary():  # it lies beside a further output
+            return Path(first)
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
     )
@@ -159,7 +161,7 @@ def imports_flag(directory: Path) -> str:
     return ""
 
 
-def read_status(directory: Path) -> Status:
+def read_status(directory: Path) -> RunStatus:
     """How the run in a directory stands now.
 
     Raises
@@ -180,17 +182,17 @@ def read_status(directory: Path) -> Status:
     )
 
 
-def _read_status(directory: Path) -> Status:
+def _read_status(directory: Path) -> RunStatus:
     run = RunDirectory(directory)
     recorded, batch = _recorded(run), batch_job(directory)
     if batch is not None and run.is_running() is None and (corrected := batch.corrected(recorded)):
-        return Status(directory, recorded, False, _age_seconds(recorded), batch, corrected)
+        return RunStatus(directory, recorded, False, _age_seconds(recorded), batch, corrected)
     gone = recorded.get("state") in ACTIVE and _is_gone(run, recorded)
     if gone:
         # It may have ended, in good order, between the two looks.
         recorded = _recorded(run)
         gone = recorded.get("state") in ACTIVE
-    return Status(directory, recorded, gone, _age_seconds(recorded), batch)
+    return RunStatus(directory, recorded, gone, _age_seconds(recorded), batch)
 
 
 def _recorded(run: RunDirectory) -> Mapping[str, Any]:
@@ -228,7 +230,7 @@ def is_at_work(directory: Path) -> bool:
         return False
 
 
-def status_rows(status: Status) -> list[Row]:
+def status_rows(status: RunStatus) -> list[Row]:
     """The status for people."""
     progress, recorded = status.progress, status.recorded
     rows = [
@@ -264,7 +266,7 @@ def status_rows(status: Status) -> list[Row]:
     return rows + rows_of(status.bad_blocks)
 
 
-def advice(status: Status) -> str:
+def advice(status: RunStatus) -> str:
     """What to do about a run that is over and not complete; nothing where all is well."""
     again = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
     if status.batch is not None and status.over and status.state != "finished":
@@ -283,7 +285,7 @@ def advice(status: Status) -> str:
     return _advice_on_blocks(status) if status.over and status.progress.failed else ""
 
 
-def _advice_on_blocks(status: Status) -> str:
+def _advice_on_blocks(status: RunStatus) -> str:
     """What to do about blocks that were given up, by a run that is over."""
     progress, bad = status.progress, status.bad_blocks
     count = counted(progress.failed, "bad block")
@@ -300,7 +302,7 @@ def _advice_on_blocks(status: Status) -> str:
     return f"{which}: when the {cause} is mended, {again}; {then}"
 
 
-def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time.sleep) -> Status:
+def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time.sleep) -> RunStatus:
     """Show the progress of a run until it is over, and what it waits for before; the last status is returned."""
     told = ""
     while True:

@@ -1,4 +1,4 @@
-"""The page for those who come from deepinv.distributed maps every public name, and ours take every keyword."""
+"""The page for users of deepinv.distributed maps every public name, and halotile's take every keyword."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", PAGE))))
 
 
 def modules() -> Iterator[ModuleType]:
-    for found in pkgutil.walk_packages(peer.__path__, f"{peer.__name__}."):
-        yield importlib.import_module(found.name)
+    for module in pkgutil.walk_packages(peer.__path__, f"{peer.__name__}."):
+        yield importlib.import_module(module.name)
 
 
 def public_names() -> set[str]:
     """Functions, classes and their methods."""
-    found: set[str] = set()
+    names: set[str] = set()
     for module in modules():
-        for name, thing in vars(module).items():
-            if getattr(thing, "__module__", None) != module.__name__ or name.startswith("_"):
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", None) != module.__name__ or name.startswith("_"):
                 continue
-            found.add(name)
-            if inspect.isclass(thing):
-                found |= {each for each, method in vars(thing).items() if callable(method)}
-    return {name for name in found - {"backward", "Index"} if not name.startswith("_")}
+            names.add(name)
+            if inspect.isclass(value):
+                names |= {method for method, member in vars(value).items() if callable(member)}
+    return {name for name in names - {"backward", "Index"} if not name.startswith("_")}
 
 
 def attributes() -> set[str]:
-    """Of a context that is not open."""
+    """Return the attributes of a context that is not open."""
     return {name for name in vars(peer.DistributedContext()) if not name.startswith("_")}
 
 
 def keywords(function: Any) -> set[str]:
-    words = inspect.signature(function).parameters.values()
-    return {word.name for word in words if word.kind not in (word.VAR_POSITIONAL, word.VAR_KEYWORD)}
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
 
 
 def test_every_public_name_is_on_the_page() -> None:
@@ -55,8 +55,8 @@ def test_every_public_name_is_on_the_page() -> None:
 
 
 def test_every_keyword_and_attribute_of_the_two_names_is_on_the_page() -> None:
-    words = keywords(peer.distribute) | keywords(peer.DistributedContext) | attributes()
-    assert sorted(words - NAMED) == []
+    names = keywords(peer.distribute) | keywords(peer.DistributedContext) | attributes()
+    assert sorted(names - NAMED) == []
 
 
 def test_the_two_names_take_every_keyword() -> None:
@@ -68,9 +68,9 @@ def test_the_two_names_take_every_keyword() -> None:
 
 def test_a_context_has_every_attribute_and_method() -> None:
     ours = halotile.DistributedContext(device_mode="cpu")
-    methods = {name for name, thing in vars(peer.DistributedContext).items() if callable(thing)}
-    wanted = attributes() | {name for name in methods if not name.startswith("_")}
-    assert [name for name in sorted(wanted) if not hasattr(ours, name)] == []
+    methods = {name for name, value in vars(peer.DistributedContext).items() if callable(value)}
+    expected = attributes() | {name for name in methods if not name.startswith("_")}
+    assert [name for name in sorted(expected) if not hasattr(ours, name)] == []
 
 
 def test_new_keywords_are_on_the_page() -> None:

@@ -1,9 +1,9 @@
-"""Every fenced block of the pages that a newcomer reads runs as it stands there.
+"""Every fenced block of the documentation runs as it is written.
 
-A comment above a fence says how: ``<!-- example: NAME needs FILE ...; cluster -->``, or ``slurm`` for ``cluster``. Blocks of one NAME run in
-order in one folder, in which the files it needs are made first. YAML and Python blocks are saved under the name
-in their first line (``# job.yaml``), YAML is validated (unless a later block simulates its data), Python is run. Of a
-console block the lines that begin with ``$`` are run. ``make`` and ``pip`` cannot run inside a test: there, targets and extras are looked up.
+A comment above a fence configures it: ``<!-- example: NAME needs FILE ...; cluster -->``, or ``slurm`` for ``cluster``. Blocks of one NAME
+run in order in one folder, in which the files they need are made first. YAML and Python blocks are saved under the name in
+their first line (``# job.yaml``); YAML is validated (unless a later block simulates its data), Python is run. Of a console block the
+lines that begin with ``$`` are run. ``make`` and ``pip`` cannot run inside a test: their targets and extras are looked up instead.
 """
 
 from __future__ import annotations
@@ -19,28 +19,24 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tifffile
 import zarr
 
+import halotile
 from halotile import registry
 from halotile.cli import exits
 from tests.slurm import Slurm
 
 ROOT = Path(__file__).parents[2]
-PAGES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs/distribute.md",
-    "docs/gpu.md",
-    "docs/hpc.md",
-    "docs/security.md",
-    "examples/tiff/README.md",
-)
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/tiff/README.md")
+LONGEST = {"README.md": 180}
 SITE = {"queue: gpu ": "queue: debug ", "account: phys123": "account: root", "ib0": "lo"}
-"""What the pages call things of some site, and what they are called in a Slurm of our own."""
+"""Names of a site in the pages, and those of the Slurm that tests start."""
 FENCE = re.compile(
     r"(?:<!-- example: (?P<name>[\w-]+)(?: needs (?P<needs>[^;]*?))?(?:; (?P<mark>cluster|slurm))? -->\n)?"
     r"```(?P<kind>\w*)\n(?P<body>.*?)^```$",
@@ -126,7 +122,7 @@ def make_file(name: str, folder: Path) -> None:
             text = text.replace(word, ours)
         (folder / name).write_text(text)
     else:
-        raise AssertionError(f"no file called {name} can be made: teach make_file, or correct the comment")
+        raise AssertionError(f"no file called {name} can be made: extend make_file, or correct the comment")
 
 
 def run_block(
@@ -170,6 +166,12 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
     )
 
 
+def project() -> dict[str, Any]:
+    """The section of that name in pyproject.toml."""
+    section: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return section
+
+
 def check_target(target: str, *_: str) -> None:
     listed = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert target in listed
@@ -177,7 +179,7 @@ def check_target(target: str, *_: str) -> None:
 
 def check_pip(words: list[str]) -> None:
     """The extras and files of a command that would install or fetch something, or look at what is installed."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = project()["optional-dependencies"]
     requested = {
         extra for word in words for listed in re.findall(r"\[(.*?)\]", word) for extra in listed.split(",")
     }
@@ -202,21 +204,59 @@ def test_every_fence_says_what_it_is() -> None:
         )
 
 
-def test_the_readme_lists_every_exit_code() -> None:
-    listed = {
-        int(code) for code in re.findall(r"^\| (\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    }
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_short(page: str) -> None:
+    assert len((ROOT / page).read_text().splitlines()) <= LONGEST.get(page, 260)
+
+
+def test_the_docs_list_every_exit_code() -> None:
+    text = (ROOT / "docs/running.md").read_text()
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
     codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
     assert listed == codes
 
 
-def test_the_readme_lists_every_denoiser() -> None:
-    text = (ROOT / "README.md").read_text()
-    table = text[text.index("| denoiser |") : text.index("The bold ones must be written")]
-    listed = re.findall(r"^\| `(\w+)` \| \*\*`\w+`.* \| .* \|$", table, re.MULTILINE)
+def test_the_docs_list_every_denoiser() -> None:
+    text = (ROOT / "docs/denoisers.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| \*\*`\w+`.* \| .* \|$", text, re.MULTILINE)
     ours = {path.stem for path in (ROOT / "halotile/tasks/denoisers").glob("[!_]*.py")} - {"base"}
     assert set(listed) == ours
     assert ours <= set(registry.names("denoisers"))
+
+
+def test_the_docs_list_every_extra() -> None:
+    text = (ROOT / "docs/install.md").read_text()
+    rows = re.findall(
+        r"^\| (`.*?) \|", text[text.index("| extra |") : text.index("## Platforms")], re.MULTILINE
+    )
+    listed = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    assert listed == set(project()["optional-dependencies"])
+
+
+def test_the_docs_list_every_design_note() -> None:
+    text = (ROOT / "docs/design.md").read_text()
+    notes = sorted((ROOT / "docs/design").glob("*.md"))
+    titles = [f"- [{path.read_text().splitlines()[0][2:]}](design/{path.name})" for path in notes]
+    assert [line for line in text.splitlines() if line.startswith("- ")] == titles
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = re.findall(r"^::: halotile\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted([*halotile.__all__, "errors"])
+
+
+def test_tests_that_the_security_page_names_exist() -> None:
+    named = set(re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", (ROOT / "docs/security.md").read_text()))
+    tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not any(path.endswith(name) for path in tests)] == []
+
+
+def test_folders_and_modules_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = re.findall(r"`((?:cli|graphs|tasks|storage)/[\w/.]+)`", text)
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / "halotile" / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

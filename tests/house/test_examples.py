@@ -1,4 +1,4 @@
-"""The examples do what they say: the scene is a function of coordinates, the demo improves the image."""
+"""The examples work: the scene is a function of coordinates, the demo improves the image."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_scene_of_70000_pixels_is_written_in_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_the_demo_denoises_a_real_picture_twice(tmp_path: Path) -> None:
+def test_the_demo_denoises_a_real_image_twice(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/retina.py"), "--out", str(tmp_path), "--size", "600"]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
@@ -111,36 +111,36 @@ def test_a_trained_network_is_one_that_a_job_can_use(tmp_path: Path) -> None:
         assert torch.allclose(model(image), image - stack(image), atol=1e-6)
 
 
-def said_by(name: str, options: list[str], capsys: pytest.CaptureFixture[str], **names: object) -> str:
-    """What an example of ``examples/distributed`` prints, with other things under some of its names."""
+def output_of(name: str, options: list[str], capsys: pytest.CaptureFixture[str], **names: object) -> str:
+    """Run an example of ``examples/distributed`` with some of its names replaced; return its output."""
     folder = str(ROOT / "examples/distributed")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         module = load(f"distributed/{name}.py")
         patch.setattr(sys, "argv", [name, "--size", "160", *options])
-        for word, thing in names.items():
-            patch.setattr(module, word, thing)
+        for attribute, value in names.items():
+            patch.setattr(module, attribute, value)
         module.main()
     return capsys.readouterr().out
 
 
-@pytest.fixture(params=["ours", "theirs"])
+@pytest.fixture(params=["halotile", "deepinv"])
 def import_line(request: pytest.FixtureRequest, cluster: Cluster) -> dict[str, object]:
-    """The two names from halotile, or from deepinv: nothing else of a script changes."""
+    """The two names from halotile, or from deepinv: the only change to a script."""
     peer = pytest.importorskip("deepinv.distributed")
-    if request.param == "theirs":
+    if request.param == "deepinv":
         return {"DistributedContext": peer.DistributedContext, "distribute": peer.distribute}
     return {"DistributedContext": functools.partial(halotile.DistributedContext, cluster=cluster)}
 
 
 @pytest.mark.cluster
-@pytest.mark.filterwarnings("ignore")  # deepinv warns of its own defaults
+@pytest.mark.filterwarnings("ignore")  # deepinv warns about its own defaults
 def test_the_physics_example_is_the_plain_stack(
     import_line: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = said_by("physics", [], capsys, **import_line)
-    assert "3 of 3 operators here" in said
-    distances = [float(number) for number in re.findall(r"^A\S*: +(\S+)", said, re.MULTILINE)]
+    output = output_of("physics", [], capsys, **import_line)
+    assert "3 of 3 operators here" in output
+    distances = [float(number) for number in re.findall(r"^A\S*: +(\S+)", output, re.MULTILINE)]
     assert len(distances) == 3
     assert max(distances) < 1e-5
 
@@ -150,7 +150,7 @@ def trained_once(steps: int, sigma: float) -> object:
     """The network of the examples, trained once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "examples/distributed"))
-        return load("distributed/pictures.py").trained(60, 0.1)
+        return load("distributed/images.py").trained(60, 0.1)
 
 
 @pytest.mark.cluster
@@ -159,14 +159,14 @@ def test_the_denoiser_example_denoises_without_seams(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("deepinv")
-    drawn = tmp_path / "row.png"
+    image = tmp_path / "row.png"
     context = functools.partial(halotile.DistributedContext, cluster=cluster)
-    words = ["--patch", "64", "--save", str(drawn)]
-    said = said_by("denoiser", words, capsys, DistributedContext=context, trained=trained_once)
-    (before, after), seam = improvement(said), re.findall(r"at most (\S+) from", said)
+    options = ["--patch", "64", "--save", str(image)]
+    output = output_of("denoiser", options, capsys, DistributedContext=context, trained=trained_once)
+    (before, after), seam = improvement(output), re.findall(r"at most (\S+) from", output)
     assert after > before + 3
     assert float(seam[0]) < 1e-5
-    assert drawn.stat().st_size > 10_000
+    assert image.stat().st_size > 10_000
 
 
 @pytest.mark.cluster
@@ -174,15 +174,15 @@ def test_the_denoiser_example_denoises_without_seams(
 def test_the_plug_and_play_example_reconstructs_by_hand_as_by_deepinv(
     import_line: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = said_by("pnp", ["--iterations", "4"], capsys, trained=trained_once, **import_line)
-    before, after = improvement(said)
+    output = output_of("pnp", ["--iterations", "4"], capsys, trained=trained_once, **import_line)
+    before, after = improvement(output)
     assert after > before + 1
-    assert re.findall(r"by optim_builder: ([\d.]+) dB", said) == [f"{after:.1f}"]
+    assert re.findall(r"by optim_builder: ([\d.]+) dB", output) == [f"{after:.1f}"]
 
 
-def improvement(said: str) -> tuple[float, float]:
+def improvement(output: str) -> tuple[float, float]:
     """PSNR before and after."""
-    ((before, after),) = re.findall(r"([\d.]+) dB before, ([\d.]+) dB after", said)
+    ((before, after),) = re.findall(r"([\d.]+) dB before, ([\d.]+) dB after", output)
     return float(before), float(after)
 
 

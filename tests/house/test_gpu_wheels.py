@@ -29,7 +29,7 @@ def test_every_package_has_a_version_in_the_tested_set() -> None:
 
 def taken_to_be_there() -> set[str]:
     """The packages that the page says are on the machine."""
-    listed = re.search(r"Taken to be there: (.*?), with what these need", PAGE, re.DOTALL)
+    listed = re.search(r"Assumed to be there: (.*?), with their dependencies", PAGE, re.DOTALL)
     assert listed
     return {word.split()[0] for word in re.split(r",\s+|\s+and\s+", listed[1])}
 

@@ -1,4 +1,4 @@
-"""The page of examples/reconstruct does what it says: its commands, typed in order, on a smaller image."""
+"""The commands of examples/reconstruct/README.md, typed in order, on a smaller image."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = {
     "pnp.yaml": ["--set", "solver.iterations=2"],
     "job.yaml": ["--set", "solver.iterations=12"],
 }
-"""What is typed besides, so that the page takes seconds."""
+"""Options added to the commands, so that the page takes seconds."""
 CUT = [
     "--set",
     "output.shard=100",
@@ -43,14 +43,14 @@ CUT = [
 
 
 def commands() -> list[str]:
-    """What the page has the reader type."""
+    """Return the commands of the page."""
     blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Somebody who types the commands in a folder."""
+    """A reader who types the commands in a folder."""
 
     folder: Path
 
@@ -59,7 +59,7 @@ class Reader:
         return self.folder / "deblur/sharp.zarr"
 
     def start(self, command: str) -> subprocess.Popen[str]:
-        """A command of the page, as the leader of a process group of its own."""
+        """Start a command of the page, as the leader of a process group of its own."""
         program, *words = shlex.split(command)
         start = [sys.executable] if program == "python" else [sys.executable, "-m", "halotile"]
         for name, more in SMALL.items():
@@ -78,14 +78,14 @@ class Reader:
         )
 
     def type(self, command: str) -> str:
-        """What a command says that ends well."""
+        """Run a command that has to succeed; return its output."""
         running = self.start(command)
-        said, _ = running.communicate(timeout=200)
-        assert running.returncode == 0, f"{command}\n{said}"
-        return said
+        output, _ = running.communicate(timeout=200)
+        assert running.returncode == 0, f"{command}\n{output}"
+        return output
 
     def is_within_an_iteration(self) -> bool:
-        """Whether some blocks of an iteration after the second are done, and not all."""
+        """Return True while some blocks of an iteration after the second are done, and not all."""
         state = Path(f"{self.output}.run") / "state/iterate"
         with suppress(FileNotFoundError):  # an iteration that ends meanwhile takes its files with it
             sums = [
@@ -97,18 +97,18 @@ class Reader:
         return False
 
     def kill_in_the_middle(self, command: str) -> None:
-        """Begin a command, and kill it between two blocks of one iteration."""
+        """Start a command, and kill it between two blocks of one iteration."""
         running = self.start(command)
         try:
             until(lambda: running.poll() is not None or self.is_within_an_iteration(), seconds=150)
         finally:
             running.send_signal(signal.SIGKILL)
-            said, _ = running.communicate()
-        assert running.returncode == -signal.SIGKILL, said
+            output, _ = running.communicate()
+        assert running.returncode == -signal.SIGKILL, output
         until(lambda: not members(running.pid))
 
     def files(self) -> dict[str, bytes]:
-        """Everything in the output."""
+        """Return every file of the output."""
         found = sorted(path for path in self.output.rglob("*") if path.is_file())
         return {str(path.relative_to(self.output)): path.read_bytes() for path in found}
 
@@ -119,7 +119,7 @@ class Reader:
         return pixels
 
     def psnr(self, name: str) -> float:
-        """How near an image is to the true one."""
+        """Return the PSNR of an image against the true one, in dB."""
         return float(-10 * np.log10(np.mean((self.image(name) - self.image("truth")) ** 2)))
 
 
@@ -130,7 +130,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     return Reader(folder)
 
 
-def test_a_picture_is_deblurred_killed_and_deblurred_again_to_the_same_bits(reader: Reader) -> None:
+def test_an_image_is_deblurred_killed_and_deblurred_again_to_the_same_bits(reader: Reader) -> None:
     lines = iter(commands())
     first = [next(lines) for _ in range(6)]
     assert [line.split()[1] for line in first[1:]] == ["simulate", "plan", "run", "status", "preview"]
@@ -141,8 +141,8 @@ def test_a_picture_is_deblurred_killed_and_deblurred_again_to_the_same_bits(read
     assert reader.psnr("sharp") > max(reader.psnr(f"y{number}") for number in range(3)) + 4
     reader.kill_in_the_middle(next(lines))
     assert reader.type(next(lines)).startswith("interrupted\n")
-    said = reader.type(next(lines))
-    assert "iteration 1 of 12:" not in said, "it began anew"
+    output = reader.type(next(lines))
+    assert "iteration 1 of 12:" not in output, "it started over"
     assert reader.files() == undisturbed
     rows = Path(f"{reader.output}.run/iterations.jsonl").read_text().splitlines()
     assert [json.loads(row)["iteration"] for row in rows] == list(range(1, 13))

@@ -156,7 +156,7 @@ def _repairs(verdict: Verdict) -> str:
     doings = ["restores the metadata"] if any(metadata) else []
     blocks = "does the damaged blocks again"
     if verdict.iterates:
-        blocks = "does all iterations again, from the start, and writes the damaged blocks"
+        blocks = "does all passes again, from the start, and writes the damaged blocks"
     doings += [] if all(metadata) else [blocks]
     if undone := len(verdict.undone):
         doings.append(f"does the {counted(undone, 'block')} that {'is' if undone == 1 else 'are'} not done")
@@ -172,7 +172,7 @@ def _image_of(output: str) -> str:
 
     Examples
     --------
-    >>> _picture_of("/data/clean.zarr")
+    >>> _image_of("/data/clean.zarr")
     'clean.png'
     """
     return f"{PurePath(output).stem}.png"

@@ -152,7 +152,7 @@ def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
 
     Examples
     --------
-    >>> hands_of(Run(), Cluster(kind="slurm", cores=6), "cuda"), hands_of(Run(), Cluster(kind="slurm", cores=6), "cpu")
+    >>> io_threads_for(Run(), Cluster(kind="slurm", cores=6), "cuda"), io_threads_for(Run(), Cluster(kind="slurm", cores=6), "cpu")
     (6, 1)
     """
     if device == "cpu":
@@ -166,7 +166,7 @@ def requested_by(run: Run, cluster: Cluster) -> str:
 
     Examples
     --------
-    >>> asked_by(Run(device="cuda"), Cluster()), asked_by(Run(), Cluster(gpus=1))
+    >>> requested_by(Run(device="cuda"), Cluster()), requested_by(Run(), Cluster(gpus=1))
     ('run.device is cuda', 'cluster.gpus is 1')
     """
     return "run.device is cuda" if run.device == "cuda" else f"cluster.gpus is {shown(cluster.gpus)}"

@@ -64,7 +64,7 @@ def gpu_bytes(measured: int | None) -> int:
 
     Examples
     --------
-    >>> card_bytes(None) // MIB, card_bytes(IMPORTS_BYTES + 900 * MIB) // MIB
+    >>> gpu_bytes(None) // MIB, gpu_bytes(IMPORTS_BYTES + 900 * MIB) // MIB
     (2048, 900)
     """
     return GPU_BYTES if measured is None else max(0, measured - IMPORTS_BYTES)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from halotile.errors import ConfigError, InputError, OutputRefused
+from halotile.errors import ConfigError, DamagedData, InputError, OutputRefused, ResumeRefused
+from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.sections import DenoiserChoice
+from halotile.graphs.plans.plan import run_directory_of
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
 from halotile.storage.views import with_channel_axis
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.denoisers.function import ArrayDenoiser
@@ -130,6 +136,7 @@ def _as_json(value: Any) -> Any:
 
 def check_paths(source: Source, output: Path) -> None:
     """Refuse an output that is the input, lies in it, or holds it."""
+    check_whole(source.path)
     read, written = Path(source.path).resolve(), output.resolve()
     if read == written:
         raise OutputRefused(f"output.path is {output}: that is the input. Write another path.")
@@ -139,6 +146,29 @@ def check_paths(source: Source, output: Path) -> None:
         )
     if written in read.parents:
         raise OutputRefused(f"output.path is {output}: the input {read} lies inside it. Write it elsewhere.")
+
+
+def check_whole(path: str) -> None:
+    """Refuse an input that a run has begun to write and not finished: some of its blocks are not there.
+
+    Raises
+    ------
+    InputError
+        With what is done, and how to go on.
+    """
+    for output in (Path(path), Path(path).parent):  # of an OME-Zarr group, a level is read
+        if (
+            not output.name
+            or not (directory := RunDirectory(run_directory_of(output))).journal_path.is_file()
+        ):
+            continue
+        with suppress(DamagedData, ResumeRefused):  # damaged, or of another version: nobody knows
+            journal = Journal.look(directory.journal_path)
+            if left := journal.total - len(journal.done):
+                raise InputError(
+                    f"{output} is the output of a run that has {left:,} of {counted(journal.total, 'block')} left to do. "
+                    f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
+                )
 
 
 def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Roles, Readable]:

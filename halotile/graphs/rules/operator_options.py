@@ -57,7 +57,7 @@ def as_written(operator: type, own: type | None = None) -> type:
 
     Examples
     --------
-    >>> from halotile.graphs.jobs.sections import OperatorChoice
+    >>> from halotile.graphs.jobs.reconstruct.job import OperatorChoice
     >>> from halotile.tasks.operators.blur import Blur
     >>> as_written(Blur, OperatorChoice)(data="y.zarr", kernel="k.npy", boundary="round")
     Traceback (most recent call last):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from halotile.errors import (
     DamagedData,
     DiskRefused,
-    HalotileError,
     OutputInUse,
     OutputRefused,
     ResumeRefused,
@@ -22,79 +18,33 @@ from halotile.errors import (
 )
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.detection.cluster_kind import check_startable
-from halotile.graphs.jobs.base import OutputArray
-from halotile.graphs.plans.plan import Plan, run_directory_of
-from halotile.graphs.runs.damage import damaged_blocks, written_of
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.held_output import HeldOutput, HeldOutputs, repair_command
 from halotile.graphs.runs.identity import differences, identity_words, may_be_same
+from halotile.graphs.runs.replacing import (
+    Slot,
+    check_new,
+    check_output,
+    check_pixels,
+    check_replaceable,
+    slots_of,
+    to_start_over,
+)
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
 from halotile.storage.disk.durable import is_full, sweep_partials
 from halotile.storage.disk.ownership import (
-    REPLACE,
-    find_stranger,
     metadata_problems,
-    other_pixels,
     restore_metadata,
 )
-from halotile.storage.disk.place import check_path, check_place
-from halotile.storage.grid import Grid
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.number_ranges import Runs
 from halotile.storage.run_directory.worker_lock import WorkerLock
-from halotile.storage.sharded.output import Layout, create_output, open_output
+from halotile.storage.sharded.output import create_output
 
-HOW = ("version", "run", "cluster", "allow_import", "import_folder")
-"""Parts of every job that do not say what it makes of what."""
 ORPHAN_SECONDS = 60.0
 """Time that workers of a killed driver have to end before a new one may write."""
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """One output of a plan with the run directory beside it.
-
-    The directory of the first output keeps the run; those of others keep their journals, and point to it.
-    """
-
-    plan: Plan
-    output: OutputArray
-    directory: RunDirectory
-    first: RunDirectory
-
-    @property
-    def path(self) -> Path:
-        """Where the output is."""
-        return self.output.path
-
-    @property
-    def is_first(self) -> bool:
-        """True for the output that the run directory lies beside."""
-        return self.directory == self.first
-
-    @property
-    def is_of_this_run(self) -> bool:
-        """True for the first output, and for others whose directory points to that of the first."""
-        return self.is_first or self.directory.read_primary() == str(self.first.path)
-
-    @property
-    def fingerprint(self) -> str:
-        """Owner of its journal."""
-        return journal_fingerprint(self.plan.fingerprint, self.plan.outputs.index(self.output))
-
-
-def journal_fingerprint(fingerprint: str, place: int) -> str:
-    """Return the owner of the journal of an output, by its place among those of a plan."""
-    return f"{fingerprint}-{place}" if place else fingerprint
-
-
-def _slots(plan: Plan) -> tuple[_Slot, ...]:
-    first = RunDirectory(plan.run_directory)
-    return tuple(
-        _Slot(plan, output, RunDirectory(run_directory_of(output.path)), first) for output in plan.outputs
-    )
 
 
 @contextmanager
@@ -120,10 +70,10 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
         When a signal came while somebody else had the output; its cause is the :class:`OutputInUse` that would have come else.
     """
     signals = signals or Signals()
-    slots = _slots(plan)
+    slots = slots_of(plan)
     # Before the lock, so that nothing is made beside an output that is refused, or for a cluster that cannot start.
     for slot in slots:
-        _check_output(slot)
+        check_output(slot)
     first = slots[0].directory
     if not first.claims_output():
         check_startable(plan.cluster)
@@ -169,9 +119,9 @@ def look(plan: Plan) -> int:
     OutputRefused, ResumeRefused
         When a run would be refused.
     """
-    slots = _slots(plan)
+    slots = slots_of(plan)
     for slot in slots:
-        _check_output(slot)
+        check_output(slot)
         slot.directory.check_place()
         slot.directory.check_free()
     if not _resumable(slots):
@@ -179,7 +129,7 @@ def look(plan: Plan) -> int:
     return sum(len(Journal.look(slot.directory.journal_path).done) for slot in slots)
 
 
-def _open(slots: tuple[_Slot, ...]) -> list[Journal]:
+def _open(slots: tuple[Slot, ...]) -> list[Journal]:
     first = slots[0].directory
     first.clear_stop()
     BatchFiles(first).forget_end()
@@ -194,126 +144,7 @@ def _open(slots: tuple[_Slot, ...]) -> list[Journal]:
     ]
 
 
-def _check_output(slot: _Slot) -> None:
-    """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
-    if not slot.directory.claims_output():
-        _check_new(slot)
-    elif slot.plan.fresh or not slot.is_of_this_run:
-        _check_replaceable(slot)
-    else:
-        check_path(str(slot.path), slot.output.key)
-    for file in slot.plan.files:
-        if file.resolve().is_relative_to(slot.path.resolve()):
-            raise OutputRefused(
-                f"{slot.output.key} is {slot.path}: the job reads {file} there. Write another path."
-            )
-
-
-def _check_new(slot: _Slot) -> None:
-    """Refuse a place that no run has claimed, where an output cannot be made."""
-    output = slot.output
-    check_place(str(slot.path), overwrite=output.overwrite, key=output.key, remedy=slot.plan.kind.to_replace)
-
-
-def _check_replaceable(slot: _Slot) -> None:
-    """Refuse to start over where that would discard what no run of this job did, or holds, and nobody allowed it.
-
-    Raises
-    ------
-    OutputRefused
-        With what to write to replace it.
-    """
-    own = _is_own(slot)
-    stranger = find_stranger(slot.path, _layout_there(slot)) if own else ""
-    check_place(str(slot.path), overwrite=True, key=slot.output.key, may_lack_metadata=own and not stranger)
-    if slot.output.overwrite:
-        return
-    if stranger:
-        raise OutputRefused(
-            f"{slot.output.key} is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
-            f"write {slot.plan.kind.to_replace} to remove all that is there."
-        )
-    if not own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
-        raise OutputRefused(
-            f"{slot.output.key} is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
-            "the same job did (the same input, denoiser or operators, and output). Write another path, or "
-            f"{slot.plan.kind.to_replace} to replace it."
-        )
-
-
-def _layout_there(slot: _Slot) -> Layout:
-    """Return the layout of what the run there wrote, whose sizes may have been decided otherwise."""
-    if written := _written_there(slot):
-        return written[0]
-    layout = slot.output.layout
-    with suppress(HalotileError):  # a run that was cut off while it started over has lost its plan
-        found = open_output(slot.path)
-        if (found.shape, found.dtype, found.ome) == (layout.shape, layout.dtype, layout.ome):
-            return found
-    return layout
-
-
-def _written_there(slot: _Slot) -> tuple[Layout, Grid] | None:
-    """Return layout and blocks of an output as the run directory keeps them; None where it keeps none."""
-    kept, place = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
-    written = written_of(kept) if kept else []
-    return written[place] if place < len(written) else None
-
-
-def _check_pixels(slot: _Slot) -> None:
-    """Refuse to discard another result that was put in the place of the run's own.
-
-    Raises
-    ------
-    OutputRefused
-        With what to write to replace it.
-    """
-    kept, written = slot.first.whole_plan(), _written_there(slot)
-    if slot.output.overwrite or kept is None or written is None:
-        return
-    layout, grid = written
-    found, done = dict[int, list[str]](), Runs()
-    owner = journal_fingerprint(kept["fingerprint"], slot.plan.outputs.index(slot.output))
-    with suppress(HalotileError, FileNotFoundError):  # without a journal nobody knows
-        journal = Journal.open(slot.directory.journal_path, owner, len(grid), read_only=True)
-        done = journal.done
-        blocks = map(grid.block_at, done)
-        found = dict(damaged_blocks(slot.path, layout, blocks, journal.digest, thorough=False))
-    if others := other_pixels(found, len(done)):
-        raise OutputRefused(f"{slot.path} is not what the run wrote there: {others}. {REPLACE}")
-
-
-def _is_own(slot: _Slot) -> bool:
-    """Return True where the run there was asked for the same as this one, however it was to be computed."""
-    plan = slot.plan
-    if not slot.is_of_this_run:
-        return False
-    try:
-        asked = slot.first.read_job()
-    except DamagedData:
-        asked = None
-    if asked is None:
-        return (slot.first.whole_plan() or {}).get("fingerprint") == plan.fingerprint
-    return _what_is_made(plan, asked) == _what_is_made(plan, plan.documents.asked)
-
-
-def _what_is_made(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a job makes of what, as JSON has it."""
-    how = {*HOW, *plan.kind.how}
-    parts = {key: value for key, value in job.items() if key not in how}
-    if isinstance(output := parts.get("output"), Mapping):
-        parts["output"] = {key: value for key, value in output.items() if key != "overwrite"}
-    what: dict[str, Any] = json.loads(json.dumps(plan.kind.essentials(parts)))
-    return what
-
-
-def _to_start_over(plan: Plan) -> str:
-    """Return what a run needs to be told to begin anew."""
-    own = plan.overwrite or _is_own(_slots(plan)[0])
-    return "--fresh" if own else f"--fresh and {plan.kind.to_replace}"
-
-
-def _resumable(slots: tuple[_Slot, ...]) -> bool:
+def _resumable(slots: tuple[Slot, ...]) -> bool:
     """Return True where the directories hold this very job, with its outputs as they were left."""
     plan, first = slots[0].plan, slots[0].directory
     if plan.fresh:
@@ -334,7 +165,7 @@ def _resumable(slots: tuple[_Slot, ...]) -> bool:
     return True
 
 
-def _check_nothing_done(slot: _Slot) -> None:
+def _check_nothing_done(slot: Slot) -> None:
     """Refuse to begin anew what was done before the output went away, unless that is said: it may come back.
 
     Raises
@@ -351,7 +182,7 @@ def _check_nothing_done(slot: _Slot) -> None:
         )
 
 
-def _is_journal_of(slot: _Slot) -> bool:
+def _is_journal_of(slot: Slot) -> bool:
     """Return True where a journal that has lost its plan is this job's; one without a block is nobody's.
 
     Raises
@@ -367,7 +198,7 @@ def _is_journal_of(slot: _Slot) -> bool:
         raise ResumeRefused(
             f"{directory.journal_path} has {len(journal.done)} blocks of another job, and {directory.plan_path.name}, "
             f"which would tell what differs, is missing or damaged. `recon-cli resume {shlex.quote(str(directory.path))}` goes on with "
-            f"the job that it was; run with {_to_start_over(slot.plan)} to start over."
+            f"the job that it was; run with {to_start_over(slot.plan)} to start over."
         )
     return True
 
@@ -433,11 +264,11 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
                 mended = "If these are the same images, mended or copied, run with --same-input. "
         raise ResumeRefused(
             f"{plan.run_directory} belongs to a different job:\n{listed}\n"
-            f"{mended}Write what it was, or run with {_to_start_over(plan)} to start over.{moved}"
+            f"{mended}Write what it was, or run with {to_start_over(plan)} to start over.{moved}"
         )
 
 
-def _start_over(slots: tuple[_Slot, ...]) -> None:
+def _start_over(slots: tuple[Slot, ...]) -> None:
     """Make empty outputs and empty journals.
 
     The job comes first: it claims the output, so that a run cut off in here may begin again. The plan
@@ -447,10 +278,10 @@ def _start_over(slots: tuple[_Slot, ...]) -> None:
     claimed = [slot.directory.claims_output() for slot in slots]
     for slot, is_claimed in zip(slots, claimed, strict=True):
         if is_claimed:
-            _check_replaceable(slot)
-            _check_pixels(slot)
+            check_replaceable(slot)
+            check_pixels(slot)
         else:
-            _check_new(slot)
+            check_new(slot)
     first.forget()
     first.write_job(plan.documents.asked)
     first.write_config(plan.documents.resolved)

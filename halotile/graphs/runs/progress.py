@@ -79,9 +79,9 @@ def describe_figures(figures: Mapping[str, float]) -> str:
 
     Examples
     --------
-    >>> figures_in_words({"iteration": 3, "misfit": 1234.5, "change": 0.01234, "psnr": 27.31, "seconds": 1.5})
+    >>> describe_figures({"iteration": 3, "misfit": 1234.5, "change": 0.01234, "psnr": 27.31, "seconds": 1.5})
     'misfit was 1234, change 0.0123, PSNR 27.31 dB'
-    >>> figures_in_words({"iteration": 3, "misfit": 1234.5, "residual": 0.01234})
+    >>> describe_figures({"iteration": 3, "misfit": 1234.5, "residual": 0.01234})
     'misfit 1234, residual 0.0123'
     """
     # A gradient tells the misfit of the image that the iteration began with; cg knows that of the one it made.

@@ -13,10 +13,11 @@ from halotile.errors import DamagedData, OutputRefused
 from halotile.graphs.jobs.sections import Job
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import run_directory_of
-from halotile.graphs.runs.claim import check_same_job, journal_fingerprint
+from halotile.graphs.runs.claim import check_same_job
 from halotile.graphs.runs.damage import damaged_blocks, written_of
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.progress import Observer
+from halotile.graphs.runs.replacing import journal_fingerprint
 from halotile.storage.disk.ownership import metadata_problems, restore_metadata
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory

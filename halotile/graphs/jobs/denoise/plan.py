@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from halotile.graphs.jobs.base import OutputArray, PlanRequest
+from halotile.graphs.jobs.denoise.figures import figures_of
+from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.jobs.sections import DenoiserChoice, Size, parse_bytes
@@ -28,6 +26,7 @@ from halotile.graphs.plans.cutting import (
 )
 from halotile.graphs.plans.denoiser_trials import compared, expect_trial, tried
 from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.gpu_trials import (
     ChosenTiles,
     as_it_went,
@@ -38,7 +37,7 @@ from halotile.graphs.plans.gpu_trials import (
     trying,
     written_tiles,
 )
-from halotile.graphs.plans.memory import MIB, Footprint, footprint, gpu_bytes
+from halotile.graphs.plans.memory import Footprint
 from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
 from halotile.graphs.plans.opening import (
     assign_axes,
@@ -50,7 +49,7 @@ from halotile.graphs.plans.opening import (
     open_sides,
     value_range,
 )
-from halotile.graphs.plans.plan import Documents, Need, Plan, Resources
+from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import Geometry, block_unit
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
@@ -65,8 +64,6 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
-
-SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
 
 def plan_denoising(job: Denoising, request: PlanRequest) -> Plan:
@@ -173,7 +170,7 @@ class _Sized:
     def footprint_of(self, task: DenoiseTask, tuned: Tuned | None = None) -> Footprint:
         """Return the memory that a worker needs for a task."""
         original = self.opened.original
-        return _footprint(task, self.layout, original.chunks if not original.mapped else (1,), tuned)
+        return footprint_of(task, self.layout, original.chunks if not original.mapped else (1,), tuned)
 
 
 def _size(opened: _Opened, request: PlanRequest) -> _Sized:
@@ -255,8 +252,11 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     job, begun = sized.job, opened.begun
     identity, earlier = relate(job, _identity(settled), begun.previous, request)
     task = as_it_went(settled.task, begun.previous)
+    allowed, machine = parse_bytes(job.run.memory_per_worker), opened.computing.machine_bytes
     output = OutputArray(begun.output, sized.layout, task.grid, job.output.overwrite)
-    asked = _asked(job, begun.output, sized.requested)
+    is_named = isinstance(job.denoiser, DenoiserChoice)
+    given = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
+    decided = _decided(task, sized.layout)
     return Plan(
         job=job,
         work=DenoiseWork(output, task, settled.tuned),
@@ -265,9 +265,15 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
         sources=(opened.original, *opened.sides.values()),
         files=(*task.denoiser.files(), *(Path(job.input.sides[name]) for name in task.sides)),
         identity=identity,
-        resources=_resources(settled),
-        documents=Documents(asked, _resolved(asked, task, sized.layout)),
-        figures=_figures(job, task, sized.layout, settled),
+        resources=Resources(
+            (need_of(task, settled.needed, allowed, machine),),
+            SMALLER,
+            machine,
+            free_bytes(begun.output),
+            smaller_output="a smaller output.dtype",
+        ),
+        documents=documents_of(job, sized.requested, given, decided),
+        figures=figures_of(job, task, sized.layout, settled.reach, settled.tuned),
         notes=_notes(settled),
         earlier=earlier,
     )
@@ -317,162 +323,24 @@ def _identity(settled: _Settled) -> dict[str, Any]:
     }
 
 
-def _footprint(
-    task: DenoiseTask, layout: Layout, piece: tuple[int, ...], tuned: Tuned | None = None
-) -> Footprint:
-    tiling, denoiser = task.tiling, task.denoiser
-    middle = task.grid.middle
-    channels = max(denoiser.channels) if task.roles.channel is not None else 1
-    window = math.prod(_tile_window(task)[1])
-    read = tuple(
-        min(w, n) if rule == "cut" else w
-        for w, n, rule in zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
-    )
-    core_out = task.roles.output_region(middle.core, tiling.scale, task.channels_out)
-    return footprint(
-        window=read,
-        core_out=core_out.shape,
-        shard=layout.shard,
-        tile_window_pixels=window * channels * tiling.scale ** len(tiling.tile),
-        batch=tiling.batch,
-        itemsize_in=task.source.dtype.itemsize,
-        itemsize_work=np.dtype(tiling.work_dtype).itemsize,
-        itemsize_out=np.dtype(layout.dtype).itemsize,
-        stored_piece=piece,
-        sides=len(task.sides),
-        bytes_per_pixel=denoiser.bytes_per_pixel(),
-        weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
-        overlap=task.overlap,
-        io_threads=task.io_threads,
-        gpu_bytes=None if task.device == "cpu" else gpu_bytes(tuned.host_bytes if tuned else None),
-    )
-
-
-def _tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of the largest tile, and of its window: no larger than the image where it is cut there."""
-    tiling = task.tiling
-    tile = tuple(min(t, n) for t, n in zip(tiling.tile, tiling.image, strict=True))
-    rules = [task.rim.rules[i] for i in task.roles.spatial]
-    grown = [t + a + b for t, (a, b) in zip(tile, tiling.depth, strict=True)]
-    window = tuple(
-        min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.image, rules, strict=True)
-    )
-    return tile, window
-
-
-def _resources(settled: _Settled) -> Resources:
-    task, needed, machine = settled.task, settled.needed, settled.sized.opened.computing.machine_bytes
-    need = Need(
-        f"one block of {list(task.grid.block)}",
-        needed.total_bytes,
-        needed.describe(),
-        _ways_to_fit(settled),
-        _remark_on_depth(task),
-    )
-    output = settled.sized.opened.begun.output
-    return Resources((need,), SMALLER, machine, free_bytes(output), smaller_output="a smaller output.dtype")
-
-
-def _ways_to_fit(settled: _Settled) -> str:
-    """Return what to write where a block takes more than a worker has: what can help, and nothing else."""
-    needed, machine = settled.needed, settled.sized.opened.computing.machine_bytes
-    allowed = parse_bytes(settled.sized.job.run.memory_per_worker)
-    tile, window = _tile_window(settled.task)
-    is_deep = math.prod(window) > 4 * math.prod(tile)
-    enough = needed.total_bytes
-    ways = {
-        f"write run.memory_per_worker: {-(-enough // MIB)}MiB": machine is None or enough <= machine,
-        f"write {SMALLER}": allowed > needed.fixed_bytes and not is_deep,
-        "choose a denoiser that looks less far": is_deep and allowed > needed.fixed_bytes,
-        "store the input in smaller chunks": enough - needed.decode_bytes <= allowed,
-    }
-    remedies = ", or ".join(way for way, helps in ways.items() if helps)
-    text = remedies or "use a machine with more memory"
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def _remark_on_depth(task: DenoiseTask) -> str:
-    """Return what a depth does that is large beside the tile."""
-    tile, window = _tile_window(task)
-    if math.prod(window) <= 2 * math.prod(tile):
-        return ""
-    edges, reached = (" x ".join(map(str, shape)) for shape in (tile, window))
-    deepest = max(itertools.chain.from_iterable(task.tiling.depth))
-    return f" With depth {deepest}, a tile of {edges} pixels computes {reached}."
-
-
-def _asked(job: Denoising, output: Path, requested: Requested) -> dict[str, Any]:
-    """Return the job as a configuration: the shape of the YAML, with an absolute output."""
-    parts = {name: asdict(getattr(job, name)) for name in ("input", "output", "tile", "run", "cluster")}
-    parts["run"]["workers"] = requested.workers
-    parts["output"]["path"] = str(output)
-    choice = job.denoiser
-    denoiser = (
-        {"name": choice.name, **choice.options}
-        if isinstance(choice, DenoiserChoice)
-        else describe_denoiser(choice)
-    )
-    return {
-        "version": 1,
-        "job": job.kind,
-        **parts,
-        "denoiser": denoiser,
-        "allow_import": job.allow_import,
-        "import_folder": job.import_folder,
-    }
-
-
-def _resolved(asked: Mapping[str, Any], task: DenoiseTask, layout: Layout) -> dict[str, Any]:
-    """Return the job as a configuration in which every size is decided; it makes the same output."""
+def _decided(task: DenoiseTask, layout: Layout) -> dict[str, Any]:
+    """Return the keys whose values were decided; with them the job makes the same output."""
     spatial = task.roles.spatial
 
     def edges(sizes: tuple[int, ...]) -> list[int]:
         return [sizes[i] for i in spatial]
 
-    # A file cannot allow itself to run code.
-    job = {key: value for key, value in asked.items() if key not in ("allow_import", "import_folder")}
     block = edges(task.grid.block)
     if task.tiling.scale == 1:  # a block that ends with the image is as good as one that ends with its shard
         block = [-(-b // s) * s for b, s in zip(block, edges(layout.shard), strict=True)]
-    job["denoiser"] = describe_denoiser(task.denoiser)
-    job["output"] = job["output"] | {
-        "shard": edges(layout.shard),
-        "chunk": edges(layout.chunk),
-        "dtype": layout.dtype,
-    }
-    job["tile"] = job["tile"] | {
-        **written_tiles(task),
-        "depth": [max(pair) for pair in task.tiling.depth],
-        "boundary": task.rim.rules[spatial[0]],
-        "block": block,
-        "axes": "".join(task.roles.axes[i] for i in spatial),
-    }
-    return job
-
-
-def _figures(job: Denoising, task: DenoiseTask, layout: Layout, settled: _Settled) -> dict[str, Any]:
-    grid, roles, tuned = task.grid, task.roles, settled.tuned
-    spatial_core = roles.spatial_part(grid.middle.core).size
-    spatial_window = roles.spatial_part(task.rim.reach(grid.middle.window, grid.shape)).size
-    tile, window = map(math.prod, _tile_window(task))
     return {
-        "input": job.input.path,
-        "shape": list(grid.shape),
-        "axes": "".join(roles.axes),
-        "tiled_axes": "".join(roles.axes[i] for i in roles.spatial),
-        "dtype": str(task.source.dtype),
-        "output_shape": list(layout.shape),
-        "output_dtype": layout.dtype,
-        "denoiser": task.denoiser.name,
-        "tile": list(task.tiling.tile),
-        "batch": task.tiling.batch,
-        "device": task.device,
-        "precision": task.precision,
-        "device_memory_bytes": tuned.device_bytes if tuned and task.device != "cpu" else None,
-        "tuned": tuned.to_json() if tuned else None,
-        "depth": [list(d) for d in task.tiling.depth],
-        "depth_from": settled.reach.origin,
-        "boundary": task.rim.rules[roles.spatial[0]],
-        "read_amplification": round(spatial_window / spatial_core, 4),
-        "compute_redundancy": round(window / tile, 4),
+        "denoiser": describe_denoiser(task.denoiser),
+        "output": {"shard": edges(layout.shard), "chunk": edges(layout.chunk), "dtype": layout.dtype},
+        "tile": {
+            **written_tiles(task),
+            "depth": [max(pair) for pair in task.tiling.depth],
+            "boundary": task.rim.rules[spatial[0]],
+            "block": block,
+            "axes": "".join(task.roles.axes[i] for i in spatial),
+        },
     }

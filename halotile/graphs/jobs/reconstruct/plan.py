@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
 from halotile.graphs.jobs.base import OutputArray, PlanRequest
 from halotile.graphs.jobs.reconstruct.continuation import identity_of, note_of
+from halotile.graphs.jobs.reconstruct.documents import decided_parts, given_parts
 from halotile.graphs.jobs.reconstruct.figures import figures_of
+from halotile.graphs.jobs.reconstruct.fit import SMALLER, needs_of
 from halotile.graphs.jobs.reconstruct.forms import Form, choose_form
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.memory import StepFootprint
 from halotile.graphs.jobs.reconstruct.operator_checks import (
     check_kernels,
     check_masks,
@@ -35,7 +35,6 @@ from halotile.graphs.jobs.reconstruct.operators import (
     make_terms,
     open_measurements,
     sources_in,
-    written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.jobs.reconstruct.prior import (
@@ -48,10 +47,11 @@ from halotile.graphs.jobs.reconstruct.prior import (
 )
 from halotile.graphs.jobs.reconstruct.prior_trials import Cut, denoising_of
 from halotile.graphs.jobs.reconstruct.traffic import comes_apart, computed_twice
-from halotile.graphs.jobs.sections import DenoiserChoice, parse_bytes
+from halotile.graphs.jobs.sections import parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes
 from halotile.graphs.plans.denoiser_trials import compared, expect_trial
 from halotile.graphs.plans.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.gpu_trials import (
     ChosenTiles,
     as_it_went,
@@ -60,12 +60,10 @@ from halotile.graphs.plans.gpu_trials import (
     on_device,
     sized_as,
     trying,
-    written_tiles,
 )
-from halotile.graphs.plans.memory import MIB
 from halotile.graphs.plans.notes import note_of_files, note_of_locks
-from halotile.graphs.plans.opening import check_paths, describe_denoiser
-from halotile.graphs.plans.plan import Documents, Need, Plan, Resources
+from halotile.graphs.plans.opening import check_paths
+from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import (
     Geometry,
@@ -90,8 +88,6 @@ from halotile.tasks.operators.base import Operator, working_dtype
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
-
-SMALLER = "a smaller tile.size, tile.block or output.shard"
 
 
 def plan_reconstruction(job: Reconstruction, request: PlanRequest) -> Plan:
@@ -294,7 +290,6 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
     identity, earlier = relate(job, _identity(settled), begun.previous, request)
     begun_prior = with_denoised(work.prior, lambda denoised: as_it_went(denoised, begun.previous))
-    asked = _asked(job, begun.output, sized.requested)
     further = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
     return Plan(
         job=job,
@@ -305,7 +300,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
         identity=identity,
         resources=_resources(settled),
-        documents=Documents(asked, _resolved(asked, work)),
+        documents=documents_of(job, sized.requested, given_parts(job), decided_parts(work)),
         figures=figures_of(work),
         notes=_notes(settled, further),
         earlier=earlier,
@@ -358,62 +353,13 @@ def _identity(settled: _Settled) -> dict[str, Any]:
 def _resources(settled: _Settled) -> Resources:
     work, opened = settled.work, settled.sized.opened
     return Resources(
-        tuple(_needs(work)),
+        tuple(needs_of(work)),
         SMALLER,
         opened.computing.machine_bytes,
         free_bytes(opened.begun.output),
         scratch_bytes=work.scratch_bytes,
         scratch_inodes=work.scratch_inodes,
     )
-
-
-def _needs(work: ReconstructWork) -> Iterator[Need]:
-    """Yield the memory of a block, and of each operator that sees the whole image."""
-
-    def need(what: str, footprint: StepFootprint, instead: str) -> Need:
-        enough = f"Write run.memory_per_worker: {-(-footprint.total_bytes // MIB)}MiB, or {instead}."
-        return Need(what, footprint.total_bytes, footprint.describe(), enough)
-
-    yield need(f"one block of {list(work.grid.block)}", work.step_footprint(), SMALLER)
-    for term, footprint in zip(work.form.whole, work.operator_footprints(), strict=True):
-        number = next(n for n, other in enumerate(work.form.terms) if other is term)
-        what = (
-            f"operators[{number}] ({term.operator.name}) sees the whole image of {list(work.grid.shape)}, and"
-        )
-        yield need(what, footprint, "an operator that looks a few pixels far")
-
-
-def _asked(job: Reconstruction, output: Path, requested: Requested) -> dict[str, Any]:
-    """Return the job as a configuration: the shape of the YAML, with an absolute output."""
-    named = ("operators", "prior")
-    plain = {f.name: getattr(job, f.name) for f in fields(job) if f.name not in named}
-    parts = {
-        name: asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
-        for name, part in plain.items()
-    }
-    parts["output"]["path"] = str(output)
-    parts["run"]["workers"] = requested.workers
-    parts["operators"] = [written(choice) for choice in job.operators]
-    parts["prior"] = {f.name: getattr(job.prior, f.name) for f in fields(job.prior)}
-    denoiser = job.prior.denoiser
-    if isinstance(denoiser, DenoiserChoice):
-        parts["prior"]["denoiser"] = {"name": denoiser.name, **denoiser.options}
-    elif denoiser is not None:
-        parts["prior"]["denoiser"] = describe_denoiser(denoiser)
-    return {"version": 1, "job": job.kind, **parts}
-
-
-def _resolved(asked: Mapping[str, Any], work: ReconstructWork) -> dict[str, Any]:
-    """Return the job as a configuration in which every size is decided; it makes the same output."""
-    job = {key: value for key, value in asked.items() if key not in ("allow_import", "import_folder")}
-    layout = work.output.layout
-    shard, block = (list(sizes[-2:]) for sizes in (layout.shard, work.grid.block))
-    job["shape"] = list(work.grid.shape)
-    job["output"] = job["output"] | {"shard": shard, "chunk": list(layout.chunk[-2:]), "dtype": layout.dtype}
-    job["tile"] = job["tile"] | {"block": [-(-b // s) * s for b, s in zip(block, shard, strict=True)]}
-    if denoised := denoised_of(work.prior):
-        job["tile"] |= written_tiles(denoised)
-    return job
 
 
 def _check_per_pass(form: Form) -> None:

@@ -149,7 +149,7 @@ def pixels_read(grid: Grid, view: View) -> int:
 
     Examples
     --------
-    >>> pixels_read(Grid((8, 8), (4, 8), ((0, 0), (0, 0))), Sight(1))
+    >>> pixels_read(Grid((8, 8), (4, 8), ((0, 0), (0, 0))), View(1))
     80
     """
     lengths = list(grid.shape)

@@ -28,8 +28,10 @@ from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.jobs.simulate.passes import SimulateWork
 from halotile.graphs.plans.cutting import overlap_pays
 from halotile.graphs.plans.devices import note_of_cluster
+from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plans.plan import Documents, Need, Plan, Resources
+from halotile.graphs.plans.opening import check_whole
+from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.sizes import Geometry, axes_like, block_unit, candidate_blocks, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
 from halotile.graphs.runs.identity import code_versions
@@ -75,6 +77,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     begun, computing = begin(job, request), compute_on(job, None)
     job = computing.job
     reference = open_source(job.reference)
+    check_whole(reference.path)
     operators = make_operators(job)
     check_kernels(operators, reference.shape)
     measurements = tuple(
@@ -83,7 +86,6 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     identity, earlier = relate(job, _identity(job, reference, measurements), begun.previous, request)
     if earlier.differs and job.output.overwrite:
         earlier = replace(earlier, is_discarded=True)
-    asked = _asked(job, computing.requested.workers)
     return Plan(
         job=job,
         work=SimulateWork(
@@ -100,7 +102,15 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
             computing.machine_bytes,
             free_bytes(begun.output),
         ),
-        documents=Documents(asked, _resolved(asked)),
+        documents=documents_of(
+            job,
+            computing.requested,
+            {
+                "operators": [
+                    written(replace(each, data=os.path.abspath(each.data))) for each in job.operators
+                ]
+            },
+        ),
         figures={
             "reference": job.reference,
             "shape": list(reference.shape),
@@ -210,16 +220,3 @@ def _identity(job: Simulation, reference: Source, measurements: tuple[_Measureme
         "exact": job.exact,
         "code": code_versions(),
     }
-
-
-def _asked(job: Simulation, workers: Any) -> dict[str, Any]:
-    """Return the job as a configuration, with absolute paths of measurements."""
-    sections = {name: asdict(getattr(job, name)) for name in ("noise", "output", "run", "cluster")}
-    sections["run"]["workers"] = workers
-    operators = [written(replace(each, data=os.path.abspath(each.data))) for each in job.operators]
-    plain = {name: getattr(job, name) for name in ("reference", "exact", "allow_import", "import_folder")}
-    return {"version": 1, "job": job.kind, "operators": operators, **sections, **plain}
-
-
-def _resolved(asked: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in asked.items() if key not in ("allow_import", "import_folder")}

@@ -1,4 +1,4 @@
-"""The README leaves nothing out of what a job file can say."""
+"""The reference pages list every key, option and default of a job file."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from halotile.graphs.jobs.kinds import kind_names
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.tasks.options import job_key, required_keys
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = {
-    "denoise": "every-key.yaml",
-    "reconstruct": "every-key-of-a-reconstruction.yaml",
-    "simulate": "every-key-of-a-simulation.yaml",
+    "denoise": ("job-file.md", "every-key.yaml"),
+    "reconstruct": ("reconstruction.md", "every-key-of-a-reconstruction.yaml"),
+    "simulate": ("reconstruction.md", "every-key-of-a-simulation.yaml"),
 }
-AS_BEFORE = {
+SHARED = {
     "denoise": (),
     "reconstruct": ("output", "tile", "run", "cluster"),
     "simulate": ("run", "cluster"),
 }
 """Sections that are those of a denoising job."""
-SECTIONS = [
-    (job, name) for job in kind_names() for name in keys_of(job).sections if name not in AS_BEFORE[job]
-]
+SECTIONS = [(job, name) for job in kind_names() for name in keys_of(job).sections if name not in SHARED[job]]
 
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, dict[str, Any]]:
-    """The job files that say everything, by their kinds."""
+    """The job files with every key, by kind of job."""
     found = {}
-    for job, name in EXAMPLES.items():
-        block = re.search(rf"```yaml\n# {re.escape(name)}\n(.*?)```", README, re.DOTALL)
+    for job, (page, name) in EXAMPLES.items():
+        text = (DOCS / page).read_text()
+        block = re.search(rf"```yaml\n# {re.escape(name)}\n(.*?)```", text, re.DOTALL)
         assert block
-        found[job] = read_text(block[1], "README.md").tree
+        found[job] = read_text(block[1], page).tree
     return found
 
 
 def test_the_examples_have_every_part(examples: dict[str, dict[str, Any]]) -> None:
     for job, part in zip(kind_names(), config_schema()["anyOf"], strict=True):
-        left_out = {*AS_BEFORE[job]} - {"output"}
+        left_out = {*SHARED[job]} - {"output"}
         assert set(examples[job]) == set(part["properties"]) - left_out
 
 
@@ -87,21 +86,18 @@ def test_the_examples_have_every_key_outside_of_sections(
 
 @pytest.mark.parametrize("name", registry.names("denoisers"))
 def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: str) -> None:
-    row = re.search(rf"^\| `{name}` \| (.*?) \|", README, re.MULTILINE)
-    assert row, f"the table of denoisers has no {name}"
-    schema = registry.find("denoisers", name).DENOISER
-    check_row(row[1], schema)
+    check_row("denoisers.md", name, registry.find("denoisers", name).DENOISER)
 
 
 @pytest.mark.parametrize("name", Named(OperatorChoice).names)
 def test_the_table_has_every_operator(name: str) -> None:
-    table = README[README.index("| operator |") :]
-    row = re.search(rf"^\| `{name}` \| (.*?) \|", table, re.MULTILINE)
-    assert row, f"the table of operators has no {name}"
-    check_row(row[1], Named(OperatorChoice).find(name))
+    check_row("operators.md", name, Named(OperatorChoice).find(name))
 
 
-def check_row(row: str, schema: type) -> None:
-    """Assert that a row of a table has every option, and marks those that must be written."""
+def check_row(page: str, name: str, schema: type) -> None:
+    """Assert that a row of a page's table has every option, and marks those that must be written."""
+    found = re.search(rf"^\| `{name}` \| (.*?) \|", (DOCS / page).read_text(), re.MULTILINE)
+    assert found, f"the table of {page} has no {name}"
+    row = found[1]
     assert set(re.findall(r"`(\w+)`", row)) == set(field_types(schema))
     assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == set(required_keys(schema))

@@ -1,0 +1,56 @@
+"""A kind of job: the standard deviation of an image around each pixel, and an overview of half its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from halotile.graphs.jobs.base import Figures, JobKind, Row
+from halotile.graphs.jobs.sections import Input, OutputJob, OwnPath
+from halotile.graphs.plans.rows import cost_rows, output_rows
+from halotile.graphs.rules.values import AtLeast, output_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalDeviation(OutputJob):
+    """The standard deviation of an image around each pixel."""
+
+    kind: ClassVar[str] = "local-deviation"
+
+    input: Input
+    overview: OwnPath
+    """Path of a second Zarr to write: the deviation at half its size."""
+    radius: int = 4
+    """Edge of the square around a pixel is twice this, plus one."""
+
+
+def title(job: LocalDeviation) -> str:
+    """Return a job in a few words."""
+    return f"deviation within {job.radius} pixels, from {job.input.path} to {job.output.path}"
+
+
+def headline(figures: Figures) -> str:
+    """Return a plan in one line."""
+    return f"deviation within {figures['radius']} pixels in {figures['blocks']} blocks"
+
+
+def rows(figures: Figures) -> list[Row]:
+    """Return a plan as a table."""
+    return [
+        ("input", str(figures["input"])),
+        ("output", str(figures["output"])),
+        ("radius", f"{figures['radius']} pixels"),
+        *output_rows(figures),
+        *cost_rows(figures),
+    ]
+
+
+KIND = JobKind(
+    job=LocalDeviation,
+    plan="local_deviation.plan:plan",
+    title=title,
+    headline=headline,
+    rows=rows,
+    checks={("", "radius"): AtLeast(1), ("", "overview"): output_path},
+    inputs=("input",),
+)

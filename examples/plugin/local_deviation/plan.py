@@ -1,0 +1,160 @@
+"""The plan of the job, and its passes: squares into a scratch array, the deviation, the overview."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from halotile.graphs.jobs.base import (
+    Books,
+    Gather,
+    OutputArray,
+    Pass,
+    PassCount,
+    Place,
+    PlanRequest,
+    Sums,
+)
+from halotile.graphs.jobs.sections import Output, parse_bytes
+from halotile.graphs.plans.documents import documents_of
+from halotile.graphs.plans.memory import IMPORTS_BYTES
+from halotile.graphs.plans.opening import check_paths
+from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.sizes import Geometry, block_unit, candidate_blocks, layout_like
+from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
+from halotile.graphs.runs.identity import code_versions
+from halotile.storage.arrays import Source, open_source
+from halotile.storage.grid import Grid
+from halotile.storage.rim import Readable
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded.output import Layout, ShardWriter
+from halotile.storage.sharded.vectors import Vectors
+from halotile.tasks.roles import Roles
+from halotile.tasks.step import StepTask, View
+from local_deviation import LocalDeviation
+from local_deviation.images import Deviation, Halved, Squares
+
+HELD = 8
+"""Images of a block, in double precision, that a worker holds at once: an estimate."""
+
+
+def plan(job: LocalDeviation, request: PlanRequest) -> Plan:
+    """Decide the sizes of a job."""
+    begun, computing = begin(job, request), compute_on(job, None)
+    source = open_source(job.input.path, dataset=job.input.dataset, axes=job.input.axes)
+    check_paths(source, begun.output)
+    deviation = _output(begun.output, computing.job, source, source.shape)
+    halved = tuple(-(-n // 2) for n in source.shape)
+    overview = _output(Path(os.path.abspath(job.overview)), computing.job, source, halved)
+    work = DeviationWork(source, deviation, overview, job.radius)
+    identity = {
+        "input": source.fingerprint(),
+        "radius": job.radius,
+        "outputs": [each.layout.to_json() for each in work.outputs],
+        "code": code_versions(),
+    }
+    identity, earlier = relate(job, identity, begun.previous, request)
+    needed = IMPORTS_BYTES + 8 * HELD * math.prod(n + 2 * job.radius for n in deviation.grid.block)
+    need = Need(
+        f"one block of {list(deviation.grid.block)}", needed, "most are its pixels", "Write more of it."
+    )
+    return Plan(
+        job=computing.job,
+        work=work,
+        cluster=computing.cluster,
+        requested=computing.requested,
+        sources=(source,),
+        files=(),
+        identity=identity,
+        resources=Resources(
+            (need,),
+            "a smaller output.shard",
+            computing.machine_bytes,
+            free_bytes(begun.output),
+            scratch_bytes=work.scratch.size_bytes,
+            scratch_inodes=deviation.layout.inodes,
+        ),
+        documents=documents_of(computing.job, computing.requested),
+        figures={"input": job.input.path, "radius": job.radius},
+        notes=(),
+        earlier=earlier,
+    )
+
+
+def _output(path: Path, job: LocalDeviation, source: Source, shape: tuple[int, ...]) -> OutputArray:
+    """Return an output of this shape, in the largest blocks that keep all workers busy."""
+    geometry = Geometry(shape, shape, Roles(source.axes, (0, 1), None), 1, 1)
+    wanted = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk)
+    memory = parse_bytes(job.run.memory_per_worker)
+    layout = layout_like(source, wanted, geometry, np.dtype("float32"), memory)
+    block = candidate_blocks(geometry, block_unit(geometry, layout.shard), job.run.count)[0]
+    grid = Grid(shape, tuple(map(min, block, shape)), ((0, 0),) * 2)
+    return OutputArray(path, layout, grid, job.output.overwrite)
+
+
+@dataclass(frozen=True)
+class DeviationWork:
+    """The outputs and passes of a job."""
+
+    source: Source
+    deviation: OutputArray
+    overview: OutputArray
+    radius: int
+
+    keeps_state = False
+
+    @property
+    def outputs(self) -> tuple[OutputArray, ...]:
+        """The deviation, and its overview."""
+        return (self.deviation, self.overview)
+
+    @property
+    def passes(self) -> tuple[PassCount, ...]:
+        """Three, the last over another grid."""
+        grids = {
+            "squares": self.deviation.grid,
+            "deviation": self.deviation.grid,
+            "overview": self.overview.grid,
+        }
+        return tuple(PassCount(phase, grid) for phase, grid in grids.items())
+
+    @property
+    def scratch(self) -> Vectors:
+        """The squares, stored between two passes."""
+        layout = Layout.from_json(self.deviation.layout.to_json() | {"dtype": "float64"})
+        state = RunDirectory(self.deviation.path.with_name(self.deviation.path.name + ".run")).state_path
+        return Vectors(state / "squares", layout, {"squares": 1})
+
+    def is_outdated(self, directory: RunDirectory) -> bool:
+        """Return False: a block that is done stays right."""
+        return False
+
+    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+        """Yield the three passes."""
+        scratch = self.scratch
+        scratch.create()
+        books = Books(scratch.folder, "squares", (scratch.path("squares", 0),), scratch.layout)
+        squares = Squares(self.source)
+        yield Pass("squares", _writing(scratch.writer("squares", 0), squares, self.deviation.grid), books)
+        deviation = Deviation(self.source, scratch.open("squares", 0), self.radius)
+        for output, image in ((self.deviation, deviation), (self.overview, Halved(deviation))):
+            phase = "deviation" if output is self.deviation else "overview"
+            yield Pass(phase, _writing(ShardWriter(output.path, output.layout), image, output.grid), output)
+
+
+def _writing(writer: ShardWriter, image: Readable, grid: Grid) -> StepTask:
+    """Return the task that writes an image block by block."""
+    return StepTask(
+        grid=grid,
+        images=((writer, image),),
+        sums=(),
+        stored=(),
+        view=View(),
+        denoised=(),
+        overlap=False,
+    )

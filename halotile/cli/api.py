@@ -1,0 +1,271 @@
+"""Commands as functions of Python: each returns a value and prints nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halotile.graphs.jobs.sections import Job
+
+if TYPE_CHECKING:
+    from halotile.cli.config.problems import Problem
+    from halotile.cli.status import RunStatus
+    from halotile.graphs.plans.plan import Plan
+    from halotile.graphs.runs.progress import Observer
+    from halotile.graphs.runs.verify import Verdict
+
+
+def validate(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Problem, ...]:
+    """Check a job file; nothing is started.
+
+    Parameters
+    ----------
+    path : path
+        The YAML file.
+    overrides : iterable of str
+        Values set over it, such as ``"tile.size=256"``.
+
+    Returns
+    -------
+    tuple of Problem
+        Every mistake with its place and what to write instead; empty where the job is right.
+
+    Raises
+    ------
+    ConfigError
+        When the file cannot be read.
+
+    Examples
+    --------
+    >>> import halotile, pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "job.yaml")
+    >>> _ = file.write_text("version: 1\\njob: denoyse\\n")
+    >>> halotile.validate(file)[-1].message
+    'no job is called "denoyse"; did you mean denoise?'
+    """
+    from halotile.cli.config.loading import read_config
+    from halotile.cli.config.sections import check_config
+
+    file = Path(path)
+    _, problems = check_config(read_config(file, tuple(overrides)), file.parent)
+    return tuple(problems)
+
+
+def plan(
+    job: str | Path | Job, overrides: Iterable[str] = (), *, fresh: bool = False, allow_import: bool = False
+) -> Plan:
+    """Decide every size of a job and check that it fits; nothing is started or written.
+
+    Parameters
+    ----------
+    job : path or Job
+        A job file, or a job from Python.
+    overrides : iterable of str
+        Values set over a file, such as ``"tile.size=256"``.
+    fresh : bool
+        Plan anew, even where an unfinished run can be resumed.
+    allow_import : bool
+        Allow a job file to import code of your own.
+
+    Returns
+    -------
+    Plan
+        ``summary()`` has its figures: blocks, memory, disk, notes.
+
+    Raises
+    ------
+    ConfigError, InputError
+        When the job cannot be run as it is written.
+    MemoryRefused, DiskRefused
+        When it does not fit.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.plan("job.yaml").summary()["blocks"]  # doctest: +SKIP
+    400
+    """
+    from halotile.cli.config.loading import Flags, load_job
+    from halotile.graphs.plans.make import make_plan
+
+    if not isinstance(job, Job):
+        job = load_job(Path(job), tuple(overrides), Flags(allow_import=allow_import))
+    return make_plan(job, fresh=fresh)
+
+
+def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dict[str, Any]:
+    """Describe an image without reading its pixels.
+
+    Parameters
+    ----------
+    path : path
+        Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5.
+    level : int
+        Resolution level; 0 is the finest.
+    dataset : str, optional
+        Dataset inside an HDF5 file or a Zarr group.
+
+    Returns
+    -------
+    dict
+        ``shape`` in pixels, ``axes``, ``dtype``, ``chunks``, ``scale`` and ``units`` for each axis, ``levels``,
+        and ``config``, a job file to begin with.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read.
+
+    Examples
+    --------
+    >>> import halotile, numpy, pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "scan.npy")
+    >>> numpy.save(file, numpy.zeros((40, 30), "uint16"))
+    >>> facts = halotile.info(file)
+    >>> facts["shape"], facts["axes"], facts["dtype"]
+    ([40, 30], 'yx', 'uint16')
+    """
+    from halotile.cli.info import describe
+
+    return describe(os.fspath(path), level=level, dataset=dataset)
+
+
+def preview(
+    path: str | Path,
+    file: str | Path,
+    *,
+    size: int | None = None,
+    region: str | None = None,
+    plane: str | None = None,
+    against: str | Path | None = None,
+    values: tuple[float, float] | None = None,
+    level: int = 0,
+    dataset: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Draw an image of any size as a small PNG, or write it as a TIFF of every pixel.
+
+    Parameters
+    ----------
+    path : path
+        The image.
+    file : path
+        File to write, which ends in ``.png``, ``.tif`` or ``.tiff``.
+    size : int, optional
+        Longest side of a PNG in pixels; 1024 by default.
+    region : str, optional
+        Rows and columns, such as ``"0:500,100:600"``, shown pixel by pixel.
+    plane : str, optional
+        Which plane, such as ``"t=0,c=1"``.
+    against : path, optional
+        A second image, drawn on the right of a PNG.
+    values : (float, float), optional
+        Values that are black and white in a PNG.
+    level : int
+        Resolution level; 0 is the finest.
+    dataset : str, optional
+        Dataset inside an HDF5 file or a Zarr group.
+    overwrite : bool
+        Replace the file if it is there.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ConfigError, InputError
+        When an argument cannot be, or the image cannot be read.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.preview("clean.zarr", "clean.png", against="noisy.zarr")  # doctest: +SKIP
+    PosixPath('clean.png')
+    """
+    from halotile.cli.preview import PreviewRequest
+    from halotile.cli.preview import preview as draw
+
+    other = os.fspath(against) if against is not None else None
+    request = PreviewRequest(
+        os.fspath(path), Path(file), size, region, plane, other, values, level, dataset, overwrite
+    )
+    draw(request, quiet=True)
+    return Path(file)
+
+
+def verify(
+    output: str | Path,
+    *,
+    repair: bool = False,
+    allow_import: bool = False,
+    observer: Observer | None = None,
+) -> Verdict:
+    """Check every stored block of an output against its checksums.
+
+    Parameters
+    ----------
+    output : path
+        A Zarr that a run wrote.
+    repair : bool
+        Do the damaged blocks again, and those that are not done.
+    allow_import : bool
+        Allow the repair to import code of your own, where the job does.
+    observer : callable, optional
+        Called with the progress of a repair.
+
+    Returns
+    -------
+    Verdict
+        ``sound`` is True where every block that was done is as it was written; ``problems`` has a line for each that is not.
+
+    Raises
+    ------
+    OutputRefused
+        When there is no such output, or it cannot be repaired.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.verify("clean.zarr").sound  # doctest: +SKIP
+    True
+    """
+    from halotile.cli.config.saved_job import saved_job_of
+    from halotile.cli.status import output_of
+    from halotile.graphs.runs.verify import verify as check
+
+    place = output_of(Path(output))
+    job = saved_job_of(place, allow_import=allow_import) if repair else None
+    return check(place, job=job, repair=repair, observer=observer)
+
+
+def status(path: str | Path) -> RunStatus:
+    """Return how a run stands, from its directory alone.
+
+    Parameters
+    ----------
+    path : path
+        A run directory, or the output it belongs to.
+
+    Returns
+    -------
+    RunStatus
+        ``state`` (``running``, ``finished``, ``stopped``, ``failed``, ``interrupted`` ...), ``reason``, ``progress``, ``bad_blocks``.
+
+    Raises
+    ------
+    ConfigError
+        When no run has been there.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.status("clean.zarr").progress.done  # doctest: +SKIP
+    400
+    """
+    from halotile.cli.status import find_run, read_status
+
+    return read_status(find_run(Path(path)))

@@ -1,0 +1,190 @@
+"""Outputs that a run may make or replace: its own, or what it was told to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import DamagedData, HalotileError, OutputRefused
+from halotile.graphs.jobs.base import OutputArray
+from halotile.graphs.plans.plan import Plan, run_directory_of
+from halotile.graphs.runs.damage import damaged_blocks, written_of
+from halotile.storage.disk.ownership import REPLACE, find_stranger, other_pixels
+from halotile.storage.disk.place import check_path, check_place
+from halotile.storage.grid import Grid
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.sharded.output import Layout, open_output
+
+HOW = ("version", "run", "cluster", "allow_import", "import_folder")
+"""Parts of every job that do not say what it makes of what."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One output of a plan with the run directory beside it.
+
+    The directory of the first output keeps the run; those of others keep their journals, and point to it.
+    """
+
+    plan: Plan
+    output: OutputArray
+    directory: RunDirectory
+    first: RunDirectory
+
+    @property
+    def path(self) -> Path:
+        """Where the output is."""
+        return self.output.path
+
+    @property
+    def is_first(self) -> bool:
+        """True for the output that the run directory lies beside."""
+        return self.directory == self.first
+
+    @property
+    def is_of_this_run(self) -> bool:
+        """True for the first output, and for others whose directory points to that of the first."""
+        return self.is_first or self.directory.read_primary() == str(self.first.path)
+
+    @property
+    def fingerprint(self) -> str:
+        """Owner of its journal."""
+        return journal_fingerprint(self.plan.fingerprint, self.plan.outputs.index(self.output))
+
+
+def journal_fingerprint(fingerprint: str, place: int) -> str:
+    """Return the owner of the journal of an output, by its place among those of a plan."""
+    return f"{fingerprint}-{place}" if place else fingerprint
+
+
+def slots_of(plan: Plan) -> tuple[Slot, ...]:
+    first = RunDirectory(plan.run_directory)
+    return tuple(
+        Slot(plan, output, RunDirectory(run_directory_of(output.path)), first) for output in plan.outputs
+    )
+
+
+def check_output(slot: Slot) -> None:
+    """Refuse an output that is not this job's to make or to replace, and one that holds what the job reads."""
+    if not slot.directory.claims_output():
+        check_new(slot)
+    elif slot.plan.fresh or not slot.is_of_this_run:
+        check_replaceable(slot)
+    else:
+        check_path(str(slot.path), slot.output.key)
+    for file in slot.plan.files:
+        if file.resolve().is_relative_to(slot.path.resolve()):
+            raise OutputRefused(
+                f"{slot.output.key} is {slot.path}: the job reads {file} there. Write another path."
+            )
+
+
+def check_new(slot: Slot) -> None:
+    """Refuse a place that no run has claimed, where an output cannot be made."""
+    output = slot.output
+    check_place(str(slot.path), overwrite=output.overwrite, key=output.key, remedy=slot.plan.kind.to_replace)
+
+
+def check_replaceable(slot: Slot) -> None:
+    """Refuse to start over where that would discard what no run of this job did, or holds, and nobody allowed it.
+
+    Raises
+    ------
+    OutputRefused
+        With what to write to replace it.
+    """
+    own = _is_own(slot)
+    stranger = find_stranger(slot.path, _layout_there(slot)) if own else ""
+    check_place(str(slot.path), overwrite=True, key=slot.output.key, may_lack_metadata=own and not stranger)
+    if slot.output.overwrite:
+        return
+    if stranger:
+        raise OutputRefused(
+            f"{slot.output.key} is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
+            f"write {slot.plan.kind.to_replace} to remove all that is there."
+        )
+    if not own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
+        raise OutputRefused(
+            f"{slot.output.key} is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
+            "the same job did (the same input, denoiser or operators, and output). Write another path, or "
+            f"{slot.plan.kind.to_replace} to replace it."
+        )
+
+
+def _layout_there(slot: Slot) -> Layout:
+    """Return the layout of what the run there wrote, whose sizes may have been decided otherwise."""
+    if written := _written_there(slot):
+        return written[0]
+    layout = slot.output.layout
+    with suppress(HalotileError):  # a run that was cut off while it started over has lost its plan
+        found = open_output(slot.path)
+        if (found.shape, found.dtype, found.ome) == (layout.shape, layout.dtype, layout.ome):
+            return found
+    return layout
+
+
+def _written_there(slot: Slot) -> tuple[Layout, Grid] | None:
+    """Return layout and blocks of an output as the run directory keeps them; None where it keeps none."""
+    kept, place = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
+    written = written_of(kept) if kept else []
+    return written[place] if place < len(written) else None
+
+
+def check_pixels(slot: Slot) -> None:
+    """Refuse to discard another result that was put in the place of the run's own.
+
+    Raises
+    ------
+    OutputRefused
+        With what to write to replace it.
+    """
+    kept, written = slot.first.whole_plan(), _written_there(slot)
+    if slot.output.overwrite or kept is None or written is None:
+        return
+    layout, grid = written
+    found, done = dict[int, list[str]](), Runs()
+    owner = journal_fingerprint(kept["fingerprint"], slot.plan.outputs.index(slot.output))
+    with suppress(HalotileError, FileNotFoundError):  # without a journal nobody knows
+        journal = Journal.open(slot.directory.journal_path, owner, len(grid), read_only=True)
+        done = journal.done
+        blocks = map(grid.block_at, done)
+        found = dict(damaged_blocks(slot.path, layout, blocks, journal.digest, thorough=False))
+    if others := other_pixels(found, len(done)):
+        raise OutputRefused(f"{slot.path} is not what the run wrote there: {others}. {REPLACE}")
+
+
+def _is_own(slot: Slot) -> bool:
+    """Return True where the run there was asked for the same as this one, however it was to be computed."""
+    plan = slot.plan
+    if not slot.is_of_this_run:
+        return False
+    try:
+        asked = slot.first.read_job()
+    except DamagedData:
+        asked = None
+    if asked is None:
+        return (slot.first.whole_plan() or {}).get("fingerprint") == plan.fingerprint
+    return _what_is_made(plan, asked) == _what_is_made(plan, plan.documents.asked)
+
+
+def _what_is_made(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a job makes of what, as JSON has it."""
+    how = {*HOW, *plan.kind.how}
+    parts = {key: value for key, value in job.items() if key not in how}
+    if isinstance(output := parts.get("output"), Mapping):
+        parts["output"] = {key: value for key, value in output.items() if key != "overwrite"}
+    what: dict[str, Any] = json.loads(json.dumps(plan.kind.essentials(parts)))
+    return what
+
+
+def to_start_over(plan: Plan) -> str:
+    """Return what a run needs to be told to begin anew."""
+    own = plan.overwrite or _is_own(slots_of(plan)[0])
+    return "--fresh" if own else f"--fresh and {plan.kind.to_replace}"

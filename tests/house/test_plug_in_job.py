@@ -1,0 +1,175 @@
+"""A kind of job from a package of its own gets everything that ours have, with no edit here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from numpy.typing import NDArray
+from scipy.ndimage import uniform_filter
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "examples/plugin/local_deviation"
+RADIUS = 5
+JOB = """
+version: 1
+job: local-deviation
+input: {path: in.zarr}
+output: {path: deviation.zarr, shard: 64, chunk: 32}
+overview: overview.zarr
+radius: 5
+run: {workers: 2, memory_per_worker: 2GiB}
+"""
+FIRST, SECOND = "deviation.zarr", "overview.zarr"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with a job, where the package is installed."""
+
+    folder: Path
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command."""
+        paths = os.pathsep.join([str(self.folder / "site"), str(ROOT)])
+        return subprocess.Popen(
+            [sys.executable, "-m", "halotile", *words],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, *words: str, code: int = 0) -> str:
+        """Return what a command wrote; it ends with this exit code."""
+        ended = self.start(*words)
+        out, err = ended.communicate(timeout=240)
+        assert ended.returncode == code, out + err
+        return out + err
+
+    def status(self) -> dict[str, Any]:
+        """Return what the run directory says of the run."""
+        path = self.folder / f"{FIRST}.run/status.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    def pixels(self, name: str) -> NDArray[Any]:
+        """Return an output."""
+        return np.asarray(zarr.open_array(self.folder / name, mode="r")[...])
+
+    def done(self, name: str) -> int:
+        """Return how many blocks of an output are in its journal."""
+        from halotile.storage.run_directory.journal import Journal
+
+        path = self.folder / f"{name}.run/journal"
+        return len(Journal.look(path).done) if path.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """The package as pip lays it, and a job of its kind."""
+    folder = tmp_path_factory.mktemp("plug-in")
+    shutil.copytree(PACKAGE, folder / "site/local_deviation", ignore=shutil.ignore_patterns("__pycache__"))
+    about = folder / "site/local_deviation-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: local-deviation\nVersion: 1.0\n")
+    points = (PACKAGE.parent / "pyproject.toml").read_text().partition('"halotile.jobs"]\n')[2]
+    name, _, module = points.strip().partition(" = ")
+    (about / "entry_points.txt").write_text(f"[halotile.jobs]\n{name} = {module.strip(chr(34))}\n")
+    pixels = np.random.default_rng(0).random((1000, 900)).astype("float32")
+    array = zarr.create_array(folder / "in.zarr", shape=pixels.shape, chunks=(256, 256), dtype="f4")
+    array[...] = pixels
+    (folder / "job.yaml").write_text(JOB)
+    return Place(folder)
+
+
+def truth(place: Place) -> NDArray[Any]:
+    """The deviation of the whole image."""
+    pixels = place.pixels("in.zarr").astype(np.float64)
+    mean, mean_of_squares = (uniform_filter(each, 2 * RADIUS + 1) for each in (pixels, pixels**2))
+    deviation: NDArray[Any] = np.sqrt(np.maximum(mean_of_squares - mean**2, 0.0)).astype(np.float32)
+    return deviation
+
+
+def test_its_job_is_validated_and_its_mistakes_have_words(place: Place) -> None:
+    assert "ok, deviation within 5 pixels" in place.call("validate", "job.yaml")
+    wrong = place.call("validate", "job.yaml", "--set", "radius=0", "--set", "inptu.path=x", code=2)
+    assert "radius: 0 is too small; write at least 1" in wrong
+    assert "inptu: unknown key; did you mean input?" in wrong
+
+
+def test_its_keys_are_in_the_schema(place: Place) -> None:
+    schema = json.loads(place.call("schema"))
+    (part,) = [part for part in schema["anyOf"] if part["title"] == "local-deviation"]
+    assert part["required"] == ["version", "job", "input", "output", "overview"]
+    assert part["properties"]["radius"]["minimum"] == 1
+    assert part["properties"]["radius"]["description"].startswith("Edge of the square")
+
+
+def test_its_plan_counts_both_outputs_and_its_scratch_array(place: Place) -> None:
+    plan = json.loads(place.call("plan", "job.yaml", "--json"))
+    assert [Path(path).name for path in plan["outputs"]] == [FIRST, SECOND]
+    assert plan["output_bytes"] >= 4 * 1000 * 900 * 1.25
+    assert plan["scratch_bytes"] >= 8 * 1000 * 900
+    small = place.call("plan", "job.yaml", "--set", "run.memory_per_worker=100MiB", code=5)
+    assert "run.memory_per_worker is 100MiB; one block of" in small
+
+
+@pytest.mark.cluster
+def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
+    killed = place.start("run", "job.yaml")
+    deadline = time.monotonic() + 120
+    while place.done(FIRST) < 4 and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    page = urllib.request.urlopen(place.status()["dashboard"] + ".json", timeout=20).read()
+    killed.kill()
+    killed.communicate()
+    assert json.loads(page)["job"]["name"] == FIRST
+    done = place.done(FIRST)
+    assert done >= 4
+    outcome = json.loads(place.call("resume", SECOND, "--json", "--quiet"))
+    assert outcome["done"] == outcome["total"]
+    assert outcome["resumed"] >= done
+    assert np.abs(place.pixels(FIRST) - truth(place)).max() < 1e-6
+    assert np.array_equal(place.pixels(SECOND), place.pixels(FIRST)[::2, ::2])
+    assert "finished" in place.call("status", SECOND)
+    assert not (place.folder / f"{FIRST}.run/state").exists()
+    (shard,) = list(place.folder.glob(f"{SECOND}/c/2/2"))
+    shard.write_bytes(shard.read_bytes()[:-9])
+    assert f"{SECOND} block" in place.call("verify", FIRST, code=4)
+    place.call("verify", SECOND, "--repair")
+    assert np.array_equal(place.pixels(SECOND), place.pixels(FIRST)[::2, ::2])
+    assert "sound" in place.call("verify", FIRST)
+    other = place.call("run", "job.yaml", "--set", "radius=4", code=2)
+    assert "belongs to a different job" in other
+    assert "radius was 5, is 4" in other
+    stranger = JOB.replace(f"path: {FIRST}", f"path: {SECOND}").replace(
+        f"overview: {SECOND}", "overview: a.zarr"
+    )
+    (place.folder / "other.yaml").write_text(stranger)
+    assert "another job" in place.call("run", "other.yaml", code=2)
+
+
+@pytest.mark.cluster
+def test_an_error_of_its_own_is_reported_with_its_block(place: Place) -> None:
+    chunk = place.folder / "in.zarr/c/1/1"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[: len(whole) // 2])
+    try:
+        failed = place.call("run", "job.yaml", "--fresh", code=4)
+    finally:
+        chunk.write_bytes(whole)
+    assert "blocks failed" in failed
+    assert "Traceback" not in failed
