@@ -248,7 +248,7 @@ def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: s
         "from halotile.cli.main import main\n"
         "planner = types.ModuleType('planner')\n"
         f"planner.make_plan = lambda job, **_: os.kill(os.getpid(), {int(number)})\n"
-        "sys.modules['halotile.graphs.jobs.denoise.plan'] = planner\n"
+        "sys.modules['halotile.graphs.plans.make'] = planner\n"
         f"sys.argv = ['recon-cli', 'run', {str(config)!r}]\n"
         "main()\n"
     )
