@@ -2,11 +2,10 @@
 
 Its commands lie in :mod:`halotile.cli.commands`. Heavy packages are imported by the command that needs them, so that ``--help``
 answers at once. The
-interface of the engine that is used here::
+interface that is used here::
 
-    halotile.graphs.jobs.engines.engine_of(job) -> Engine
-    Engine.plan(job, *, fresh, same_input) -> RunPlan     RunPlan.summary() -> figures
-    Engine.run(plan, *, observer) -> Outcome
+    halotile.graphs.plans.make.make_plan(job, *, fresh, same_input) -> Plan     Plan.summary() -> figures
+    halotile.graphs.runs.driver.run(plan, *, observer) -> Outcome
     halotile.graphs.runs.verify.verify(output, *, job, repair, observer) -> Verdict
 """
 

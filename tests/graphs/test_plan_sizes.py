@@ -212,7 +212,7 @@ def test_an_output_larger_than_the_disk_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(DiskRefused, match=r"output takes up to 576 KiB and .* has 1,000 B free"):
+    with pytest.raises(DiskRefused, match=r"output takes up to 576 KiB, and .* has 1,000 B free"):
         make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}))
 
 

@@ -1,6 +1,6 @@
 """Progress as it is shown: a live image on a terminal, one line every ten seconds elsewhere.
 
-A report is an observer of :func:`halotile.graphs.jobs.denoise.run.run`: it is called with a
+A report is an observer of :func:`halotile.graphs.runs.driver.run`: it is called with a
 :class:`halotile.graphs.runs.progress.Progress` about twice a second. It writes to stderr only.
 """
 
