@@ -105,7 +105,7 @@ def test_functions_of_arrays_stay_on_processors(requested: list[Any], tmp_path: 
     given = PriorChoice(name="pnp", denoiser=GivenFunction(call=lambda image: image, depth=1))
     plan = make_plan(deblurring(tmp_path, prior=given))
     assert (requested, denoised(plan).device) == ([], "cpu")
-    assert any("function of arrays and computes on processors" in note for note in plan.notes)
+    assert any("function of arrays and computes on CPUs" in note for note in plan.notes)
 
 
 def asked_at_once(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[Region]:
