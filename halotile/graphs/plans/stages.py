@@ -18,7 +18,7 @@ from halotile.graphs.plans.opening import computed_by
 from halotile.graphs.plans.plan import Earlier, existing_parent, run_directory_of
 from halotile.graphs.plans.worker_count import Requested, with_workers
 from halotile.graphs.runs.identity import differences, may_be_same
-from halotile.storage.disk.place import check_parents
+from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.base import Denoiser
 
@@ -40,8 +40,9 @@ def begin(job: Job, request: PlanRequest) -> Begun:
     Raises
     ------
     OutputRefused
-        When it lies below something that is no folder.
+        When it lies below something that is no folder, or its ``..`` lies behind a symlink.
     """
+    check_dots(job.place)
     output = Path(os.path.abspath(job.place))
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))

@@ -36,7 +36,7 @@ from halotile.graphs.plans.sizes import Geometry, axes_like, block_unit, candida
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
 from halotile.graphs.runs.identity import code_versions
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.disk.place import check_parents
+from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.noise.simulated import Simulated
@@ -139,6 +139,7 @@ def _check_places(job: Simulation) -> None:
         place = os.path.realpath(choice.data)
         if place in taken:
             raise ConfigError(f"{key} is {choice.data}, and so is {taken[place]}. Write another path.")
+        check_dots(choice.data, key)
         check_parents(os.path.abspath(choice.data), key)
         taken[place] = key
 
