@@ -252,7 +252,7 @@ def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> No
     assert mended.exit_code == 0, mended.stderr
     assert "1 problem repaired" in mended.stdout
     assert (
-        "to write 1 block anew: 6 iterations from the start, for what the solver had was removed"
+        "to write damaged blocks anew: 6 iterations from the start, for what the solver had was removed"
         in mended.stderr
     )
     assert scene.files() == before
