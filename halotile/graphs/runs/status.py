@@ -73,8 +73,8 @@ class Status:
         self._cpu_kinds: set[str] = set()
         self._dashboard: str | None = None
         self._resumed = 0
-        self._begun = set[tuple[str, int]]()
-        """Passes that began in this run."""
+        self._has_begun = False
+        """True once a pass began."""
         self._retried = 0
         self._pixels = 0
         self._read_bytes = 0
@@ -110,12 +110,10 @@ class Status:
     def pass_begins(self, phase: str, number: int, done: int) -> None:
         """Count from here on the blocks of another pass, of which some are done."""
         self._before = self._counts.before(phase, number)
-        # What earlier runs did is no measure of the speed of this one.
-        if not self._begun:
+        # What earlier runs did is no measure of the speed of this one. Blocks of outputs were counted at the beginning.
+        if not self._has_begun and self._counts.total > self.plan.blocks:
             self._resumed = self._before + done
-        elif (phase, number) not in self._begun:
-            self._resumed += done
-        self._begun.add((phase, number))
+        self._has_begun = True
 
     def all_passes_are_over(self) -> None:
         """Count every pass as done, also those of a solver that ended early."""
